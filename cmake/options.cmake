@@ -1,0 +1,16 @@
+# SPDX-License-Identifier: Apache-2.0
+# Language level, warnings and sanitizers, for this project's own targets only: nothing global leaks into a project
+# that includes this one.
+include(GNUInstallDirs)
+
+add_library(distr_options INTERFACE)
+target_compile_features(distr_options INTERFACE cxx_std_20)
+target_compile_options(distr_options INTERFACE
+  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion $<$<BOOL:${DISTR_WERROR}>:-Werror>
+  # GCC 12 sees uninitialised values and overlaps inside std::string, and in intrinsics that are undefined on purpose.
+  $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized;-Wno-restrict;-Wno-psabi>)
+if(DISTR_SANITIZE)
+  target_compile_options(distr_options INTERFACE
+    -fsanitize=${DISTR_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+  target_link_options(distr_options INTERFACE -fsanitize=${DISTR_SANITIZE})
+endif()

@@ -1,0 +1,143 @@
+// SPDX-License-Identifier: Apache-2.0
+// The operations: make_grouping -> order -> forward -> O, LSE -> backward. Pointers are to the memory of the chosen
+// device; every tensor has the type and strides that its Problem gives, unless said otherwise here.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <functional>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "distr/error.h"
+#include "distr/grouping.h"
+#include "distr/problem.h"
+
+namespace distr {
+inline namespace v0 {
+
+enum class Device : std::uint8_t { cpu, cuda };
+enum class Operation : std::uint8_t { grouping, forward, backward };
+
+/// Runs body(0) .. body(threads - 1), at the same time where it can, and returns when all have.
+using ParallelRun = std::function<void(int threads, const std::function<void(int thread)>& body)>;
+
+/// Where and with what a call runs. The results have the same bits for any number of threads.
+struct Execution {
+  Device device = Device::cpu;
+  int threads = 0;                  ///< CPU; 0: one for each processor this process may use
+  ParallelRun parallel;             ///< CPU; empty: threads of the call's own. Set it to share a host's thread pool
+  void* stream = nullptr;           ///< CUDA: a cudaStream_t
+  void* workspace = nullptr;        ///< workspace_bytes() bytes, aligned to 64; CPU: null lets the call allocate
+  std::size_t workspace_bytes = 0;  ///< what `workspace` holds
+  /// Called now and then, by one thread at a time (the calling one, unless `parallel` is set), with the count of
+  /// finished pieces of work of the step under way; a call may have several steps. Must not throw.
+  std::function<void(std::int64_t done, std::int64_t total)> progress;
+};
+
+struct GroupingTensors {
+  const void* q = nullptr;
+  const void* k = nullptr;        ///< only `energy` reads it
+  std::int32_t* order = nullptr;  ///< out: order_shape()
+};
+
+struct ForwardTensors {
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  const void* mask = nullptr;           ///< when problem.mask.kind != none
+  const std::int32_t* order = nullptr;  ///< from make_grouping(); not read at G = 1 and for `exact`
+  void* o = nullptr;                    ///< out
+  void* lse = nullptr;                  ///< out, natural log, [batch, heads_q, seq_q] of lse_dtype(); null: not wanted
+};
+
+struct BackwardTensors {
+  const void* q = nullptr;
+  const void* k = nullptr;
+  const void* v = nullptr;
+  const void* mask = nullptr;
+  const std::int32_t* order = nullptr;
+  const void* o = nullptr;      ///< from forward()
+  const void* lse = nullptr;    ///< from forward()
+  const void* d_o = nullptr;    ///< gradient of O, with O's strides
+  const void* d_lse = nullptr;  ///< gradient of LSE; null: zero
+  void* d_q = nullptr;          ///< out, with Q's strides
+  void* d_k = nullptr;          ///< out, with K's strides
+  void* d_v = nullptr;          ///< out, with V's strides
+  void* d_mask = nullptr;       ///< out: of an additive mask, contiguous in the mask's shape, lse_dtype(); null: no
+};
+
+/// All three throw Error with
+///   invalid_argument: a problem or grouping that validate() refuses, a tensor that is needed and null, output strides
+///     under which elements overlap, an order that is no permutation (checked on the CPU);
+///   unsupported: no kernel of the device serves the problem; the message has each kernel's reason;
+///   out_of_memory: the workspace is smaller than workspace_bytes();
+///   device_failure: the device reported an error.
+/// Outputs are untouched when a call throws the first three. They are overwritten, not added to, and must not overlap
+/// any input. workspace_bytes() on the CPU: each thread's tiles; for the grouping by `energy` with `previous` also
+/// batch * heads_kv * blocks * head_dim floats; for backward also batch * heads_q * seq_q * head_dim floats.
+
+/// Chooses the order of the columns for every block of Q (paper, Section 3.2: hash and sort; or energies and sort).
+/// Writes the identity for block 0 of `previous`, at G = 1 and for `exact`.
+void make_grouping(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
+                   const Execution& execution = {});
+
+/// O = softmax(scale * q_hat k_hat^T + mask) V (paper, Equation 2 with Section 3.3), and LSE.
+/// At G = 1 and for `exact`: exact attention, bit for bit the same.
+void forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
+             const Execution& execution = {});
+
+/// Gradients of forward() with the order held constant. P is rebuilt as exp(S - LSE), so O and LSE may be those of a
+/// merge() over shards of the keys; its relative error is |LSE| times the rounding of LSE.
+void backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+              const Execution& execution = {});
+
+/// One shard's result: attention over a part of the keys.
+struct Partial {
+  const void* o = nullptr;    ///< with the strides of problem.o
+  const void* lse = nullptr;  ///< [batch, heads_q, seq_q] of lse_dtype(), contiguous
+};
+
+/// Merges attention over disjoint parts of the keys, computed with one and the same order, into attention over all of
+/// them: LSE = log sum_p exp(LSE_p), O = sum_p exp(LSE_p - LSE) O_p. `lse` may be null; O and LSE may be those of a
+/// part. Throws Error(invalid_argument) for an invalid problem and for null tensors. CPU memory.
+void merge(const Problem& problem, std::span<const Partial> parts, void* o, void* lse);
+
+/// Bytes of workspace that the call would need. Throws what the call would throw.
+[[nodiscard]] std::size_t workspace_bytes(Operation operation, const Problem& problem, const Grouping& grouping,
+                                          const Execution& execution = {});
+
+struct KernelInfo {
+  std::string name;  ///< "backend/algorithm"
+  Operation operation;
+  Device device;
+};
+
+/// Every kernel of this build, in order of preference.
+[[nodiscard]] std::vector<KernelInfo> list();
+
+struct KernelVerdict {
+  KernelInfo kernel;
+  std::string reason;  ///< empty: it would serve; else why not
+};
+
+struct Explanation {
+  Grouping grouping;                    ///< with `automatic` replaced by what would run
+  std::string choice;                   ///< one sentence: what was chosen and why
+  std::string kernel;                   ///< the kernel that would run; empty: none
+  std::vector<KernelVerdict> verdicts;  ///< of every kernel of this operation and device
+};
+
+/// What a call would do, without doing it. Throws Error(invalid_argument) for a problem that nothing could serve.
+[[nodiscard]] Explanation explain(Operation operation, const Problem& problem, const Grouping& grouping,
+                                  Device device = Device::cpu);
+
+/// The vector instruction set that the CPU kernels use on this machine, "AVX3" for instance (Highway's names).
+[[nodiscard]] std::string instruction_set();
+
+/// Names of the devices that could run `device`'s kernels; empty: none.
+[[nodiscard]] std::vector<std::string> device_names(Device device);
+
+}  // namespace v0
+}  // namespace distr

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// How attention is approximated: which columns of Q and K share a group (paper, Sections 3.2 and 3.3).
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+#include "distr/problem.h"
+
+namespace distr {
+inline namespace v0 {
+
+enum class Strategy : std::uint8_t {
+  automatic,  ///< exact where the approximation cannot pay, else what measures best; see explain()
+  exact,      ///< no grouping
+  lsh,        ///< the paper's: columns of Q with neighbouring hashes share a group, their K columns are summed
+  energy,     ///< keep the ceil(d/G) columns that weigh most in the scores, drop the rest
+};
+
+/// What stands for the Q columns of an LSH group (the paper's q-hat).
+enum class Estimator : std::uint8_t {
+  sample,  ///< the group's first column, as the paper writes (Section 3.2)
+  mean,    ///< the group's mean: a smaller error at the same cost
+};
+
+/// Which rows a block's order is computed from.
+enum class OrderFrom : std::uint8_t {
+  own,       ///< the block's own rows, and for energy all keys (the paper): row n sees a little of its future
+  previous,  ///< the block before, and for energy the keys before the block: strictly causal; block 0 is exact
+};
+
+struct Grouping {
+  Strategy strategy = Strategy::automatic;
+  std::int64_t group_size = 2;  ///< G, 1 (exact) to head_dim; checked whatever the strategy (so set 1 where d = 1)
+  std::int64_t block = 128;     ///< l, the rows of Q that share one order; >= seq_q: one order for all
+  Estimator estimator = Estimator::mean;
+  OrderFrom order_from = OrderFrom::own;
+  std::uint64_t seed = 0;  ///< of the projections of `lsh`
+};
+
+/// Throws Error(invalid_argument) naming the value that is out of range and what is allowed.
+void validate(const Problem& problem, const Grouping& grouping);
+
+/// r = ceil(d/G), the number of columns that q-hat and k-hat have.
+[[nodiscard]] std::int64_t num_groups(const Problem& problem, const Grouping& grouping) noexcept;
+
+/// Shape of the order tensor: [batch, heads_q, ceil(seq_q / block), head_dim], contiguous int32. Each row is a
+/// permutation of the columns: group g of `lsh` is entries g G .. g G + G - 1 (the last may be shorter), group g of
+/// `energy` is entry g alone.
+[[nodiscard]] std::array<std::int64_t, 4> order_shape(const Problem& problem, const Grouping& grouping) noexcept;
+
+}  // namespace v0
+}  // namespace distr

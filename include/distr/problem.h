@@ -1,0 +1,87 @@
+// SPDX-License-Identifier: Apache-2.0
+// What attention is asked for: sizes, strides, element type, mask. How it is approximated is grouping.h.
+#pragma once
+
+#include <array>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+
+namespace distr {
+inline namespace v0 {
+
+enum class DType : std::uint8_t { f16, bf16, f32, f64 };
+
+/// Bytes of one element.
+[[nodiscard]] std::size_t size_of(DType dtype) noexcept;
+
+/// Converts `count` contiguous elements, rounding to nearest even; NaN and infinity stay what they are.
+void convert(const void* source, DType source_type, void* target, DType target_type, std::int64_t count) noexcept;
+
+/// Which corner of the score matrix the causal diagonal is anchored to when seq_q != seq_k.
+enum class Causal : std::uint8_t {
+  none,          ///< every query sees every key
+  top_left,      ///< query i sees keys j <= i (PyTorch's SDPA)
+  bottom_right,  ///< query i sees keys j <= i + seq_k - seq_q (FlashAttention)
+};
+
+enum class MaskKind : std::uint8_t {
+  none,
+  boolean,   ///< one byte an element: nonzero = keep
+  additive,  ///< added to the scaled scores; -inf hides a key
+};
+
+/// Element strides of a tensor [batch, heads, rows, dim]; the stride of the last axis is always 1.
+struct Strides {
+  std::int64_t batch = 0;
+  std::int64_t head = 0;
+  std::int64_t row = 0;
+};
+
+/// A mask of rank 0 to 4 that broadcasts to [batch, heads_q, seq_q, seq_k] by NumPy's rules: axes are aligned at the
+/// right, and an axis of length 1 repeats. Strides are in elements, of any sign, 0 included.
+struct Mask {
+  MaskKind kind = MaskKind::none;
+  DType dtype = DType::f32;  ///< of an additive mask; boolean masks are bytes
+  int rank = 0;
+  std::array<std::int64_t, 4> shape{};    ///< the first `rank` entries count
+  std::array<std::int64_t, 4> strides{};  ///< likewise
+};
+
+/// The largest head_dim and head_dim_v.
+inline constexpr std::int64_t kMaxHeadDim = 512;
+
+/// softmax(scale * Q K^T + mask) V over
+///   Q [batch, heads_q, seq_q, head_dim], K [batch, heads_kv, seq_k, head_dim], V [batch, heads_kv, seq_k, head_dim_v],
+///   O [batch, heads_q, seq_q, head_dim_v]; query head h reads KV head h / (heads_q / heads_kv).
+/// batch, seq_q and seq_k may be 0. A query that sees no key gets O = 0 and LSE = -inf. A hidden key contributes
+/// nothing, whatever its values are (NaN and infinity included).
+struct Problem {
+  DType dtype = DType::f32;  ///< of Q, K, V and O
+  std::int64_t batch = 1;
+  std::int64_t heads_q = 1;
+  std::int64_t heads_kv = 1;    ///< divides heads_q
+  std::int64_t seq_q = 0;       ///< Nq
+  std::int64_t seq_k = 0;       ///< Nk
+  std::int64_t head_dim = 0;    ///< d, 1 to kMaxHeadDim
+  std::int64_t head_dim_v = 0;  ///< dv, 1 to kMaxHeadDim
+  Strides q, k, v, o;           ///< see contiguous()
+  std::optional<double> scale;  ///< of the scores, finite in fp32; 1/sqrt(head_dim) when empty
+  Causal causal = Causal::none;
+  Mask mask;  ///< excludes `causal`
+
+  /// `scale`, or its default.
+  [[nodiscard]] double softmax_scale() const noexcept;
+  /// Strides of O(Nq) vectors such as LSE [batch, heads_q, seq_q] are always contiguous; their type is fp32, and fp64
+  /// when dtype is f64.
+  [[nodiscard]] DType lse_dtype() const noexcept { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+};
+
+/// `problem` with the strides of contiguous Q, K, V and O of its sizes.
+[[nodiscard]] Problem contiguous(Problem problem) noexcept;
+
+/// Throws Error(invalid_argument) naming the first value that is out of range and what is allowed.
+void validate(const Problem& problem);
+
+}  // namespace v0
+}  // namespace distr

@@ -1,0 +1,91 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which keys a query sees, and what a mask adds to its scores (method, 4).
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+
+#include "common/element.h"
+#include "distr/problem.h"
+
+namespace distr::common {
+
+// c: query i of a causal problem sees the keys j <= i + c.
+[[nodiscard]] inline std::int64_t causal_offset(const Problem& problem) noexcept {
+  return problem.causal == Causal::bottom_right ? problem.seq_k - problem.seq_q : 0;
+}
+
+// Query i sees the keys 0 .. visible_keys - 1, less what the mask hides.
+[[nodiscard]] inline std::int64_t visible_keys(const Problem& problem, std::int64_t i) noexcept {
+  if (problem.causal == Causal::none) {
+    return problem.seq_k;
+  }
+  return std::clamp<std::int64_t>(i + causal_offset(problem) + 1, 0, problem.seq_k);
+}
+
+// A mask broadcast to [batch, heads_q, seq_q, seq_k]: strides of 0 along the axes that repeat.
+class MaskView {
+ public:
+  MaskView(const Mask& mask, const void* data) noexcept : kind_(mask.kind), dtype_(mask.dtype), data_(data) {
+    for (int axis = 0; axis < mask.rank; ++axis) {
+      const auto from = static_cast<std::size_t>(axis);
+      if (mask.shape[from] != 1) {
+        strides_[static_cast<std::size_t>(4 - mask.rank) + from] = mask.strides[from];
+      }
+    }
+  }
+
+  [[nodiscard]] bool none() const noexcept { return kind_ == MaskKind::none; }
+
+  // What is added to the score of (query i, key j): -inf hides the key.
+  [[nodiscard]] double operator()(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const noexcept {
+    if (none()) {
+      return 0;
+    }
+    const std::int64_t index = b * strides_[0] + h * strides_[1] + i * strides_[2] + j * strides_[3];
+    if (kind_ == MaskKind::additive) {
+      return load(data_, dtype_, index);
+    }
+    return static_cast<const std::uint8_t*>(data_)[index] != 0 ? 0 : -std::numeric_limits<double>::infinity();
+  }
+
+  // Adds mask * unit to the scores of query i and the keys first .. first + count - 1; `unit` is the
+  // scores' unit (log2(e) where they are logarithms to the base 2).
+  void add(float* scores, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t first, std::int64_t count,
+           float unit) const noexcept {
+    const std::int64_t start = b * strides_[0] + h * strides_[1] + i * strides_[2] + first * strides_[3];
+    if (kind_ == MaskKind::boolean) {
+      const auto* keep = static_cast<const std::uint8_t*>(data_) + start;
+      for (std::int64_t j = 0; j < count; ++j) {
+        scores[j] = keep[j * strides_[3]] != 0 ? scores[j] : -std::numeric_limits<float>::infinity();
+      }
+    } else if (kind_ == MaskKind::additive) {
+      with_element(dtype_, [&]<class T>(std::type_identity<T>) {
+        const T* bias = static_cast<const T*>(data_) + start;
+        for (std::int64_t j = 0; j < count; ++j) {
+          scores[j] = add_bias(scores[j], to_double(bias[j * strides_[3]]), unit);
+        }
+      });
+    }
+  }
+
+ private:
+  // A key hidden by -inf stays hidden whatever its score is, NaN and infinity included; a finite bias hides nothing,
+  // even the lowest there is, which would overflow in the scores' unit.
+  [[nodiscard]] static float add_bias(float score, double bias, float unit) noexcept {
+    constexpr float kLowest = std::numeric_limits<float>::lowest();
+    return bias == -std::numeric_limits<double>::infinity()
+               ? -std::numeric_limits<float>::infinity()
+               : std::max(score + static_cast<float>(std::max(bias * unit, static_cast<double>(kLowest))),
+                          score < kLowest ? score : kLowest);
+  }
+
+  MaskKind kind_;
+  DType dtype_;
+  const void* data_;
+  std::array<std::int64_t, 4> strides_{};
+};
+
+}  // namespace distr::common

@@ -1,0 +1,79 @@
+// SPDX-License-Identifier: Apache-2.0
+// Attention over disjoint parts of the keys, merged by their LSE.
+#include <cmath>
+#include <limits>
+#include <string>
+#include <vector>
+
+#include "common/element.h"
+#include "distr/attention.h"
+
+namespace distr {
+inline namespace v0 {
+namespace {
+
+constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
+
+// log sum exp; -inf when no part saw a key.
+double merged_lse(std::span<const Partial> parts, DType dtype, std::int64_t row) {
+  double largest = kNegativeInfinity;
+  for (const Partial& part : parts) {
+    const double lse = common::load(part.lse, dtype, row);
+    largest = std::isnan(lse) || lse > largest ? lse : largest;
+  }
+  if (largest == kNegativeInfinity) {
+    return largest;
+  }
+  double sum = 0;
+  for (const Partial& part : parts) {
+    sum += std::exp(common::load(part.lse, dtype, row) - largest);
+  }
+  return largest + std::log(sum);
+}
+
+}  // namespace
+
+void merge(const Problem& problem, std::span<const Partial> parts, void* o, void* lse) {
+  validate(problem);
+  for (const Partial& part : parts) {
+    if (part.o == nullptr || part.lse == nullptr) {
+      throw Error(Status::invalid_argument, "a part's O or LSE is null; allowed: memory of the problem's sizes");
+    }
+  }
+  if (o == nullptr && problem.batch * problem.seq_q > 0) {
+    throw Error(Status::invalid_argument, "O is null; allowed: memory of the problem's sizes");
+  }
+  if (problem.seq_q == 0) {
+    return;
+  }
+  const DType lse_dtype = problem.lse_dtype();
+  std::vector<double> sum(static_cast<std::size_t>(problem.head_dim_v));
+  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int64_t i = row % problem.seq_q;
+    const std::int64_t h = row / problem.seq_q % problem.heads_q;
+    const std::int64_t b = row / problem.seq_q / problem.heads_q;
+    const std::int64_t start = b * problem.o.batch + h * problem.o.head + i * problem.o.row;
+    const double total = merged_lse(parts, lse_dtype, row);
+    sum.assign(sum.size(), 0);
+    for (const Partial& part : parts) {
+      const double part_lse = common::load(part.lse, lse_dtype, row);
+      if (part_lse == kNegativeInfinity) {
+        continue;
+      }
+      const double weight = std::exp(part_lse - total);
+      for (std::size_t c = 0; c < sum.size() && weight != 0; ++c) {
+        sum[c] += weight * common::load(part.o, problem.dtype, start + static_cast<std::int64_t>(c));
+      }
+    }
+    for (std::size_t c = 0; c < sum.size(); ++c) {
+      common::store(o, problem.dtype, start + static_cast<std::int64_t>(c), sum[c]);
+    }
+    if (lse != nullptr) {
+      common::store(lse, lse_dtype, row, total);
+    }
+  }
+}
+
+}  // namespace v0
+}  // namespace distr

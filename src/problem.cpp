@@ -1,0 +1,144 @@
+// SPDX-License-Identifier: Apache-2.0
+// Every rule about problems and groupings, once. Each message names the value and what is allowed.
+#include "distr/problem.h"
+
+#include <cmath>
+#include <initializer_list>
+#include <limits>
+#include <string>
+#include <type_traits>
+
+#include "common/element.h"
+#include "distr/error.h"
+#include "distr/grouping.h"
+
+namespace distr {
+inline namespace v0 {
+namespace {
+
+[[noreturn]] void invalid(const std::string& message) { throw Error(Status::invalid_argument, message); }
+
+void require_range(const char* name, std::int64_t value, std::int64_t low, std::int64_t high) {
+  if (value < low || value > high) {
+    const bool open = high == std::numeric_limits<std::int64_t>::max();
+    invalid(std::string(name) + " is " + std::to_string(value) + "; allowed: " + std::to_string(low) +
+            (open ? " and above" : " to " + std::to_string(high)));
+  }
+}
+
+std::string text(const Mask& mask) {
+  std::string result = "[";
+  for (int axis = 0; axis < mask.rank; ++axis) {
+    result += (axis == 0 ? "" : ", ") + std::to_string(mask.shape[static_cast<std::size_t>(axis)]);
+  }
+  return result + "]";
+}
+
+void validate_mask(const Problem& problem) {
+  const Mask& mask = problem.mask;
+  require_range("the mask's rank", mask.rank, 0, 4);
+  if (mask.kind == MaskKind::none) {
+    return;
+  }
+  if (problem.causal != Causal::none) {
+    invalid("a mask and causal were both given; allowed: one of them");
+  }
+  const std::array<std::int64_t, 4> target{problem.batch, problem.heads_q, problem.seq_q, problem.seq_k};
+  for (int axis = 0; axis < mask.rank; ++axis) {
+    const std::int64_t length = mask.shape[static_cast<std::size_t>(axis)];
+    const std::int64_t wanted = target[static_cast<std::size_t>(4 - mask.rank + axis)];
+    if (length != 1 && length != wanted) {
+      invalid("the mask's shape " + text(mask) + " does not broadcast; allowed: axes aligned at the right of " +
+              "[batch, heads_q, seq_q, seq_k] = [" + std::to_string(problem.batch) + ", " +
+              std::to_string(problem.heads_q) + ", " + std::to_string(problem.seq_q) + ", " +
+              std::to_string(problem.seq_k) + "], each of that length or 1");
+    }
+  }
+}
+
+// The product of non-negative sizes must be countable in int64.
+void require_countable(const char* name, std::initializer_list<std::int64_t> sizes) {
+  std::int64_t product = 8;  // bytes of the largest element
+  for (const std::int64_t size : sizes) {
+    if (size == 0) {
+      return;
+    }
+    if (product > std::numeric_limits<std::int64_t>::max() / size) {
+      invalid(std::string("the size of ") + name + " overflows; allowed: fewer than 2^63 bytes");
+    }
+    product *= size;
+  }
+}
+
+}  // namespace
+
+std::size_t size_of(DType dtype) noexcept {
+  return common::with_element(dtype, []<class T>(std::type_identity<T>) { return sizeof(T); });
+}
+
+void convert(const void* source, DType source_type, void* target, DType target_type, std::int64_t count) noexcept {
+  common::with_element(source_type, [=]<class From>(std::type_identity<From>) {
+    common::with_element(target_type, [=]<class To>(std::type_identity<To>) {
+      const auto* from = static_cast<const From*>(source);
+      auto* to = static_cast<To*>(target);
+      for (std::int64_t i = 0; i < count; ++i) {
+        to[i] = common::from_double<To>(common::to_double(from[i]));
+      }
+    });
+  });
+}
+
+double Problem::softmax_scale() const noexcept {
+  return scale.value_or(1.0 / std::sqrt(static_cast<double>(head_dim)));
+}
+
+Problem contiguous(Problem problem) noexcept {
+  const auto strides = [](std::int64_t heads, std::int64_t rows, std::int64_t dim) {
+    return Strides{heads * rows * dim, rows * dim, dim};
+  };
+  problem.q = strides(problem.heads_q, problem.seq_q, problem.head_dim);
+  problem.k = strides(problem.heads_kv, problem.seq_k, problem.head_dim);
+  problem.v = strides(problem.heads_kv, problem.seq_k, problem.head_dim_v);
+  problem.o = strides(problem.heads_q, problem.seq_q, problem.head_dim_v);
+  return problem;
+}
+
+void validate(const Problem& problem) {
+  constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
+  require_range("batch", problem.batch, 0, kAny);
+  require_range("heads_q", problem.heads_q, 1, kAny);
+  require_range("heads_kv", problem.heads_kv, 1, kAny);
+  require_range("seq_q", problem.seq_q, 0, kAny);
+  require_range("seq_k", problem.seq_k, 0, kAny);
+  require_range("head_dim", problem.head_dim, 1, kMaxHeadDim);
+  require_range("head_dim_v", problem.head_dim_v, 1, kMaxHeadDim);
+  if (problem.heads_q % problem.heads_kv != 0) {
+    invalid("heads_q is " + std::to_string(problem.heads_q) + "; allowed: a multiple of heads_kv, which is " +
+            std::to_string(problem.heads_kv));
+  }
+  require_countable("Q", {problem.batch, problem.heads_q, problem.seq_q, problem.head_dim});
+  require_countable("K", {problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim});
+  require_countable("V", {problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim_v});
+  require_countable("O", {problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v});
+  if (!std::isfinite(static_cast<float>(problem.softmax_scale()))) {
+    invalid("scale is " + std::to_string(problem.softmax_scale()) + "; allowed: a finite number that fp32 holds");
+  }
+  validate_mask(problem);
+}
+
+void validate(const Problem& problem, const Grouping& grouping) {
+  validate(problem);
+  require_range("group_size", grouping.group_size, 1, problem.head_dim);
+  require_range("block", grouping.block, 1, std::numeric_limits<std::int64_t>::max());
+}
+
+std::int64_t num_groups(const Problem& problem, const Grouping& grouping) noexcept {
+  return common::ceil_div(problem.head_dim, grouping.group_size);
+}
+
+std::array<std::int64_t, 4> order_shape(const Problem& problem, const Grouping& grouping) noexcept {
+  return {problem.batch, problem.heads_q, common::ceil_div(problem.seq_q, grouping.block), problem.head_dim};
+}
+
+}  // namespace v0
+}  // namespace distr

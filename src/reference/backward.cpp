@@ -1,0 +1,139 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backward in float64 (method, 3), the order held constant. Allocates one head as doubles, never N x N.
+#include <array>
+
+#include "reference/head.h"
+
+namespace distr::reference {
+namespace {
+
+// The gradient of an additive mask, contiguous in the mask's own shape, summed over the axes that repeat.
+class MaskGradient {
+ public:
+  // Without `wanted` it holds nothing, and must not be added to.
+  MaskGradient(const Problem& problem, bool wanted) {
+    if (!wanted) {
+      return;
+    }
+    const auto rank = static_cast<std::size_t>(problem.mask.rank);
+    std::int64_t stride = 1;
+    for (std::size_t axis = rank; axis-- > 0;) {
+      strides_[4 - rank + axis] = problem.mask.shape[axis] == 1 ? 0 : stride;
+      stride *= problem.mask.shape[axis];
+    }
+    sum_.resize(static_cast<std::size_t>(stride));
+  }
+  void add(const RowPosition& at, std::int64_t j, double ds) {
+    sum_[static_cast<std::size_t>(at.b * strides_[0] + at.h * strides_[1] + at.i * strides_[2] + j * strides_[3])] +=
+        ds;
+  }
+  void store(void* data, DType dtype) const {
+    for (std::size_t index = 0; index < sum_.size(); ++index) {
+      common::store(data, dtype, static_cast<std::int64_t>(index), sum_[index]);
+    }
+  }
+
+ private:
+  std::array<std::int64_t, 4> strides_{};
+  std::vector<double> sum_;
+};
+
+// Gradients of one KV head, summed over its query heads.
+struct KvGradients {
+  Matrix d_k, d_v;
+};
+
+// dQ of a group's columns: the sampled column takes all of dq_hat, or each takes its share of the mean.
+void spread_dq(const common::Groups& groups, Estimator estimator, const double* dq_hat, double* d_q) {
+  for (std::int64_t g = 0; g < groups.count; ++g) {
+    const std::int64_t members = estimator == Estimator::sample ? 1 : groups.size(g);
+    for (std::int64_t member = 0; member < members; ++member) {
+      d_q[groups.column(g, member)] = dq_hat[g] / static_cast<double>(members);
+    }
+  }
+}
+
+// dK of a group's columns: each takes all of dk_hat, for k_hat is their sum.
+void spread_dk(const common::Groups& groups, const Matrix& dk_hat, Matrix& d_k) {
+  for (std::int64_t j = 0; j < d_k.rows; ++j) {
+    for (std::int64_t g = 0; g < groups.count; ++g) {
+      for (std::int64_t member = 0; member < groups.size(g); ++member) {
+        d_k.row(j)[groups.column(g, member)] += dk_hat.row(j)[g];
+      }
+    }
+  }
+}
+
+void backward_head(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, const Head& head,
+                   KvGradients& kv, MaskGradient& d_mask) {
+  const common::MaskView mask(problem.mask, tensors.mask);
+  const double scale = problem.softmax_scale();
+  const Matrix k = load_k(problem, tensors.k, head);
+  const Matrix v = load_v(problem, tensors.v, head);
+  const auto load_o = [&](const void* data) {
+    return load_rows(data, problem.dtype, problem.o, head.b, head.h, 0, problem.seq_q, problem.head_dim_v);
+  };
+  const Matrix o = load_o(tensors.o);
+  const Matrix d_o = load_o(tensors.d_o);
+  Matrix d_q(problem.seq_q, problem.head_dim);
+  std::vector<double> s;
+  std::vector<double> p;
+  for (std::int64_t block = 0; block < common::num_blocks(problem, grouping); ++block) {
+    const auto groups = common::block_groups(problem, grouping, tensors.order, head.b, head.h, block);
+    const Matrix q_hat = estimate(load_q_block(problem, grouping, tensors.q, head, block), groups, grouping.estimator);
+    const Matrix k_hat = fuse(k, groups);
+    Matrix dk_hat(problem.seq_k, groups.count);
+    for (std::int64_t n = 0; n < q_hat.rows; ++n) {
+      const std::int64_t i = block * grouping.block + n;
+      const std::int64_t row = (head.b * problem.heads_q + head.h) * problem.seq_q + i;
+      scores(problem, mask, {head.b, head.h, i}, q_hat.row(n), k_hat, s);
+      probabilities(s, common::load(tensors.lse, problem.lse_dtype(), row), p);
+      const double d_lse = tensors.d_lse == nullptr ? 0 : common::load(tensors.d_lse, problem.lse_dtype(), row);
+      const double d = dot(d_o.row(i), o.row(i), o.columns) - d_lse;
+      std::vector<double> dq_hat(static_cast<std::size_t>(groups.count));
+      for (std::int64_t j = 0; j < problem.seq_k; ++j) {
+        const double p_j = p[static_cast<std::size_t>(j)];
+        if (p_j == 0) {
+          continue;
+        }
+        const double ds = p_j * (dot(d_o.row(i), v.row(j), v.columns) - d);
+        for (std::int64_t c = 0; c < v.columns; ++c) {
+          kv.d_v.row(j)[c] += p_j * d_o.row(i)[c];
+        }
+        for (std::int64_t g = 0; g < groups.count; ++g) {
+          dq_hat[static_cast<std::size_t>(g)] += scale * ds * k_hat.row(j)[g];
+          dk_hat.row(j)[g] += scale * ds * q_hat.row(n)[g];
+        }
+        if (tensors.d_mask != nullptr) {
+          d_mask.add({head.b, head.h, i}, j, ds);
+        }
+      }
+      spread_dq(groups, grouping.estimator, dq_hat.data(), d_q.row(i));
+    }
+    spread_dk(groups, dk_hat, kv.d_k);
+  }
+  store_rows(d_q, tensors.d_q, problem.dtype, problem.q, head.b, head.h);
+}
+
+}  // namespace
+
+void run_backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+                  const Execution& /*execution: one thread, for the mask's gradient is shared by all heads*/) {
+  MaskGradient d_mask(problem, tensors.d_mask != nullptr);
+  const std::int64_t group = problem.heads_q / problem.heads_kv;
+  for (std::int64_t index = 0; index < problem.batch * problem.heads_kv; ++index) {
+    KvGradients kv{Matrix(problem.seq_k, problem.head_dim), Matrix(problem.seq_k, problem.head_dim_v)};
+    for (std::int64_t member = 0; member < group; ++member) {
+      backward_head(problem, grouping, tensors, Head(problem, index * group + member), kv, d_mask);
+    }
+    const std::int64_t b = index / problem.heads_kv;
+    const std::int64_t h_kv = index % problem.heads_kv;
+    store_rows(kv.d_k, tensors.d_k, problem.dtype, problem.k, b, h_kv);
+    store_rows(kv.d_v, tensors.d_v, problem.dtype, problem.v, b, h_kv);
+  }
+  if (tensors.d_mask != nullptr) {
+    d_mask.store(tensors.d_mask, problem.lse_dtype());
+  }
+}
+
+}  // namespace distr::reference
