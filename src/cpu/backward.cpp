@@ -1,0 +1,174 @@
+// SPDX-License-Identifier: Apache-2.0
+// Backward on the CPU (method, 3; the order is a constant). A task owns 128 keys of a KV head and meets the tiles of
+// queries one by one, so that dK and dV stay in its cache and nothing of size N x N exists.
+//
+//   for each tile of queries of the KV head's query heads, that see some of the keys:
+//     P   = exp(q_hat k_hat^T scale + mask - LSE)          D = rowsum(dO * O) - dLSE
+//     dS  = P * (dO V^T - D)
+//     dV^T += dO^T P        dk_hat^T = scale q_hat^T dS, spread over the columns of dK^T
+//     dq_hat += scale dS k_hat                              by all tasks of the head, in the order of their keys
+//   dQ = dq_hat spread over its columns                     when all tasks are done
+//
+// A tile's counter says how many tasks have added to its dq_hat; a task waits for its turn. Tasks are taken in the
+// order of their keys, so the one that is waited for is always under way: no deadlock, and the same bits for any number
+// of threads.
+#include <algorithm>
+#include <array>
+
+#include "common/block.h"
+#include "common/parallel.h"
+#include "cpu/backward_plan.h"
+#include "cpu/entries.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/backward.cpp"
+#include <hwy/foreach_target.h>
+// After foreach_target:
+#include <hwy/highway.h>
+
+#include "cpu/key_strip-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace distr::cpu::HWY_NAMESPACE {
+
+// dQ of one tile: dq_hat spread over the columns of its groups.
+template <class T>
+void write_dq(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, const QueryTile& tile,
+              const float* dq_hat) {
+  const std::int64_t stride = padded(problem.head_dim);
+  const std::int64_t first_row = (tile.b * problem.heads_q + tile.h) * problem.seq_q + tile.first;
+  T* d_q =
+      static_cast<T*>(tensors.d_q) + tile.b * problem.q.batch + tile.h * problem.q.head + tile.first * problem.q.row;
+  for (const Segment& segment : find_segments(problem, grouping, tensors.order, tile)) {
+    const common::Groups& groups = segment.groups;
+    for (std::int64_t n = segment.first; n < segment.first + segment.rows; ++n) {
+      T* row = d_q + n * problem.q.row;
+      std::fill_n(row, problem.head_dim, common::from_float<T>(0));
+      for (std::int64_t g = 0; g < groups.count; ++g) {
+        const std::int64_t members = grouping.estimator == Estimator::sample ? 1 : groups.size(g);
+        const float share = dq_hat[(first_row + n) * stride + g] / static_cast<float>(members);
+        for (std::int64_t member = 0; member < members; ++member) {
+          row[groups.column(g, member)] = common::from_float<T>(share);
+        }
+      }
+    }
+  }
+}
+
+// The gradient of an additive mask: dS summed over the axes that the mask repeats along. A task owns the mask's
+// elements of a tile of queries and a strip of keys, and computes all their dS anew, so that no two tasks share a sum.
+template <class T>
+class MaskGradient {
+ public:
+  MaskGradient(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+               const BackwardPlan& plan, float* scratch)
+      : problem_(problem),
+        plan_(plan),
+        d_mask_(static_cast<float*>(tensors.d_mask)),
+        gradient_(problem, grouping, tensors, scratch),
+        sum_(scratch + BackwardScratch(problem, grouping).d_mask) {}
+
+  void run(const MaskTask& task) {
+    std::fill_n(sum_, kTileQueries * kTileKeys, 0.0F);
+    for (std::int64_t b = task.batches.first; b < task.batches.end; ++b) {
+      for (std::int64_t h = task.heads.first; h < task.heads.end; ++h) {
+        for (std::int64_t strip = task.strips.first; strip < task.strips.end; ++strip) {
+          gradient_.load_keys(b, h / (problem_.heads_q / problem_.heads_kv), strip * kTileKeys);
+          for (std::int64_t tile = task.tiles.first; tile < task.tiles.end; ++tile) {
+            add(plan_.tile((b * problem_.heads_q + h) * plan_.tiles_per_head() + tile), task);
+          }
+        }
+      }
+    }
+    write(task);
+  }
+
+ private:
+  void add(const QueryTile& tile, const MaskTask& task) {
+    if (tile.rows == 0) {
+      return;
+    }
+    gradient_.load_queries(tile);
+    gradient_.run(1);
+    for (std::int64_t n = 0; n < tile.rows; ++n) {
+      for (std::int64_t j = 0; j < gradient_.keys; ++j) {
+        sum_[(task.tiles.whole ? 0 : n) * kTileKeys + (task.strips.whole ? 0 : j)] += gradient_.d_s[n * kTileKeys + j];
+      }
+    }
+  }
+
+  void write(const MaskTask& task) const {
+    const QueryTile tile = plan_.tile_of_head(task.tiles.first);
+    const std::int64_t rows = task.tiles.whole ? 1 : tile.rows;
+    const std::int64_t first_key = task.strips.first * kTileKeys;
+    const std::int64_t keys = task.strips.whole ? 1 : std::min(kTileKeys, problem_.seq_k - first_key);
+    const std::array<std::int64_t, 4> strides = contiguous_mask_strides(problem_.mask);
+    float* start = d_mask_ + task.batches.first * strides[0] + task.heads.first * strides[1];
+    for (std::int64_t n = 0; n < rows; ++n) {
+      for (std::int64_t j = 0; j < keys; ++j) {
+        start[(task.tiles.whole ? 0 : tile.first + n) * strides[2] +
+              (task.strips.whole ? 0 : first_key + j) * strides[3]] = sum_[n * kTileKeys + j];
+      }
+    }
+  }
+
+  const Problem& problem_;
+  const BackwardPlan& plan_;
+  float* d_mask_;
+  ScoreGradient<T> gradient_;
+  float* sum_;  // [128, 128]
+};
+
+template <class T>
+void backward_of(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+                 const Execution& execution) {
+  const BackwardPlan plan(problem, grouping);
+  auto* dq_hat = static_cast<float*>(execution.workspace);
+  float* scratches = dq_hat + plan.shared_floats();
+  std::fill_n(reinterpret_cast<std::int32_t*>(dq_hat + plan.dq_hat_floats()), plan.num_tiles(), 0);
+  common::parallel_for(execution, plan.num_tasks(), [&](std::int64_t index, int thread) {
+    KeyStripTask<T>(problem, grouping, tensors, plan, execution.workspace, thread)
+        .run(index / plan.strips(), index % plan.strips());
+  });
+  common::parallel_for(execution, plan.num_tiles(), [&](std::int64_t tile, int) {
+    write_dq<T>(problem, grouping, tensors, plan.tile(tile), dq_hat);
+  });
+  if (tensors.d_mask != nullptr) {
+    common::parallel_for(execution, plan.num_mask_tasks(), [&](std::int64_t index, int thread) {
+      MaskGradient<T>(problem, grouping, tensors, plan, scratches + thread * BackwardScratch(problem, grouping).total)
+          .run(plan.mask_task(index));
+    });
+  }
+}
+
+void backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+              const Execution& execution) {
+  common::with_element(problem.dtype, [&]<class T>(std::type_identity<T>) {
+    if constexpr (!std::is_same_v<T, double>) {
+      backward_of<T>(problem, grouping, tensors, execution);
+    }
+  });
+}
+
+}  // namespace distr::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace distr::cpu {
+
+HWY_EXPORT(backward);
+
+void run_backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+                  const Execution& execution) {
+  HWY_DYNAMIC_DISPATCH(backward)(problem, grouping, tensors, execution);
+}
+
+std::size_t backward_workspace_bytes(const Problem& problem, const Grouping& grouping, int threads) {
+  const BackwardPlan plan(problem, grouping);
+  const std::int64_t tasks = std::max(plan.num_tasks(), plan.num_mask_tasks());
+  const std::int64_t scratch = useful_threads(threads, tasks) * BackwardScratch(problem, grouping).total;
+  return static_cast<std::size_t>(plan.shared_floats() + scratch) * sizeof(float);
+}
+
+}  // namespace distr::cpu
+#endif

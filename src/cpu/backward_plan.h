@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the backward cuts a problem: tiles of queries as the forward's, strips of 128 keys. Like all of plan.h it follows
+// from the problem alone.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+#include "cpu/plan.h"
+
+namespace distr::cpu {
+
+// Strides of a contiguous gradient in the mask's shape, for [batch, heads_q, seq_q, seq_k]; 0 along axes that repeat.
+[[nodiscard]] inline std::array<std::int64_t, 4> contiguous_mask_strides(const Mask& mask) {
+  std::array<std::int64_t, 4> strides{};
+  std::int64_t stride = 1;
+  for (int axis = mask.rank - 1; axis >= 0; --axis) {
+    const std::int64_t length = mask.shape[static_cast<std::size_t>(axis)];
+    strides[static_cast<std::size_t>(4 - mask.rank + axis)] = length == 1 ? 0 : stride;
+    stride *= length;
+  }
+  return strides;
+}
+
+// The elements of an axis that a task sums over: one of them, or all where the mask repeats along the axis.
+struct MaskAxis {
+  std::int64_t first, end;
+  bool whole;
+};
+
+struct MaskTask {
+  MaskAxis batches, heads, tiles, strips;
+};
+
+class BackwardPlan {
+ public:
+  BackwardPlan(const Problem& problem, const Grouping& grouping)
+      : problem_(problem),
+        tiles_(problem, grouping),
+        strips_(std::max<std::int64_t>(1, common::ceil_div(problem.seq_k, kTileKeys))),
+        mask_strides_(contiguous_mask_strides(problem.mask)) {}
+
+  [[nodiscard]] std::int64_t num_tiles() const { return tiles_.num_tiles(); }
+  [[nodiscard]] std::int64_t tiles_per_head() const { return tiles_.tiles_per_head(); }
+  [[nodiscard]] QueryTile tile(std::int64_t index) const { return tiles_.tile(index); }
+  // Of the first head; of no rows where heads have none.
+  [[nodiscard]] QueryTile tile_of_head(std::int64_t index) const {
+    return tiles_per_head() == 0 ? QueryTile{} : tiles_.tile(index);
+  }
+
+  [[nodiscard]] std::int64_t strips() const { return strips_; }
+  [[nodiscard]] std::int64_t num_tasks() const { return problem_.batch * problem_.heads_kv * strips_; }
+
+  // The shared part of the workspace: dq_hat [batch, heads_q, seq_q, d], then a counter for each tile.
+  [[nodiscard]] std::int64_t dq_hat_floats() const {
+    return problem_.batch * problem_.heads_q * problem_.seq_q * padded(problem_.head_dim);
+  }
+  [[nodiscard]] std::int64_t shared_floats() const { return dq_hat_floats() + padded(num_tiles()); }
+
+  [[nodiscard]] std::int64_t num_mask_tasks() const {
+    return tasks_along(0, problem_.batch) * tasks_along(1, problem_.heads_q) * tasks_along(2, tiles_per_head()) *
+           tasks_along(3, strips_);
+  }
+  [[nodiscard]] MaskTask mask_task(std::int64_t index) const {
+    const MaskAxis strips = axis(index, 3, strips_);
+    const MaskAxis tiles = axis(index, 2, tiles_per_head());
+    const MaskAxis heads = axis(index, 1, problem_.heads_q);
+    return {axis(index, 0, problem_.batch), heads, tiles, strips};
+  }
+
+ private:
+  [[nodiscard]] bool repeats(std::size_t mask_axis) const { return mask_strides_[mask_axis] == 0; }
+  [[nodiscard]] std::int64_t tasks_along(std::size_t mask_axis, std::int64_t length) const {
+    return repeats(mask_axis) ? 1 : length;
+  }
+  // Takes this axis' part off `index`.
+  [[nodiscard]] MaskAxis axis(std::int64_t& index, std::size_t mask_axis, std::int64_t length) const {
+    const std::int64_t tasks = tasks_along(mask_axis, length);
+    const std::int64_t first = index % tasks;
+    index /= tasks;
+    return repeats(mask_axis) ? MaskAxis{0, length, true} : MaskAxis{first, first + 1, false};
+  }
+
+  const Problem& problem_;
+  ForwardPlan tiles_;
+  std::int64_t strips_;
+  std::array<std::int64_t, 4> mask_strides_;
+};
+
+// Where a thread's tiles lie in its part of the workspace, in floats.
+struct BackwardScratch {
+  BackwardScratch(const Problem& problem, const Grouping& grouping) {
+    const std::int64_t d = padded(problem.head_dim);
+    const std::int64_t dv = padded(problem.head_dim_v);
+    q_hat = take(kTileQueries * d);
+    d_o = take(kTileQueries * dv);
+    k_transposed = take(d * kTileKeys);
+    k_hat = take(is_exact(grouping) ? 0 : num_groups(problem, grouping) * kTileKeys);
+    k_hat_by_key = take(kTileKeys * d);
+    v_transposed = take(dv * kTileKeys);
+    p = take(kTileQueries * kTileKeys);
+    d_s = take(kTileQueries * kTileKeys);
+    dk_transposed = take(d * kTileKeys);
+    dk_hat = take(d * kTileKeys);
+    dv_transposed = take(dv * kTileKeys);
+    d_mask = take(problem.mask.kind == MaskKind::additive ? kTileQueries * kTileKeys : 0);
+  }
+
+  std::int64_t q_hat, d_o, k_transposed, k_hat, k_hat_by_key, v_transposed, p, d_s, dk_transposed, dk_hat,
+      dv_transposed, d_mask;
+  std::int64_t total = 0;
+
+ private:
+  std::int64_t take(std::int64_t floats) {
+    total += floats;
+    return total - floats;
+  }
+};
+
+}  // namespace distr::cpu

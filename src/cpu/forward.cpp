@@ -1,0 +1,269 @@
+// SPDX-License-Identifier: Apache-2.0
+// Forward on the CPU: O = softmax(scale * q_hat k_hat^T + mask) V, one tile of queries a task, one tile of keys at a
+// time, so that nothing of size N x N exists.
+//
+//   for each tile of up to 128 queries (whole blocks, or a part of one):
+//     q_hat = estimate(Q)                                           once; by the groups of each block
+//     for each tile of 128 keys that some of its queries see:
+//       K^T, V to floats in the cache
+//       for each block in the tile:  k_hat^T = sums of rows of K^T  or just pointers to the kept rows
+//                                    S = q_hat k_hat^T
+//       each row: P = online softmax of S
+//       O += P V
+//     O /= row sums
+//
+// Few tiles and many keys: several tasks share the keys of a tile, and their partial results are merged in order.
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <numbers>
+
+#include "common/block.h"
+#include "common/mask.h"
+#include "common/parallel.h"
+#include "cpu/entries.h"
+#include "cpu/plan.h"
+
+#undef HWY_TARGET_INCLUDE
+#define HWY_TARGET_INCLUDE "cpu/forward.cpp"
+#include <hwy/foreach_target.h>
+// After foreach_target:
+#include <hwy/highway.h>
+
+#include "cpu/segment-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace distr::cpu::HWY_NAMESPACE {
+
+// One task: a tile of queries against a range of keys.
+template <class T>
+class ForwardTask {
+ public:
+  ForwardTask(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors, const QueryTile& tile,
+              float* scratch)
+      : problem_(problem),
+        grouping_(grouping),
+        tensors_(tensors),
+        mask_(problem.mask, tensors.mask),
+        tile_(tile),
+        h_kv_(tile.h / (problem.heads_q / problem.heads_kv)),
+        d_stride_(padded(problem.head_dim)),
+        dv_stride_(padded(problem.head_dim_v)),
+        scale_(problem.softmax_scale() * std::numbers::log2e),
+        plain_scores_(mask_.none() && problem.softmax_scale() > 0) {
+    const ForwardScratch offsets(problem, grouping);
+    q_hat_ = scratch + offsets.q_hat;
+    k_transposed_ = scratch + offsets.k_transposed;
+    k_hat_ = scratch + offsets.k_hat;
+    v_ = scratch + offsets.v;
+    scores_ = scratch + offsets.scores;
+    o_ = scratch + offsets.o;
+    for (std::int64_t j = 0; j < kTileKeys; ++j) {
+      v_rows_[static_cast<std::size_t>(j)] = v_ + j * dv_stride_;
+    }
+  }
+
+  // Leaves O, not yet divided by the row sums, and the rows' states.
+  void run(std::int64_t first_key, std::int64_t end_key) {
+    const T* q = static_cast<const T*>(tensors_.q) + tile_.b * problem_.q.batch + tile_.h * problem_.q.head +
+                 tile_.first * problem_.q.row;
+    segments_ = find_segments(problem_, grouping_, tensors_.order, tile_);
+    for (const Segment& segment : segments_) {
+      estimate_q(problem_, grouping_.estimator, segment, q, q_hat_, d_stride_);
+    }
+    std::fill_n(o_, tile_.rows * dv_stride_, 0.0F);
+    const std::int64_t visible = common::visible_keys(problem_, tile_.first + tile_.rows - 1);
+    for (std::int64_t j = first_key; j < std::min(end_key, visible); j += kTileKeys) {
+      attend_keys(j, std::min({kTileKeys, end_key - j, visible - j}));
+    }
+  }
+
+  void write_output() {
+    T* o = static_cast<T*>(tensors_.o) + tile_.b * problem_.o.batch + tile_.h * problem_.o.head;
+    for (std::int64_t n = 0; n < tile_.rows; ++n) {
+      const RowState& state = states_[static_cast<std::size_t>(n)];
+      const std::int64_t i = tile_.first + n;
+      scale_row(o_row(n), dv_stride_, state.sum == 0 ? 0.0F : 1.0F / state.sum);
+      store_row(o_row(n), problem_.head_dim_v, o + i * problem_.o.row);
+      if (tensors_.lse != nullptr) {
+        static_cast<float*>(tensors_.lse)[(tile_.b * problem_.heads_q + tile_.h) * problem_.seq_q + i] =
+            state.sum == 0 ? kHidden : state.maximum * std::numbers::ln2_v<float> + std::log(state.sum);
+      }
+    }
+  }
+
+  // A split's result, to be merged by merge_partial().
+  void save_partial(float* partial) const {
+    std::copy_n(o_, tile_.rows * dv_stride_, partial);
+    float* states = partial + kTileQueries * dv_stride_;
+    for (std::int64_t n = 0; n < tile_.rows; ++n) {
+      states[2 * n] = states_[static_cast<std::size_t>(n)].maximum;
+      states[2 * n + 1] = states_[static_cast<std::size_t>(n)].sum;
+    }
+  }
+
+  // Adds what save_partial() left to this task, which starts from clear().
+  void merge_partial(const float* partial) {
+    const float* states = partial + kTileQueries * dv_stride_;
+    for (std::int64_t n = 0; n < tile_.rows; ++n) {
+      RowState& state = states_[static_cast<std::size_t>(n)];
+      const RowState other{states[2 * n], states[2 * n + 1]};
+      if (other.sum == 0) {
+        continue;  // saw no key
+      }
+      const float maximum = std::max(state.maximum, other.maximum);
+      const float keep = state.maximum == maximum ? 1.0F : exp2_nonpositive(state.maximum - maximum);
+      const float take = other.maximum == maximum ? 1.0F : exp2_nonpositive(other.maximum - maximum);
+      state = {maximum, state.sum * keep + other.sum * take};
+      scale_or_clear_row(o_row(n), dv_stride_, keep);
+      for (std::int64_t c = 0; c < dv_stride_ && take != 0; ++c) {
+        o_row(n)[c] += partial[n * dv_stride_ + c] * take;
+      }
+    }
+  }
+
+  void clear() { std::fill_n(o_, tile_.rows * dv_stride_, 0.0F); }
+
+ private:
+  [[nodiscard]] float* score_row(std::int64_t n) const { return scores_ + n * kTileKeys; }
+  [[nodiscard]] float* o_row(std::int64_t n) const { return o_ + n * dv_stride_; }
+
+  void attend_keys(std::int64_t first_key, std::int64_t keys) {
+    const std::int64_t padded_keys = round_up(keys, std::max<std::int64_t>(vector_length(), 4));
+    const T* k = static_cast<const T*>(tensors_.k) + tile_.b * problem_.k.batch + h_kv_ * problem_.k.head;
+    const T* v = static_cast<const T*>(tensors_.v) + tile_.b * problem_.v.batch + h_kv_ * problem_.v.head;
+    load_transposed(k + first_key * problem_.k.row, problem_.k.row, keys, problem_.head_dim, padded_keys, k_transposed_,
+                    kTileKeys);
+    load_rows(v + first_key * problem_.v.row, problem_.v.row, keys, problem_.head_dim_v, dv_stride_, v_, dv_stride_);
+    for (const Segment& segment : segments_) {
+      score(segment, padded_keys);
+    }
+    for (std::int64_t n = 0; n < tile_.rows; ++n) {
+      // Rows that see all keys of a full tile are scaled on the way through the softmax.
+      const bool plain =
+          plain_scores_ && keys == padded_keys && common::visible_keys(problem_, tile_.first + n) >= first_key + keys;
+      if (!plain) {
+        finish_scores(problem_, mask_, tile_, n, first_key, keys, padded_keys, score_row(n));
+      }
+      online_softmax(score_row(n), padded_keys, plain ? scale_ : one_, states_[static_cast<std::size_t>(n)], o_row(n),
+                     dv_stride_);
+    }
+    if (!all_finite(v_, keys * dv_stride_)) {
+      add_weighty_values(keys);
+    } else {
+      multiply({scores_, kTileKeys, 1, v_rows_.data(), o_, dv_stride_, tile_.rows,
+                round_up(problem_.head_dim_v, vector_length()), keys, true});
+    }
+  }
+
+  // S = q_hat k_hat^T of the segment's rows.
+  void score(const Segment& segment, std::int64_t padded_keys) {
+    KHatRows rows;
+    fuse_k(segment.groups, k_transposed_, padded_keys, k_hat_, rows);
+    multiply({q_hat_ + segment.first * d_stride_, d_stride_, 1, rows.data(), score_row(segment.first), kTileKeys,
+              segment.rows, padded_keys, segment.groups.count, false});
+  }
+
+  // O += P V without the keys of probability 0, hidden ones above all: 0 times NaN or infinity would be NaN.
+  void add_weighty_values(std::int64_t keys) {
+    for (std::int64_t n = 0; n < tile_.rows; ++n) {
+      for (std::int64_t j = 0; j < keys; ++j) {
+        const float p = score_row(n)[j];
+        for (std::int64_t c = 0; p != 0 && c < problem_.head_dim_v; ++c) {
+          o_row(n)[c] = std::fma(p, v_[j * dv_stride_ + c], o_row(n)[c]);
+        }
+      }
+    }
+  }
+
+  const Problem& problem_;
+  const Grouping& grouping_;
+  const ForwardTensors& tensors_;
+  common::MaskView mask_;
+  QueryTile tile_;
+  std::int64_t h_kv_;
+  std::int64_t d_stride_, dv_stride_;
+  Factor scale_;  // to logarithms to the base 2
+  Factor one_{1};
+  bool plain_scores_;    // nothing is added to them, and the largest stays the largest
+  float* q_hat_;         // [128, d]
+  float* k_transposed_;  // [d, 128]
+  float* k_hat_;         // [r, 128]
+  float* v_;             // [128, dv]
+  float* scores_;        // [128, 128]
+  float* o_;             // [128, dv]
+  std::array<RowState, kTileQueries> states_{};
+  Segments segments_;
+  std::array<const float*, kTileKeys> v_rows_{};
+};
+
+template <class T>
+void forward_of(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
+                const Execution& execution) {
+  const ForwardPlan plan(problem, grouping);
+  const std::int64_t splits = plan.splits();
+  auto* workspace = static_cast<float*>(execution.workspace);
+  float* partials =
+      workspace + useful_threads(execution.threads, plan.num_tasks()) * ForwardScratch(problem, grouping).total;
+  const auto task = [&](std::int64_t tile, int thread) {
+    return ForwardTask<T>(problem, grouping, tensors, plan.tile(tile),
+                          workspace + thread * ForwardScratch(problem, grouping).total);
+  };
+  const auto partial = [&](std::int64_t index) { return partials + index * partial_floats(problem); };
+  common::parallel_for(execution, plan.num_tasks(), [&](std::int64_t index, int thread) {
+    if (plan.tile(index / splits).rows == 0) {
+      return;
+    }
+    ForwardTask<T> work = task(index / splits, thread);
+    const std::int64_t first_key = index % splits * plan.split_keys();
+    work.run(first_key, std::min(first_key + plan.split_keys(), problem.seq_k));
+    if (splits == 1) {
+      work.write_output();
+    } else {
+      work.save_partial(partial(index));
+    }
+  });
+  if (splits == 1) {
+    return;
+  }
+  common::parallel_for(execution, plan.num_tiles(), [&](std::int64_t tile, int thread) {
+    ForwardTask<T> work = task(tile, thread);
+    work.clear();
+    for (std::int64_t split = 0; split < splits; ++split) {
+      work.merge_partial(partial(tile * splits + split));
+    }
+    work.write_output();
+  });
+}
+
+void forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
+             const Execution& execution) {
+  common::with_element(problem.dtype, [&]<class T>(std::type_identity<T>) {
+    if constexpr (!std::is_same_v<T, double>) {
+      forward_of<T>(problem, grouping, tensors, execution);
+    }
+  });
+}
+
+}  // namespace distr::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#if HWY_ONCE
+namespace distr::cpu {
+
+HWY_EXPORT(forward);
+
+void run_forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
+                 const Execution& execution) {
+  HWY_DYNAMIC_DISPATCH(forward)(problem, grouping, tensors, execution);
+}
+
+std::size_t forward_workspace_bytes(const Problem& problem, const Grouping& grouping, int threads) {
+  const ForwardPlan plan(problem, grouping);
+  const std::int64_t partials = plan.splits() == 1 ? 0 : plan.num_tasks() * partial_floats(problem);
+  const std::int64_t scratch = useful_threads(threads, plan.num_tasks()) * ForwardScratch(problem, grouping).total;
+  return static_cast<std::size_t>(scratch + partials) * sizeof(float);
+}
+
+}  // namespace distr::cpu
+#endif

@@ -1,0 +1,238 @@
+// SPDX-License-Identifier: Apache-2.0
+// The backward of 128 keys: dK, dV, and their share of dq_hat. Included once for each instruction set.
+#if defined(DISTR_CPU_KEY_STRIP_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DISTR_CPU_KEY_STRIP_INL_H_
+#undef DISTR_CPU_KEY_STRIP_INL_H_
+#else
+#define DISTR_CPU_KEY_STRIP_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <array>
+#include <atomic>
+#include <cmath>
+#include <cstdint>
+
+#include "cpu/score_gradient-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace distr::cpu::HWY_NAMESPACE {
+
+// One task: dK and dV of 128 keys of a KV head, and their share of dq_hat.
+template <class T>
+class KeyStripTask {
+ public:
+  KeyStripTask(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+               const BackwardPlan& plan, void* workspace, int thread)
+      : problem_(problem),
+        tensors_(tensors),
+        plan_(plan),
+        d_stride_(padded(problem.head_dim)),
+        dv_stride_(padded(problem.head_dim_v)),
+        dq_hat_(static_cast<float*>(workspace)),
+        turns_(reinterpret_cast<std::int32_t*>(dq_hat_ + plan.dq_hat_floats())),
+        scratch_(dq_hat_ + plan.shared_floats() + thread * BackwardScratch(problem, grouping).total),
+        gradient_(problem, grouping, tensors, scratch_) {
+    const BackwardScratch offsets(problem, grouping);
+    dk_transposed_ = scratch_ + offsets.dk_transposed;
+    dk_hat_ = scratch_ + offsets.dk_hat;
+    dv_transposed_ = scratch_ + offsets.dv_transposed;
+    k_hat_by_key_ = scratch_ + offsets.k_hat_by_key;
+    for (std::int64_t n = 0; n < kTileQueries; ++n) {
+      p_rows_[static_cast<std::size_t>(n)] = gradient_.p + n * kTileKeys;
+      ds_rows_[static_cast<std::size_t>(n)] = gradient_.d_s + n * kTileKeys;
+    }
+    for (std::int64_t j = 0; j < kTileKeys; ++j) {
+      k_hat_by_key_rows_[static_cast<std::size_t>(j)] = k_hat_by_key_ + j * d_stride_;
+    }
+  }
+
+  void run(std::int64_t kv_head, std::int64_t strip) {
+    const std::int64_t b = kv_head / problem_.heads_kv;
+    const std::int64_t h_kv = kv_head % problem_.heads_kv;
+    const std::int64_t first_key = strip * kTileKeys;
+    const std::int64_t group = problem_.heads_q / problem_.heads_kv;
+    std::fill_n(dk_transposed_, d_stride_ * kTileKeys, 0.0F);
+    std::fill_n(dv_transposed_, dv_stride_ * kTileKeys, 0.0F);
+    gradient_.load_keys(b, h_kv, first_key);
+    const std::int64_t first_tile = kv_head * group * plan_.tiles_per_head();
+    for (std::int64_t index = first_tile; index < first_tile + group * plan_.tiles_per_head(); ++index) {
+      const QueryTile tile = plan_.tile(index);
+      const bool sees = first_key < common::visible_keys(problem_, tile.first + tile.rows - 1);
+      if (tile.rows > 0 && (sees || strip == 0)) {  // strip 0 starts dq_hat, from 0 if need be
+        add_tile(tile, index, strip);
+      }
+    }
+    write(dk_transposed_, problem_.head_dim,
+          static_cast<T*>(tensors_.d_k) + b * problem_.k.batch + h_kv * problem_.k.head, problem_.k.row, first_key);
+    write(dv_transposed_, problem_.head_dim_v,
+          static_cast<T*>(tensors_.d_v) + b * problem_.v.batch + h_kv * problem_.v.head, problem_.v.row, first_key);
+  }
+
+ private:
+  void add_tile(const QueryTile& tile, std::int64_t index, std::int64_t strip) {
+    gradient_.load_queries(tile);
+    gradient_.run(static_cast<float>(problem_.softmax_scale()));
+    const std::int64_t keys = gradient_.padded_keys;
+    const bool finite = all_finite(gradient_.d_o, tile.rows * dv_stride_);
+    if (finite) {
+      multiply({gradient_.d_o, 1, dv_stride_, p_rows_.data(), dv_transposed_, kTileKeys, problem_.head_dim_v, keys,
+                tile.rows, true});
+    } else {
+      add_weighty_dv();
+    }
+    for (const Segment& segment : gradient_.segments) {
+      add_dk(segment);
+    }
+    wait_for_turn(index, strip);
+    for (const Segment& segment : gradient_.segments) {
+      add_dq(segment, strip > 0);
+    }
+    end_turn(index, strip);
+  }
+
+  // dk_hat^T = q_hat^T dS, then added to the columns of each group.
+  void add_dk(const Segment& segment) {
+    const std::int64_t keys = gradient_.padded_keys;
+    const common::Groups& groups = segment.groups;
+    const float* q_hat = gradient_.q_hat + segment.first * d_stride_;
+    if (rows_finite(q_hat, segment.rows, groups.count)) {
+      multiply({q_hat, 1, d_stride_, ds_rows_.data() + segment.first, dk_hat_, kTileKeys, groups.count, keys,
+                segment.rows, false});
+    } else {
+      multiply_weighty_dk(segment, q_hat);
+    }
+    for (std::int64_t g = 0; g < groups.count; ++g) {
+      for (std::int64_t member = 0; member < groups.size(g); ++member) {
+        float* row = dk_transposed_ + groups.column(g, member) * kTileKeys;
+        const std::array<const float*, 2> both{row, dk_hat_ + g * kTileKeys};
+        add_rows(both.data(), 2, keys, row);
+      }
+    }
+  }
+
+  // dq_hat += dS k_hat.
+  void add_dq(const Segment& segment, bool accumulate) {
+    const common::Groups& groups = segment.groups;
+    const QueryTile& tile = gradient_.tile;
+    const float* const* k_hat = gradient_.fuse(segment);
+    bool finite = true;
+    for (std::int64_t g = 0; g < round_up(groups.count, 4); g += 4) {  // k_hat [keys, r] from k_hat^T
+      std::array<const float*, 4> four{};
+      for (std::size_t n = 0; n < 4; ++n) {
+        four[n] = k_hat[std::min<std::int64_t>(g + static_cast<std::int64_t>(n), groups.count - 1)];
+        finite = finite && all_finite(four[n], gradient_.padded_keys);
+      }
+      for (std::int64_t j = 0; j < gradient_.padded_keys; j += 4) {
+        transpose_4x4(four, j, k_hat_by_key_ + j * d_stride_ + g, d_stride_);
+      }
+    }
+    float* dq_hat =
+        dq_hat_ + ((tile.b * problem_.heads_q + tile.h) * problem_.seq_q + tile.first + segment.first) * d_stride_;
+    const float* d_s = gradient_.d_s + segment.first * kTileKeys;
+    if (finite) {
+      multiply({d_s, kTileKeys, 1, k_hat_by_key_rows_.data(), dq_hat, d_stride_, segment.rows,
+                round_up(groups.count, vector_length()), gradient_.keys, accumulate});
+    } else {
+      add_weighty_dq(segment, dq_hat, accumulate);
+    }
+  }
+
+  // The products without the keys of probability 0, whose partner may be NaN or infinite: 0 times that is NaN.
+  void add_weighty_dv() {
+    for (std::int64_t n = 0; n < gradient_.tile.rows; ++n) {
+      for (std::int64_t j = 0; j < gradient_.keys; ++j) {
+        const float p = gradient_.p[n * kTileKeys + j];
+        for (std::int64_t c = 0; p != 0 && c < problem_.head_dim_v; ++c) {
+          float& sum = dv_transposed_[c * kTileKeys + j];
+          sum = std::fma(p, gradient_.d_o[n * dv_stride_ + c], sum);
+        }
+      }
+    }
+  }
+
+  void multiply_weighty_dk(const Segment& segment, const float* q_hat) {
+    std::fill_n(dk_hat_, segment.groups.count * kTileKeys, 0.0F);
+    for (std::int64_t n = 0; n < segment.rows; ++n) {
+      for (std::int64_t j = 0; j < gradient_.keys; ++j) {
+        const std::int64_t at = (segment.first + n) * kTileKeys + j;
+        for (std::int64_t g = 0; gradient_.p[at] != 0 && g < segment.groups.count; ++g) {
+          float& sum = dk_hat_[g * kTileKeys + j];
+          sum = std::fma(gradient_.d_s[at], q_hat[n * d_stride_ + g], sum);
+        }
+      }
+    }
+  }
+
+  void add_weighty_dq(const Segment& segment, float* dq_hat, bool accumulate) const {
+    for (std::int64_t n = 0; n < segment.rows; ++n) {
+      for (std::int64_t g = 0; g < segment.groups.count; ++g) {
+        float& sum = dq_hat[n * d_stride_ + g];
+        sum = accumulate ? sum : 0;
+        for (std::int64_t j = 0; j < gradient_.keys; ++j) {
+          const std::int64_t at = (segment.first + n) * kTileKeys + j;
+          sum = gradient_.p[at] == 0 ? sum : std::fma(gradient_.d_s[at], k_hat_by_key_[j * d_stride_ + g], sum);
+        }
+      }
+    }
+  }
+
+  [[nodiscard]] bool rows_finite(const float* rows, std::int64_t count, std::int64_t columns) const {
+    for (std::int64_t n = 0; n < count; ++n) {
+      for (std::int64_t c = 0; c < columns; ++c) {
+        if (!std::isfinite(rows[n * d_stride_ + c])) {
+          return false;
+        }
+      }
+    }
+    return true;
+  }
+
+  void wait_for_turn(std::int64_t tile, std::int64_t strip) {
+    const std::atomic_ref<std::int32_t> turn(turns_[tile]);
+    for (std::int32_t now = turn.load(std::memory_order_acquire); now != strip;
+         now = turn.load(std::memory_order_acquire)) {
+      turn.wait(now, std::memory_order_acquire);
+    }
+  }
+
+  void end_turn(std::int64_t tile, std::int64_t strip) {
+    const std::atomic_ref<std::int32_t> turn(turns_[tile]);
+    turn.store(static_cast<std::int32_t>(strip + 1), std::memory_order_release);
+    turn.notify_all();
+  }
+
+  // Columns [0, columns) of the strip's keys, from a transposed tile.
+  void write(const float* transposed, std::int64_t columns, T* target, std::int64_t row_stride,
+             std::int64_t first_key) {
+    for (std::int64_t j = 0; j < gradient_.keys; ++j) {
+      T* row = target + (first_key + j) * row_stride;
+      for (std::int64_t c = 0; c < columns; ++c) {
+        row[c] = common::from_float<T>(transposed[c * kTileKeys + j]);
+      }
+    }
+  }
+
+  const Problem& problem_;
+  const BackwardTensors& tensors_;
+  const BackwardPlan& plan_;
+  std::int64_t d_stride_, dv_stride_;
+  float* dq_hat_;        // [batch, heads_q, seq_q, d], shared
+  std::int32_t* turns_;  // [tiles], shared
+  float* scratch_;
+  ScoreGradient<T> gradient_;
+  float* dk_transposed_;  // [d, 128]
+  float* dk_hat_;         // [d, 128]
+  float* dv_transposed_;  // [dv, 128]
+  float* k_hat_by_key_;   // [128, d]
+  std::array<const float*, kTileQueries> p_rows_{};
+  std::array<const float*, kTileQueries> ds_rows_{};
+  std::array<const float*, kTileKeys> k_hat_by_key_rows_{};
+};
+
+}  // namespace distr::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// C = A B (+ C) for tiles that lie in the cache. Included once for each instruction set.
+#if defined(DISTR_CPU_MATMUL_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DISTR_CPU_MATMUL_INL_H_
+#undef DISTR_CPU_MATMUL_INL_H_
+#else
+#define DISTR_CPU_MATMUL_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+
+HWY_BEFORE_NAMESPACE();
+namespace distr::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+// The registers' tile: 6 x 4 vectors of C, 4 of B and one broadcast of A fill 32 registers, 6 x 2 fill 16.
+inline constexpr int kTileRowsOfC = 6;
+inline constexpr int kTileVectorsOfC = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
+
+// A [m, k] of any strides; the rows of B [k, n] lie anywhere; C [m, n] row-major; n a multiple of the vector length.
+struct Product {
+  const float* a;
+  std::int64_t a_stride;  // from row to row
+  std::int64_t a_step;    // from column to column
+  const float* const* b;
+  float* c;
+  std::int64_t c_stride;
+  std::int64_t m, n, k;
+  bool accumulate;  // C += A B
+};
+
+// kRows x kVectors vectors of C from row i and column j on, with all of them in registers.
+template <int kRows, int kVectors>
+void multiply_registers(const Product& product, std::int64_t i, std::int64_t j) {
+  const hn::ScalableTag<float> tag;
+  using Vector = hn::Vec<decltype(tag)>;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  const float* a = product.a + i * product.a_stride;
+  float* c = product.c + i * product.c_stride + j;
+  Vector sum[kRows][kVectors];
+  for (int row = 0; row < kRows; ++row) {
+    for (int v = 0; v < kVectors; ++v) {
+      sum[row][v] = product.accumulate ? hn::LoadU(tag, c + row * product.c_stride + v * lanes) : hn::Zero(tag);
+    }
+  }
+  const std::int64_t depth = product.k;
+  const std::int64_t a_stride = product.a_stride;
+  const std::int64_t a_step = product.a_step;
+  const float* const* b_rows = product.b;
+  for (std::int64_t k = 0; k < depth; ++k) {
+    const float* b_row = b_rows[k] + j;
+    Vector b[kVectors];
+    for (int v = 0; v < kVectors; ++v) {
+      b[v] = hn::LoadU(tag, b_row + v * lanes);
+    }
+    for (int row = 0; row < kRows; ++row) {
+      const Vector a_value = hn::Set(tag, a[row * a_stride]);
+      for (int v = 0; v < kVectors; ++v) {
+        sum[row][v] = hn::MulAdd(a_value, b[v], sum[row][v]);
+      }
+    }
+    a += a_step;
+  }
+  for (int row = 0; row < kRows; ++row) {
+    for (int v = 0; v < kVectors; ++v) {
+      hn::StoreU(sum[row][v], tag, c + row * product.c_stride + v * lanes);
+    }
+  }
+}
+
+using MultiplyRegisters = void (*)(const Product&, std::int64_t, std::int64_t);
+
+template <int kVectors>
+MultiplyRegisters choose_rows(std::int64_t rows) {
+  static constexpr std::array<MultiplyRegisters, kTileRowsOfC> kByRows{
+      multiply_registers<1, kVectors>, multiply_registers<2, kVectors>, multiply_registers<3, kVectors>,
+      multiply_registers<4, kVectors>, multiply_registers<5, kVectors>, multiply_registers<6, kVectors>};
+  return kByRows[static_cast<std::size_t>(rows - 1)];
+}
+
+inline MultiplyRegisters choose_registers(std::int64_t rows, std::int64_t vectors) {
+  if constexpr (kTileVectorsOfC == 4) {
+    if (vectors == 4) {
+      return choose_rows<4>(rows);
+    }
+    if (vectors == 3) {
+      return choose_rows<3>(rows);
+    }
+  }
+  return vectors == 2 ? choose_rows<2>(rows) : choose_rows<1>(rows);
+}
+
+// Rows of the next register tile: 6, but the last 7 to 11 rows are shared evenly by two tiles.
+inline std::int64_t next_rows(std::int64_t left) {
+  return left <= kTileRowsOfC ? left : left < 2 * kTileRowsOfC ? (left + 1) / 2 : kTileRowsOfC;
+}
+
+inline void multiply(const Product& product) {
+  const hn::ScalableTag<float> tag;
+  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
+  for (std::int64_t j = 0; j < product.n;) {
+    const std::int64_t vectors = std::min<std::int64_t>((product.n - j) / lanes, kTileVectorsOfC);
+    for (std::int64_t i = 0; i < product.m;) {
+      const std::int64_t rows = next_rows(product.m - i);
+      choose_registers(rows, vectors)(product, i, j);
+      i += rows;
+    }
+    j += vectors * lanes;
+  }
+}
+
+}  // namespace distr::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

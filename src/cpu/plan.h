@@ -1,0 +1,112 @@
+// SPDX-License-Identifier: Apache-2.0
+// How the CPU cuts a problem into tasks and tiles. All of it follows from the problem alone, never from the number of
+// threads, so that the results have the same bits for any number.
+#pragma once
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+
+#include "common/block.h"
+
+namespace distr::cpu {
+
+inline constexpr std::int64_t kTileQueries = 128;
+inline constexpr std::int64_t kTileKeys = 128;  // m
+// Rows of tiles are padded to the longest vector there is, 64 bytes.
+inline constexpr std::int64_t kPadding = 16;
+// Fewer tasks than this share their keys among several tasks each, of at least kMinimumSplit keys.
+inline constexpr std::int64_t kEnoughTasks = 32;
+inline constexpr std::int64_t kMinimumSplit = 2048;
+
+// A task's rows: whole blocks where blocks are short, a part of one block where they are long.
+struct QueryTile {
+  std::int64_t b, h, first, rows;
+};
+
+class ForwardPlan {
+ public:
+  ForwardPlan(const Problem& problem, const Grouping& grouping) : problem_(problem) {
+    const std::int64_t block = is_exact(grouping) ? problem.seq_q : std::min(grouping.block, problem.seq_q);
+    if (block <= kTileQueries && !is_exact(grouping)) {
+      span_ = block * (kTileQueries / std::max<std::int64_t>(block, 1));
+    } else {
+      span_ = block;
+    }
+    tiles_per_span_ = common::ceil_div(span_, kTileQueries);
+    tile_rows_ = tiles_per_span_ == 0 ? 0 : common::ceil_div(span_, tiles_per_span_);  // 65 + 64, not 128 + 1
+    tiles_per_head_ = span_ == 0 ? 0 : common::ceil_div(problem.seq_q, span_) * tiles_per_span_;
+    const std::int64_t tiles = num_tiles();
+    if (tiles > 0 && tiles < kEnoughTasks) {
+      const std::int64_t wanted =
+          std::min(common::ceil_div(kEnoughTasks, tiles), std::max<std::int64_t>(1, problem.seq_k / kMinimumSplit));
+      split_keys_ = common::ceil_div(common::ceil_div(problem.seq_k, wanted), kTileKeys) * kTileKeys;
+      splits_ = std::max<std::int64_t>(1, common::ceil_div(problem.seq_k, std::max<std::int64_t>(split_keys_, 1)));
+    }
+    if (splits_ == 1) {
+      split_keys_ = problem.seq_k;
+    }
+  }
+
+  [[nodiscard]] std::int64_t num_tiles() const { return problem_.batch * problem_.heads_q * tiles_per_head_; }
+  [[nodiscard]] std::int64_t tiles_per_head() const { return tiles_per_head_; }
+  [[nodiscard]] std::int64_t splits() const { return splits_; }
+  [[nodiscard]] std::int64_t num_tasks() const { return num_tiles() * splits_; }
+  [[nodiscard]] std::int64_t split_keys() const { return split_keys_; }
+
+  // Tile `index`; the last of a head come first, for they see the most keys when causal. Some have no rows.
+  [[nodiscard]] QueryTile tile(std::int64_t index) const {
+    const std::int64_t head = index / tiles_per_head_;
+    const std::int64_t in_head = tiles_per_head_ - 1 - index % tiles_per_head_;
+    const std::int64_t span = in_head / tiles_per_span_;
+    const std::int64_t first = span * span_ + in_head % tiles_per_span_ * tile_rows_;
+    const std::int64_t end = std::min({first + tile_rows_, (span + 1) * span_, problem_.seq_q});
+    return {head / problem_.heads_q, head % problem_.heads_q, first, std::max<std::int64_t>(0, end - first)};
+  }
+
+ private:
+  const Problem& problem_;
+  std::int64_t span_ = 0;  // rows that tiles must not straddle the ends of
+  std::int64_t tiles_per_span_ = 0;
+  std::int64_t tile_rows_ = 0;
+  std::int64_t tiles_per_head_ = 0;
+  std::int64_t splits_ = 1;
+  std::int64_t split_keys_ = 0;
+};
+
+// More threads than tasks need no workspace of their own.
+[[nodiscard]] inline std::int64_t useful_threads(int threads, std::int64_t tasks) {
+  return std::min<std::int64_t>(threads, tasks);
+}
+
+[[nodiscard]] inline std::int64_t padded(std::int64_t count) { return common::ceil_div(count, kPadding) * kPadding; }
+
+// Where a thread's tiles lie in its part of the workspace, in floats.
+struct ForwardScratch {
+  explicit ForwardScratch(const Problem& problem, const Grouping& grouping) {
+    const std::int64_t d = padded(problem.head_dim);
+    const std::int64_t dv = padded(problem.head_dim_v);
+    q_hat = take(kTileQueries * d);
+    k_transposed = take(d * kTileKeys);
+    k_hat = take(is_exact(grouping) ? 0 : num_groups(problem, grouping) * kTileKeys);
+    v = take(kTileKeys * dv);
+    scores = take(kTileQueries * kTileKeys);
+    o = take(kTileQueries * dv);
+  }
+
+  std::int64_t q_hat, k_transposed, k_hat, v, scores, o;
+  std::int64_t total = 0;
+
+ private:
+  std::int64_t take(std::int64_t floats) {
+    total += floats;
+    return total - floats;
+  }
+};
+
+// A split task leaves O not yet divided by the row sums, then the rows' maxima and sums.
+[[nodiscard]] inline std::int64_t partial_floats(const Problem& problem) {
+  return kTileQueries * (padded(problem.head_dim_v) + kPadding);
+}
+
+}  // namespace distr::cpu

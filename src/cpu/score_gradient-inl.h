@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// P and dS of one tile of queries against 128 keys. Included once for each instruction set.
+#if defined(DISTR_CPU_SCORE_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DISTR_CPU_SCORE_GRADIENT_INL_H_
+#undef DISTR_CPU_SCORE_GRADIENT_INL_H_
+#else
+#define DISTR_CPU_SCORE_GRADIENT_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <numbers>
+
+#include "cpu/segment-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace distr::cpu::HWY_NAMESPACE {
+
+// P and dS of one row from its scores (to the base 2) and dP = dO V^T: scores become P, d_p becomes dS * factor.
+// A hidden key has P = 0 whatever LSE is, and a key of probability 0 has dS = 0 whatever its V. `count` a multiple of
+// the vector length.
+inline void row_gradient(float* scores, float* d_p, std::int64_t count, float lse, float d, float factor) {
+  const hn::ScalableTag<float> tag;
+  const std::int64_t lanes = vector_length();
+  if (lse == kHidden) {
+    std::fill_n(scores, count, 0.0F);
+    std::fill_n(d_p, count, 0.0F);
+    return;
+  }
+  // LSE to the base 2 as a sum of two floats: its rounding alone would weigh as much as that of the scores.
+  const double lse2 = static_cast<double>(lse) * std::numbers::log2e;
+  const auto shift = hn::Set(tag, static_cast<float>(lse2));
+  const auto rest = hn::Set(tag, static_cast<float>(lse2 - static_cast<double>(static_cast<float>(lse2))));
+  const auto ds = hn::Set(tag, d);
+  const auto factors = hn::Set(tag, factor);
+  const auto most = hn::Set(tag, 127.0F);
+  for (std::int64_t j = 0; j < count; j += lanes) {
+    const auto score = hn::LoadU(tag, scores + j);
+    const auto hidden = hn::Eq(score, hn::Set(tag, kHidden));
+    auto x = hn::Sub(hn::Sub(score, shift), rest);
+    x = hn::IfThenElse(hn::Gt(x, most), most, x);  // the rounding of a huge LSE may put it far above 0
+    const auto p = hn::IfThenZeroElse(hidden, exp2_nonpositive(tag, x));
+    const auto gradient = hn::Mul(hn::Mul(p, hn::Sub(hn::LoadU(tag, d_p + j), ds)), factors);
+    hn::StoreU(p, tag, scores + j);
+    hn::StoreU(hn::IfThenZeroElse(hn::Eq(p, hn::Zero(tag)), gradient), tag, d_p + j);
+  }
+}
+
+// One tile of queries against one strip of 128 keys: everything that the gradients are made of.
+template <class T>
+class ScoreGradient {
+ public:
+  ScoreGradient(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, float* scratch)
+      : problem_(problem),
+        grouping_(grouping),
+        tensors_(tensors),
+        mask_(problem.mask, tensors.mask),
+        d_stride_(padded(problem.head_dim)),
+        dv_stride_(padded(problem.head_dim_v)) {
+    const BackwardScratch offsets(problem, grouping);
+    q_hat = scratch + offsets.q_hat;
+    d_o = scratch + offsets.d_o;
+    k_transposed_ = scratch + offsets.k_transposed;
+    k_hat_ = scratch + offsets.k_hat;
+    v_transposed_ = scratch + offsets.v_transposed;
+    p = scratch + offsets.p;
+    d_s = scratch + offsets.d_s;
+    for (std::int64_t c = 0; c < problem.head_dim_v; ++c) {
+      v_rows_[static_cast<std::size_t>(c)] = v_transposed_ + c * kTileKeys;
+    }
+  }
+
+  void load_keys(std::int64_t b, std::int64_t h_kv, std::int64_t first_key) {
+    first_key_ = first_key;
+    keys = std::clamp<std::int64_t>(problem_.seq_k - first_key, 0, kTileKeys);
+    padded_keys = round_up(keys, std::max<std::int64_t>(vector_length(), 4));
+    const T* k = static_cast<const T*>(tensors_.k) + b * problem_.k.batch + h_kv * problem_.k.head;
+    const T* v = static_cast<const T*>(tensors_.v) + b * problem_.v.batch + h_kv * problem_.v.head;
+    load_transposed(k + first_key * problem_.k.row, problem_.k.row, keys, problem_.head_dim, padded_keys, k_transposed_,
+                    kTileKeys);
+    load_transposed(v + first_key * problem_.v.row, problem_.v.row, keys, problem_.head_dim_v, padded_keys,
+                    v_transposed_, kTileKeys);
+  }
+
+  void load_queries(const QueryTile& query_tile) {
+    tile = query_tile;
+    const T* q = static_cast<const T*>(tensors_.q) + tile.b * problem_.q.batch + tile.h * problem_.q.head +
+                 tile.first * problem_.q.row;
+    segments = find_segments(problem_, grouping_, tensors_.order, tile);
+    for (const Segment& segment : segments) {
+      estimate_q(problem_, grouping_.estimator, segment, q, q_hat, d_stride_);
+    }
+    load_rows(o_start(tensors_.d_o), problem_.o.row, tile.rows, problem_.head_dim_v, dv_stride_, d_o, dv_stride_);
+  }
+
+  // P and factor * dS, from the keys and queries that are loaded.
+  void run(float factor) {
+    for (const Segment& segment : segments) {
+      multiply({q_hat + segment.first * d_stride_, d_stride_, 1, fuse(segment), p + segment.first * kTileKeys,
+                kTileKeys, segment.rows, padded_keys, segment.groups.count, false});
+    }
+    multiply({d_o, dv_stride_, 1, v_rows_.data(), d_s, kTileKeys, tile.rows, padded_keys, problem_.head_dim_v, false});
+    const std::int64_t first_row = (tile.b * problem_.heads_q + tile.h) * problem_.seq_q + tile.first;
+    const auto* lse = static_cast<const float*>(tensors_.lse) + first_row;
+    for (std::int64_t n = 0; n < tile.rows; ++n) {
+      float* scores = p + n * kTileKeys;
+      finish_scores(problem_, mask_, tile, n, first_key_, keys, padded_keys, scores);
+      row_gradient(scores, d_s + n * kTileKeys, padded_keys, lse[n], correction(n, first_row + n), factor);
+    }
+  }
+
+  // k_hat^T of the segment's groups, row by row; valid until the next call.
+  const float* const* fuse(const Segment& segment) {
+    fuse_k(segment.groups, k_transposed_, padded_keys, k_hat_, k_hat_rows_);
+    return k_hat_rows_.data();
+  }
+
+  QueryTile tile{};
+  Segments segments;
+  std::int64_t keys = 0, padded_keys = 0;
+  float* q_hat;  // [128, d]
+  float* d_o;    // [128, dv]
+  float* p;      // [128, 128]
+  float* d_s;    // [128, 128]
+
+ private:
+  [[nodiscard]] const T* o_start(const void* data) const {
+    return static_cast<const T*>(data) + tile.b * problem_.o.batch + tile.h * problem_.o.head +
+           tile.first * problem_.o.row;
+  }
+
+  // D = rowsum(dO * O) - dLSE.
+  [[nodiscard]] float correction(std::int64_t n, std::int64_t row) const {
+    const T* o = o_start(tensors_.o) + n * problem_.o.row;
+    float sum = 0;
+    for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
+      sum += d_o[n * dv_stride_ + c] * common::to_float(o[c]);
+    }
+    return tensors_.d_lse == nullptr ? sum : sum - static_cast<const float*>(tensors_.d_lse)[row];
+  }
+
+  const Problem& problem_;
+  const Grouping& grouping_;
+  const BackwardTensors& tensors_;
+  common::MaskView mask_;
+  std::int64_t d_stride_, dv_stride_;
+  std::int64_t first_key_ = 0;
+  float* k_transposed_;  // [d, 128]
+  float* k_hat_;         // [r, 128]
+  float* v_transposed_;  // [dv, 128]
+  KHatRows k_hat_rows_{};
+  std::array<const float*, kMaxHeadDim> v_rows_{};
+};
+
+}  // namespace distr::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,108 @@
+// SPDX-License-Identifier: Apache-2.0
+// A tile of queries, its blocks' groups, and its scores. Included once for each instruction set.
+#if defined(DISTR_CPU_SEGMENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DISTR_CPU_SEGMENT_INL_H_
+#undef DISTR_CPU_SEGMENT_INL_H_
+#else
+#define DISTR_CPU_SEGMENT_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <array>
+#include <cstdint>
+#include <numbers>
+
+#include "common/block.h"
+#include "common/mask.h"
+#include "cpu/matmul-inl.h"
+#include "cpu/plan.h"
+#include "cpu/softmax-inl.h"
+#include "cpu/tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace distr::cpu::HWY_NAMESPACE {
+
+// The rows of a tile that share one order.
+struct Segment {
+  std::int64_t first;  // within the tile
+  std::int64_t rows;
+  common::Groups groups;
+};
+
+struct Segments {
+  std::array<Segment, kTileQueries> all;
+  std::int64_t count = 0;
+
+  [[nodiscard]] const Segment* begin() const { return all.data(); }
+  [[nodiscard]] const Segment* end() const { return all.data() + count; }
+};
+
+inline Segments find_segments(const Problem& problem, const Grouping& grouping, const std::int32_t* order,
+                              const QueryTile& tile) {
+  Segments segments;
+  const std::int64_t block_rows = is_exact(grouping) ? problem.seq_q : grouping.block;
+  for (std::int64_t n = 0; n < tile.rows;) {
+    const std::int64_t block = (tile.first + n) / block_rows;
+    const std::int64_t left_in_block = std::min(block_rows - (tile.first + n) % block_rows, tile.rows - n);
+    segments.all[static_cast<std::size_t>(segments.count++)] = {
+        n, left_in_block, common::block_groups(problem, grouping, order, tile.b, tile.h, block)};
+    n += left_in_block;
+  }
+  return segments;
+}
+
+// q_hat [rows, stride] of the segment's rows: a group's sampled column or its mean. `q` is the tile's first row.
+template <class T>
+void estimate_q(const Problem& problem, Estimator estimator, const Segment& segment, const T* q, float* q_hat,
+                std::int64_t stride) {
+  std::array<float, kMaxHeadDim> row{};
+  const common::Groups& groups = segment.groups;
+  for (std::int64_t n = segment.first; n < segment.first + segment.rows; ++n) {
+    load_row(q + n * problem.q.row, problem.head_dim, row.data());
+    for (std::int64_t g = 0; g < groups.count; ++g) {
+      const std::int64_t members = estimator == Estimator::sample ? 1 : groups.size(g);
+      float sum = row[static_cast<std::size_t>(groups.column(g, 0))];
+      for (std::int64_t member = 1; member < members; ++member) {
+        sum += row[static_cast<std::size_t>(groups.column(g, member))];
+      }
+      q_hat[n * stride + g] = members == 1 ? sum : sum / static_cast<float>(members);
+    }
+  }
+}
+
+// The rows of k_hat^T: rows of K^T themselves where a group has one column, else their sums in k_hat [r, 128].
+using KHatRows = std::array<const float*, kMaxHeadDim>;
+
+inline void fuse_k(const common::Groups& groups, const float* k_transposed, std::int64_t padded_keys, float* k_hat,
+                   KHatRows& rows) {
+  std::array<const float*, kMaxHeadDim> members;
+  for (std::int64_t g = 0; g < groups.count; ++g) {
+    for (std::int64_t member = 0; member < groups.size(g); ++member) {
+      members[static_cast<std::size_t>(member)] = k_transposed + groups.column(g, member) * kTileKeys;
+    }
+    if (groups.size(g) == 1) {
+      rows[static_cast<std::size_t>(g)] = members[0];
+    } else {
+      add_rows(members.data(), groups.size(g), padded_keys, k_hat + g * kTileKeys);
+      rows[static_cast<std::size_t>(g)] = k_hat + g * kTileKeys;
+    }
+  }
+}
+
+// Scale, mask and causality of row n of a tile, against `keys` keys from first_key on; the scores become logarithms to
+// the base 2, and those behind the keys -inf.
+inline void finish_scores(const Problem& problem, const common::MaskView& mask, const QueryTile& tile, std::int64_t n,
+                          std::int64_t first_key, std::int64_t keys, std::int64_t padded_keys, float* scores) {
+  constexpr float kLog2E = std::numbers::log2e_v<float>;
+  const std::int64_t i = tile.first + n;
+  scale_row(scores, padded_keys, Factor(problem.softmax_scale() * std::numbers::log2e));
+  mask.add(scores, tile.b, tile.h, i, first_key, keys, kLog2E);
+  const std::int64_t visible = std::clamp<std::int64_t>(common::visible_keys(problem, i) - first_key, 0, keys);
+  std::fill(scores + visible, scores + padded_keys, kHidden);
+}
+
+}  // namespace distr::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,103 @@
+// SPDX-License-Identifier: Apache-2.0
+// Online softmax of one row, tile by tile (FlashAttention-2). Scores are logarithms to the base 2 here, so that
+// exp(s) is one exp2. Included once for each instruction set.
+#if defined(DISTR_CPU_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DISTR_CPU_SOFTMAX_INL_H_
+#undef DISTR_CPU_SOFTMAX_INL_H_
+#else
+#define DISTR_CPU_SOFTMAX_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <cmath>
+#include <cstdint>
+#include <limits>
+
+#include "cpu/tile-inl.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace distr::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+inline constexpr float kHidden = -std::numeric_limits<float>::infinity();
+
+// What the tiles so far say of a row: the sum of 2^(s_j - maximum). Every key hidden so far: maximum -inf, sum 0.
+struct RowState {
+  float maximum = kHidden;
+  float sum = 0;
+};
+
+// 2^x for x <= 0, relative error below 1e-7; 0 below 2^-126, and for -inf; NaN stays NaN.
+template <class Tag, class Vector = hn::Vec<Tag>>
+HWY_INLINE Vector exp2_nonpositive(Tag tag, Vector x) {
+  const hn::RebindToSigned<Tag> int_tag;
+  const Vector low = hn::Set(tag, -127.0F);
+  x = hn::IfThenElse(hn::Lt(x, low), low, x);  // Max would lose a NaN on some targets
+  const Vector whole = hn::Round(x);
+  const Vector f = hn::Sub(x, whole);  // -1/2 .. 1/2
+  // 1 + f q(f), q fitted to the least largest relative error of 2^f.
+  Vector p = hn::Set(tag, 0.00015353362F);
+  p = hn::MulAdd(p, f, hn::Set(tag, 0.0013398875F));
+  p = hn::MulAdd(p, f, hn::Set(tag, 0.009618437F));
+  p = hn::MulAdd(p, f, hn::Set(tag, 0.055503324F));
+  p = hn::MulAdd(p, f, hn::Set(tag, 0.24022648F));
+  p = hn::MulAdd(p, f, hn::Set(tag, 0.6931472F));
+  p = hn::MulAdd(p, f, hn::Set(tag, 1.0F));
+  const auto exponent = hn::Add(hn::ConvertTo(int_tag, whole), hn::Set(int_tag, 127));
+  return hn::Mul(p, hn::BitCast(tag, hn::ShiftLeft<23>(exponent)));
+}
+
+inline float exp2_nonpositive(float x) {
+  const hn::CappedTag<float, 1> tag;
+  return hn::GetLane(exp2_nonpositive(tag, hn::Set(tag, x)));
+}
+
+// The largest of `count` scores (a multiple of the vector length); NaN may or may not count.
+inline float row_maximum(const float* scores, std::int64_t count) {
+  const hn::ScalableTag<float> tag;
+  const std::int64_t lanes = vector_length();
+  auto maximum = hn::Set(tag, kHidden);
+  for (std::int64_t j = 0; j < count; j += lanes) {
+    maximum = hn::Max(hn::LoadU(tag, scores + j), maximum);
+  }
+  return hn::GetLane(hn::MaxOfLanes(tag, maximum));
+}
+
+// scores = 2^(factor * scores - maximum); returns their sum. `count` a multiple of the vector length.
+inline float exponentials(float* scores, std::int64_t count, const Factor& factor, float maximum) {
+  const hn::ScalableTag<float> tag;
+  const std::int64_t lanes = vector_length();
+  const auto shift = hn::Set(tag, -maximum);
+  const auto high = hn::Set(tag, factor.high);
+  const auto low = hn::Set(tag, factor.low);
+  auto sum = hn::Zero(tag);
+  for (std::int64_t j = 0; j < count; j += lanes) {
+    const auto score = hn::LoadU(tag, scores + j);
+    const auto p = exp2_nonpositive(tag, hn::MulAdd(score, high, hn::MulAdd(score, low, shift)));
+    sum = hn::Add(sum, p);
+    hn::StoreU(p, tag, scores + j);
+  }
+  return hn::GetLane(hn::SumOfLanes(tag, sum));
+}
+
+// Replaces the scores s of a row and a tile of keys by 2^(factor * s - maximum), factor >= 0, and rescales what the row
+// has gathered in o [o_count] when the maximum grows. Both counts are multiples of the vector length.
+inline void online_softmax(float* scores, std::int64_t count, const Factor& factor, RowState& state, float* o,
+                           std::int64_t o_count) {
+  const float row = row_maximum(scores, count);
+  const float maximum = std::max(state.maximum, std::fma(row, factor.high, row * factor.low));
+  if (maximum > state.maximum) {
+    const float shrink = exp2_nonpositive(state.maximum - maximum);
+    state.sum *= shrink;
+    state.maximum = maximum;
+    scale_or_clear_row(o, o_count, shrink);
+  }
+  // Where every key is hidden so far, 2^(-inf - 0) = 0 is wanted, not 2^(-inf + inf).
+  state.sum += exponentials(scores, count, factor, maximum == kHidden ? 0.0F : maximum);
+}
+
+}  // namespace distr::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif

@@ -1,0 +1,197 @@
+// SPDX-License-Identifier: Apache-2.0
+// Moves rows of any element type into tiles of floats and back. Included once for each instruction set.
+#if defined(DISTR_CPU_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
+#ifdef DISTR_CPU_TILE_INL_H_
+#undef DISTR_CPU_TILE_INL_H_
+#else
+#define DISTR_CPU_TILE_INL_H_
+#endif
+
+#include <hwy/highway.h>
+
+#include <algorithm>
+#include <array>
+#include <cmath>
+#include <cstdint>
+#include <type_traits>
+
+#include "common/element.h"
+
+HWY_BEFORE_NAMESPACE();
+namespace distr::cpu::HWY_NAMESPACE {
+namespace hn = hwy::HWY_NAMESPACE;
+
+inline std::int64_t vector_length() { return static_cast<std::int64_t>(hn::Lanes(hn::ScalableTag<float>())); }
+
+inline std::int64_t round_up(std::int64_t value, std::int64_t multiple) {
+  return common::ceil_div(value, multiple) * multiple;
+}
+
+inline void load_row(const float* source, std::int64_t count, float* target) { std::copy_n(source, count, target); }
+
+inline void load_row(const common::BFloat16* source, std::int64_t count, float* target) {
+  for (std::int64_t c = 0; c < count; ++c) {
+    target[c] = common::to_float(source[c]);
+  }
+}
+
+inline void load_row(const common::Float16* source, std::int64_t count, float* target) {
+  const hn::ScalableTag<float> tag;
+  const hn::Rebind<hwy::float16_t, decltype(tag)> half_tag;
+  const std::int64_t lanes = vector_length();
+  std::int64_t c = 0;
+  for (; c + lanes <= count; c += lanes) {
+    const auto half = hn::LoadU(half_tag, reinterpret_cast<const hwy::float16_t*>(source + c));
+    hn::StoreU(hn::PromoteTo(tag, half), tag, target + c);
+  }
+  for (; c < count; ++c) {
+    target[c] = common::to_float(source[c]);
+  }
+}
+
+// target [rows, target_stride] = source [rows, columns]; the columns up to `padded` are 0.
+template <class T>
+void load_rows(const T* source, std::int64_t source_stride, std::int64_t rows, std::int64_t columns,
+               std::int64_t padded, float* target, std::int64_t target_stride) {
+  for (std::int64_t i = 0; i < rows; ++i) {
+    float* row = target + i * target_stride;
+    load_row(source + i * source_stride, columns, row);
+    std::fill(row + columns, row + padded, 0.0F);
+  }
+}
+
+// Columns c .. c + 3 of four rows become four rows of `target`, four floats each.
+inline void transpose_4x4(const std::array<const float*, 4>& rows, std::int64_t c, float* target,
+                          std::int64_t target_stride) {
+#if HWY_TARGET == HWY_SCALAR
+  for (std::int64_t row = 0; row < 4; ++row) {
+    for (std::int64_t column = 0; column < 4; ++column) {
+      target[column * target_stride + row] = rows[static_cast<std::size_t>(row)][c + column];
+    }
+  }
+#else
+  const hn::FixedTag<float, 4> tag;
+  const hn::Repartition<double, decltype(tag)> pair_tag;
+  const auto row0 = hn::LoadU(tag, rows[0] + c);
+  const auto row1 = hn::LoadU(tag, rows[1] + c);
+  const auto row2 = hn::LoadU(tag, rows[2] + c);
+  const auto row3 = hn::LoadU(tag, rows[3] + c);
+  const auto low01 = hn::BitCast(pair_tag, hn::InterleaveLower(tag, row0, row1));
+  const auto low23 = hn::BitCast(pair_tag, hn::InterleaveLower(tag, row2, row3));
+  const auto high01 = hn::BitCast(pair_tag, hn::InterleaveUpper(tag, row0, row1));
+  const auto high23 = hn::BitCast(pair_tag, hn::InterleaveUpper(tag, row2, row3));
+  hn::StoreU(hn::BitCast(tag, hn::InterleaveLower(pair_tag, low01, low23)), tag, target);
+  hn::StoreU(hn::BitCast(tag, hn::InterleaveUpper(pair_tag, low01, low23)), tag, target + target_stride);
+  hn::StoreU(hn::BitCast(tag, hn::InterleaveLower(pair_tag, high01, high23)), tag, target + 2 * target_stride);
+  hn::StoreU(hn::BitCast(tag, hn::InterleaveUpper(pair_tag, high01, high23)), tag, target + 3 * target_stride);
+#endif
+}
+
+// target [columns rounded up to 4, target_stride] = the transpose of source [rows, columns]; the entries of row
+// `rows` up to `padded` (a multiple of 4) are 0.
+template <class T>
+void load_transposed(const T* source, std::int64_t source_stride, std::int64_t rows, std::int64_t columns,
+                     std::int64_t padded, float* target, std::int64_t target_stride) {
+  alignas(64) std::array<std::array<float, kMaxHeadDim>, 4> buffer;
+  const std::int64_t padded_columns = round_up(columns, 4);
+  std::array<const float*, 4> four{};
+  for (std::int64_t j = 0; j < padded; j += 4) {
+    for (std::int64_t n = 0; n < 4; ++n) {
+      const bool inside = j + n < rows;
+      if constexpr (std::is_same_v<T, float>) {
+        if (inside && columns == padded_columns) {
+          four[static_cast<std::size_t>(n)] = source + (j + n) * source_stride;  // as it lies
+          continue;
+        }
+      }
+      float* row = buffer[static_cast<std::size_t>(n)].data();
+      four[static_cast<std::size_t>(n)] = row;
+      if (inside) {
+        load_row(source + (j + n) * source_stride, columns, row);
+      }
+      std::fill(row + (inside ? columns : 0), row + padded_columns, 0.0F);
+    }
+    for (std::int64_t c = 0; c < padded_columns; c += 4) {
+      transpose_4x4(four, c, target + c * target_stride + j, target_stride);
+    }
+  }
+}
+
+// target = sum of two or more rows, `count` floats (a multiple of the vector length), added in the order given.
+inline void add_rows(const float* const* rows, std::int64_t row_count, std::int64_t count, float* target) {
+  const hn::ScalableTag<float> tag;
+  const std::int64_t lanes = vector_length();
+  for (std::int64_t j = 0; j < count; j += lanes) {
+    auto sum = hn::Add(hn::LoadU(tag, rows[0] + j), hn::LoadU(tag, rows[1] + j));
+    for (std::int64_t row = 2; row < row_count; ++row) {
+      sum = hn::Add(sum, hn::LoadU(tag, rows[row] + j));
+    }
+    hn::StoreU(sum, tag, target + j);
+  }
+}
+
+// x *= factor; `count` a multiple of the vector length.
+inline void scale_row(float* x, std::int64_t count, float factor) {
+  const hn::ScalableTag<float> tag;
+  const std::int64_t lanes = vector_length();
+  const auto factors = hn::Set(tag, factor);
+  for (std::int64_t c = 0; c < count; c += lanes) {
+    hn::StoreU(hn::Mul(hn::LoadU(tag, x + c), factors), tag, x + c);
+  }
+}
+
+// A factor that fp32 does not hold, as the sum of two floats: large scores would feel its rounding. Both parts have one
+// sign and the lower is not 0, so that an infinity times the factor is infinite.
+struct Factor {
+  explicit Factor(double value) {
+    const auto nearest = static_cast<float>(value);
+    high = std::abs(static_cast<double>(nearest)) > std::abs(value) ? std::nextafter(nearest, 0.0F) : nearest;
+    low = static_cast<float>(value - static_cast<double>(high));
+    low = low == 0 ? high * 0x1p-60F : low;
+  }
+  float high, low;
+};
+
+inline void scale_row(float* x, std::int64_t count, const Factor& factor) {
+  const hn::ScalableTag<float> tag;
+  const std::int64_t lanes = vector_length();
+  const auto high = hn::Set(tag, factor.high);
+  const auto low = hn::Set(tag, factor.low);
+  for (std::int64_t c = 0; c < count; c += lanes) {
+    const auto value = hn::LoadU(tag, x + c);
+    hn::StoreU(hn::MulAdd(value, high, hn::Mul(value, low)), tag, x + c);
+  }
+}
+
+// The same as scale_row, but factor 0 leaves 0 of everything: what weighs nothing contributes nothing, infinity
+// included.
+inline void scale_or_clear_row(float* x, std::int64_t count, float factor) {
+  if (factor == 0) {
+    std::fill_n(x, count, 0.0F);
+  } else {
+    scale_row(x, count, factor);
+  }
+}
+
+// Whether no value is NaN or infinite; `count` a multiple of the vector length.
+inline bool all_finite(const float* x, std::int64_t count) {
+  const hn::ScalableTag<float> tag;
+  const std::int64_t lanes = vector_length();
+  auto zero_or_nan = hn::Zero(tag);
+  for (std::int64_t c = 0; c < count; c += lanes) {
+    zero_or_nan = hn::MulAdd(hn::LoadU(tag, x + c), hn::Zero(tag), zero_or_nan);
+  }
+  return hn::AllTrue(tag, hn::Eq(zero_or_nan, hn::Zero(tag)));
+}
+
+template <class T>
+void store_row(const float* source, std::int64_t count, T* target) {
+  for (std::int64_t c = 0; c < count; ++c) {
+    target[c] = common::from_float<T>(source[c]);
+  }
+}
+
+}  // namespace distr::cpu::HWY_NAMESPACE
+HWY_AFTER_NAMESPACE();
+
+#endif
