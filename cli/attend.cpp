@@ -1,0 +1,225 @@
+// SPDX-License-Identifier: Apache-2.0
+// `distr attend`: attention of tensors in files, written to files.
+#include <chrono>
+#include <cstring>
+#include <filesystem>
+#include <iostream>
+#include <memory>
+#include <numeric>
+#include <string>
+#include <vector>
+
+#include "commands.h"
+#include "distr/attention.h"
+#include "distr/version.h"
+#include "inputs.h"
+#include "npy.h"
+#include "options.h"
+#include "output_files.h"
+#include "progress.h"
+#include "report.h"
+#include "safetensors.h"
+#include "text.h"
+
+namespace distr::cli {
+namespace {
+
+struct Options {
+  InputOptions input;
+  RunOptions run;
+  GroupingOptions grouping;
+  std::string order;                // path; empty: not given
+  std::string out, lse, order_out;  // likewise
+  bool json = false;
+};
+
+struct Result {
+  Grouping grouping;  // `auto` replaced
+  std::string choice;
+  std::string kernel;
+  std::vector<std::int32_t> order;  // empty: not needed
+  Tensor o, lse;
+  double seconds_grouping = 0;
+  double seconds_forward = 0;
+};
+
+class Stopwatch {
+ public:
+  [[nodiscard]] double seconds() const {
+    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
+  }
+
+ private:
+  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
+};
+
+// The bytes of a file that holds one tensor, in the format of the path's extension.
+std::vector<std::byte> format_file(const std::string& path, const std::string& name, Tensor tensor) {
+  if (std::filesystem::path(path).extension() == ".npy") return format_npy(tensor);
+  TensorMap tensors;
+  tensors.emplace(name, std::move(tensor));
+  return format_safetensors(tensors);
+}
+
+void reserve(OutputFiles& files, const std::string& flag, const std::string& path) {
+  if (path.empty()) return;
+  const auto extension = std::filesystem::path(path).extension();
+  if (extension != ".npy" && extension != ".safetensors") {
+    throw InputError(flag + ": " + quoted(path) + " has the extension " + quoted(extension.string()) +
+                     "; allowed: .npy, .safetensors");
+  }
+  files.reserve(path);
+}
+
+// Computes the order where the kernel or the user wants one that was not given.
+void find_order(const Options& options, const Inputs& inputs, const Execution& execution, Result& result) {
+  const bool reads = reads_order(result.grouping);
+  if (reads ? !options.order.empty() : options.order_out.empty()) return;
+  require_kernel(Operation::grouping, inputs.problem, result.grouping, execution);
+  const Stopwatch stopwatch;
+  result.order.resize(static_cast<std::size_t>(count_of(order_shape(inputs.problem, result.grouping))));
+  make_grouping(inputs.problem, result.grouping, {inputs.q.data(), inputs.k.data(), result.order.data()}, execution);
+  result.seconds_grouping = stopwatch.seconds();
+}
+
+// Block 0 of `previous` is exact whatever the order given, and is written as 0 .. d-1.
+void clear_first_blocks(const Problem& problem, Result& result) {
+  const auto shape = order_shape(problem, result.grouping);
+  for (std::int64_t head = 0; head < shape[0] * shape[1] && shape[2] > 0; ++head) {
+    const auto row = result.order.begin() + head * shape[2] * shape[3];
+    std::iota(row, row + shape[3], 0);
+  }
+}
+
+void compute_output(const Inputs& inputs, bool want_lse, const Execution& execution, Result& result) {
+  const Problem& problem = inputs.problem;
+  const std::vector<std::int64_t> o_shape{problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v};
+  const std::vector<std::int64_t> lse_shape{problem.batch, problem.heads_q, problem.seq_q};
+  const std::size_t lse_count = want_lse ? static_cast<std::size_t>(count_of(lse_shape)) : 0;
+  std::vector<std::byte> o(static_cast<std::size_t>(count_of(o_shape)) * size_of(problem.dtype));
+  std::vector<std::byte> lse(lse_count * size_of(problem.lse_dtype()));
+  ForwardTensors tensors = inputs.tensors();
+  tensors.order = result.order.data();
+  tensors.o = o.data();
+  tensors.lse = want_lse ? lse.data() : nullptr;
+  const Stopwatch stopwatch;
+  forward(problem, result.grouping, tensors, execution);
+  result.seconds_forward = stopwatch.seconds();
+  result.o = {element_type(inputs.file_type), inputs.shape_like_input(o_shape),
+              converted(std::move(o), problem.dtype, inputs.file_type)};
+  result.lse = {ElementType::f32, inputs.shape_like_input(lse_shape),
+                converted(std::move(lse), problem.lse_dtype(), DType::f32)};
+}
+
+Result compute(const Options& options, const Inputs& inputs) {
+  Progress progress;
+  Execution execution;
+  execution.device = choose_device(options.run.device);
+  execution.threads = options.run.threads;
+  const Grouping wanted = grouping_of(options.grouping, inputs.problem.head_dim, options.run.seed);
+  const Explanation explanation = explain(Operation::forward, inputs.problem, wanted, execution.device);
+  Result result;
+  result.grouping = explanation.grouping;
+  result.choice = explanation.choice;
+  result.kernel = explanation.kernel;
+  require_kernel(Operation::forward, inputs.problem, result.grouping, execution);
+  if (!options.order.empty()) {
+    result.order = read_order(options.order, inputs, result.grouping);
+    if (result.grouping.order_from == OrderFrom::previous) clear_first_blocks(inputs.problem, result);
+  }
+  execution.progress = progress.step("grouping");
+  find_order(options, inputs, execution, result);
+  execution.progress = progress.step("attention");
+  compute_output(inputs, !options.lse.empty(), execution, result);
+  return result;
+}
+
+void write_files(const Options& options, const Inputs& inputs, Result& result, OutputFiles& files) {
+  files.write(options.out, format_file(options.out, "o", std::move(result.o)));
+  if (!options.lse.empty()) files.write(options.lse, format_file(options.lse, "lse", std::move(result.lse)));
+  if (!options.order_out.empty()) {
+    const auto shape = order_shape(inputs.problem, result.grouping);
+    Tensor order{ElementType::i32, inputs.shape_like_input({shape.begin(), shape.end()}), {}};
+    order.data.resize(result.order.size() * sizeof(std::int32_t));
+    if (!result.order.empty()) std::memcpy(order.data.data(), result.order.data(), order.data.size());
+    files.write(options.order_out, format_file(options.order_out, "order", std::move(order)));
+  }
+  files.commit();
+}
+
+void print_json(const Options& options, const Inputs& inputs, const Result& result, double seconds_total) {
+  Json json = {{"version", version()}, {"op", "forward"}, {"kernel", result.kernel}};
+  json.update(sizes_json(inputs.problem));
+  json["causal_corner"] = name_of(inputs.problem.causal);
+  json["mask"] = name_of(inputs.problem.mask.kind);
+  json["scale"] = inputs.problem.softmax_scale();
+  json.update(grouping_json(inputs.problem, result.grouping));
+  json["strategy_asked"] = name_of(options.grouping.strategy);
+  json["choice"] = result.choice;
+  json["seed"] = options.run.seed;
+  json["device"] = name_of(choose_device(options.run.device));
+  json["threads"] = options.run.threads > 0 ? options.run.threads : processor_count();
+  json["seconds_grouping"] = result.seconds_grouping;
+  json["seconds_forward"] = result.seconds_forward;
+  json["seconds_total"] = seconds_total;
+  json["inputs"] = inputs.paths;
+  json["outputs"] = {{"o", options.out}};
+  if (!options.lse.empty()) json["outputs"]["lse"] = options.lse;
+  if (!options.order_out.empty()) json["outputs"]["order"] = options.order_out;
+  std::cout << json_text(json) << '\n';
+}
+
+void print_summary(const Options& options, const Inputs& inputs, const Result& result, double seconds_total) {
+  std::cout << "problem   " << sizes_text(inputs.problem) << '\n'
+            << "grouping  " << grouping_text(result.grouping) << '\n'
+            << "kernel    " << result.kernel << '\n'
+            << "seconds   grouping " << significant(result.seconds_grouping) << ", attention "
+            << significant(result.seconds_forward) << ", with files " << significant(seconds_total) << '\n'
+            << "output    " << options.out << '\n';
+  if (!options.lse.empty()) std::cout << "LSE       " << options.lse << '\n';
+  if (!options.order_out.empty()) std::cout << "order     " << options.order_out << '\n';
+}
+
+void attend(const Options& options) {
+  const Stopwatch stopwatch;
+  OutputFiles files;
+  reserve(files, "--out", options.out);
+  reserve(files, "--lse", options.lse);
+  reserve(files, "--order-out", options.order_out);
+  const Inputs inputs = read_inputs(options.input, options.run);
+  Result result = compute(options, inputs);
+  write_files(options, inputs, result, files);
+  if (options.grouping.strategy == Strategy::automatic) {
+    std::cerr << "distr: strategy auto: " << result.choice << '\n';
+  }
+  const auto print = options.json ? print_json : print_summary;
+  print(options, inputs, result, stopwatch.seconds());
+}
+
+}  // namespace
+
+void add_attend(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("attend", "Attention of tensors in files, exact or approximate");
+  const auto options = std::make_shared<Options>();
+  add_input_options(*command, options->input);
+  const std::string type = "FILE.npy|safetensors";
+  add_path(*command, "--out", options->out, type, "O, of Q's rank and type; .npy has no bf16 and holds f4 then (exact)")
+      ->required()
+      ->group(kOutputGroup);
+  add_path(*command, "--lse", options->lse, type, "Log-sum-exp of each row's scores, f4 [B, H, Nq], axes as Q has them")
+      ->group(kOutputGroup);
+  add_path(*command, "--order-out", options->order_out, type,
+           "The order of columns that was used, i4 [B, H, blocks, d]")
+      ->group(kOutputGroup);
+  command->add_flag("--json", options->json, "Print one JSON object instead of a summary")->group(kOutputGroup);
+  add_grouping_options(*command, options->grouping);
+  add_path(*command, "--order", options->order, type, "Use this order of columns, of any integer type")
+      ->group(kGroupingGroup);
+  add_run_options(*command, options->run);
+  command->footer(
+      "Example: distr attend --q q.npy --k k.npy --v v.npy --out o.npy --strategy energy --group-size 2\n"
+      "Tensors in .safetensors output are named o, lse and order. Existing files are replaced.");
+  command->callback([options] { attend(*options); });
+}
+
+}  // namespace distr::cli

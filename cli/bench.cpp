@@ -1,0 +1,247 @@
+// SPDX-License-Identifier: Apache-2.0
+// `distr bench`: times, rates and errors over a sweep of shapes, on random values.
+#include <algorithm>
+#include <cstring>
+#include <iostream>
+#include <limits>
+#include <memory>
+#include <random>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "commands.h"
+#include "comparison.h"
+#include "memory.h"
+#include "options.h"
+#include "output_files.h"
+#include "report.h"
+#include "run_meta.h"
+#include "settings.h"
+#include "text.h"
+
+namespace distr::cli {
+namespace {
+
+constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kErrorPairs = 1 << 22;  // scores that errors of P are taken from, about
+
+struct Options {
+  RunOptions run;
+  SettingLists settings;
+  std::vector<std::int64_t> seqs{1024, 2048, 4096};
+  std::vector<std::int64_t> head_dims{64, 128};
+  std::vector<DType> dtypes{DType::f32};
+  std::vector<Causal> causals{Causal::none};
+  std::vector<Work> works{Work::forward};
+  std::int64_t batch = 1, heads = 4, heads_kv = 0;  // 0: as heads
+  std::string json_out;                             // path; empty: not wanted
+  bool json = false;
+};
+
+Work parse_work(const std::string& word) {
+  if (word == "grouping") return Work::grouping;
+  if (word == "forward") return Work::forward;
+  if (word == "backward") return Work::backward;
+  if (word == "forward-backward") return Work::forward_backward;
+  throw InputError("--op: " + quoted(word) + " is unknown; allowed: grouping, forward, backward, forward-backward");
+}
+
+std::vector<std::byte> random_tensor(std::int64_t count, DType dtype, std::mt19937_64& random) {
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (float& value : values) value = normal(random);
+  std::vector<std::byte> bytes(values.size() * size_of(dtype));
+  convert(values.data(), DType::f32, bytes.data(), dtype, count);
+  return bytes;
+}
+
+Inputs random_inputs(const Problem& problem, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Inputs inputs;
+  inputs.problem = problem;
+  inputs.file_type = problem.dtype;
+  inputs.rank = 4;
+  const std::int64_t q_shape[] = {problem.batch, problem.heads_q, problem.seq_q, problem.head_dim};
+  const std::int64_t k_shape[] = {problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim};
+  const std::int64_t v_shape[] = {problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim_v};
+  inputs.q = random_tensor(count_of(q_shape), problem.dtype, random);
+  inputs.k = random_tensor(count_of(k_shape), problem.dtype, random);
+  inputs.v = random_tensor(count_of(v_shape), problem.dtype, random);
+  return inputs;
+}
+
+// Floating-point operations of exact attention: two for each multiply-add of its products, over the pairs that see
+// each other. 0 for grouping, which exact attention lacks.
+double exact_operations(const Problem& problem, Work work) {
+  double pairs = static_cast<double>(problem.seq_q) * static_cast<double>(problem.seq_k);
+  if (problem.causal != Causal::none) pairs = (pairs + static_cast<double>(problem.seq_q)) / 2;
+  const auto d = static_cast<double>(problem.head_dim);
+  const auto dv = static_cast<double>(problem.head_dim_v);
+  const double forward = d + dv;
+  const double backward = 3 * d + 2 * dv;
+  const double per_pair = work == Work::forward            ? forward
+                          : work == Work::backward         ? backward
+                          : work == Work::forward_backward ? forward + backward
+                                                           : 0;
+  return 2 * static_cast<double>(problem.batch * problem.heads_q) * pairs * per_pair;
+}
+
+struct Sweep {
+  const Options& options;
+  double peak;  // operations a second
+  Json rows = Json::array();
+  Table table{};
+};
+
+void add_columns(Table& table) {
+  for (const char* head : {"op", "dtype", "causal", "strategy"}) table.add_column(head, Table::Align::left);
+  for (const char* head :
+       {"N", "d", "G", "ms", "min", "max", "GFLOP/s", "% of peak", "ratio", "O error", "memory MB"}) {
+    table.add_column(head, Table::Align::right);
+  }
+}
+
+void add_rows(Sweep& sweep, const Problem& problem, Work work, const std::vector<Row>& rows,
+              const std::vector<std::int64_t>& memory) {
+  const double operations = exact_operations(problem, work);
+  for (std::size_t i = 0; i < rows.size(); ++i) {
+    const Row& row = rows[i];
+    const bool products = work != Work::grouping;  // else there is no rate, and exact attention takes no time
+    const double rate = operations / (row.median() * 1e-3);
+    Json json = row_json(problem, row, rows.front().median());
+    json["tflops_exact_flops"] = products ? Json(rate * 1e-12) : Json(nullptr);
+    json["share_of_fma_peak"] = products ? Json(rate / sweep.peak) : Json(nullptr);
+    if (!products) json["ratio_to_exact"] = nullptr;
+    json["peak_memory_bytes"] = memory[i];
+    sweep.rows.push_back(json);
+    const bool exact = row.grouping.strategy == Strategy::exact;
+    std::string strategy = name_of(row.grouping.strategy);
+    if (row.grouping.strategy == Strategy::lsh) strategy += std::string(" ") + name_of(row.grouping.estimator);
+    sweep.table.add_row(
+        {json["op"].get<std::string>(), name_of(problem.dtype), name_of(problem.causal), strategy,
+         std::to_string(problem.seq_q), std::to_string(problem.head_dim),
+         exact ? "-" : std::to_string(row.grouping.group_size), significant(row.median()),
+         significant(row.milliseconds.front(), 3), significant(row.milliseconds.back(), 3),
+         products ? significant(rate * 1e-9, 3) : "-", products ? significant(100 * rate / sweep.peak, 3) : "-",
+         products ? significant(rows.front().median() / row.median(), 3) : "-",
+         significant(row.errors.output_frobenius, 3), significant(static_cast<double>(memory[i]) / 1e6, 3)});
+  }
+}
+
+void bench_problem(Sweep& sweep, const Problem& problem, Work work) {
+  const Options& options = sweep.options;
+  const std::vector<Grouping> settings = settings_of(options.settings, problem.head_dim, options.run.seed);
+  for (const Grouping& setting : settings) validate(problem, setting);
+  const Inputs inputs = random_inputs(problem, options.run.seed);
+  Comparison comparison(inputs, work, choose_device(options.run.device), options.run.threads);
+  std::vector<std::int64_t> memory;
+  for (const Grouping& setting : settings) {
+    const PeakMemory peak;
+    comparison.warm_up({setting});
+    memory.push_back(peak.bytes());
+  }
+  std::vector<Row> rows = comparison.errors(settings, kErrorPairs / problem.seq_k);
+  comparison.time(rows, options.settings.repeats);
+  add_rows(sweep, problem, work, rows, memory);
+}
+
+std::vector<Problem> problems_of(const Options& options) {
+  std::vector<Problem> problems;
+  for (const DType dtype : options.dtypes) {
+    for (const Causal causal : options.causals) {
+      for (const std::int64_t head_dim : options.head_dims) {
+        for (const std::int64_t seq : options.seqs) {
+          Problem problem;
+          problem.dtype = dtype;
+          problem.batch = options.batch;
+          problem.heads_q = options.heads;
+          problem.heads_kv = options.heads_kv == 0 ? options.heads : options.heads_kv;
+          problem.seq_q = problem.seq_k = seq;
+          problem.head_dim = problem.head_dim_v = head_dim;
+          problem.scale = options.run.scale;
+          problem.causal = causal;
+          problems.push_back(contiguous(problem));
+          validate(problems.back());
+        }
+      }
+    }
+  }
+  return problems;
+}
+
+void bench(const Options& options) {
+  OutputFiles files;
+  if (!options.json_out.empty()) files.reserve(options.json_out);
+  const std::vector<Problem> problems = problems_of(options);
+  Execution execution;
+  execution.threads = options.run.threads;
+  Sweep sweep{options, fma_peak(execution)};
+  add_columns(sweep.table);
+  for (const Work work : options.works) {
+    for (const Problem& problem : problems) bench_problem(sweep, problem, work);
+  }
+  Json meta = run_meta(options.run.threads);
+  meta["fma_peak_gflops"] = sweep.peak * 1e-9;
+  const std::string text = json_text({{"meta", meta}, {"rows", sweep.rows}}) + "\n";
+  if (!options.json_out.empty()) files.write(options.json_out, std::as_bytes(std::span(text)));
+  files.commit();
+  if (options.json) {
+    std::cout << text;
+    return;
+  }
+  std::cout << "B " << options.batch << ", H " << options.heads << ", " << meta["threads"] << " threads, peak "
+            << significant(sweep.peak * 1e-9) << " GFLOP/s of fp32 multiply-adds\n\n";
+  sweep.table.print(std::cout);
+  std::cout
+      << "\nms: median of " << options.settings.repeats
+      << " runs of all that a user waits for (backward: without order and forward).\n"
+         "GFLOP/s counts the products of exact attention, so that rates of one shape compare; ratio: time of exact /\n"
+         "this time. memory: the largest growth of the process beyond inputs and outputs.\n";
+}
+
+void add_sweep_options(CLI::App& command, Options& options) {
+  const auto integers = [&](const char* flag, const char* help, std::int64_t high, std::vector<std::int64_t>& target,
+                            const char* shown) {
+    add_list(command, flag, "INT", help, target,
+             [flag, high](const std::string& word) { return parse_integer(flag, word, 1, high); })
+        ->default_str(shown)
+        ->group(kInputGroup);
+  };
+  integers("--seq", "N, the length of Q and of K", kAny, options.seqs, "1024,2048,4096");
+  integers("--head-dim", "d, of Q, K and V", kMaxHeadDim, options.head_dims, "64,128");
+  add_list(command, "--dtypes", all_names<DType>("|"), "The types computed in", options.dtypes,
+           [](const std::string& word) { return parse_name<DType>("--dtypes", word); })
+      ->default_str("f32")
+      ->group(kInputGroup);
+  add_list(command, "--causal", all_names<Causal>("|"), "Causality", options.causals,
+           [](const std::string& word) { return parse_name<Causal>("--causal", word); })
+      ->default_str("none")
+      ->group(kInputGroup);
+  add_list(command, "--op", "grouping|forward|backward|forward-backward", "What is timed", options.works, parse_work)
+      ->default_str("forward")
+      ->group(kInputGroup);
+  const auto integer = [&](const char* flag, const char* help, std::int64_t& target) {
+    add_integer(command, flag, help, 1, kAny, [&target](std::int64_t value) { target = value; })->group(kInputGroup);
+  };
+  integer("--batch", "Batch entries [1]", options.batch);
+  integer("--heads", "Heads of Q [4]", options.heads);
+  integer("--heads-kv", "Heads of K and V [as --heads]", options.heads_kv);
+}
+
+}  // namespace
+
+void add_bench(CLI::App& app) {
+  CLI::App* command = app.add_subcommand("bench", "Time, rate and error over a sweep of shapes, on random values");
+  const auto options = std::make_shared<Options>();
+  options->settings.estimators = {Estimator::mean};
+  add_sweep_options(*command, *options);
+  command->add_flag("--json", options->json, "Print one JSON object instead of a table")->group(kOutputGroup);
+  add_path(*command, "--json-out", options->json_out, "FILE", "Write the JSON object")->group(kOutputGroup);
+  add_setting_options(*command, options->settings);
+  add_execution_options(*command, options->run);
+  command->footer("Example: distr bench --seq 2048,4096 --op forward,backward --json-out bench.json");
+  command->callback([options] { bench(*options); });
+}
+
+}  // namespace distr::cli

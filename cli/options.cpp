@@ -1,0 +1,141 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "options.h"
+
+#include <sched.h>
+
+#include <algorithm>
+#include <limits>
+
+#include "tensor.h"
+#include "text.h"
+
+namespace distr::cli {
+namespace {
+
+constexpr int kMaxThreads = 1024;
+constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
+
+}  // namespace
+
+CLI::Option* add_parsed(CLI::App& app, const std::string& flag, const std::string& type, const std::string& help,
+                        const std::function<void(const std::string&)>& parse) {
+  return app.add_option_function<std::string>(flag, parse, help)->type_name(type);
+}
+
+CLI::Option* add_integer(CLI::App& app, const std::string& flag, const std::string& help, std::int64_t low,
+                         std::int64_t high, const std::function<void(std::int64_t)>& store) {
+  return add_parsed(app, flag, "INT", help,
+                    [flag, low, high, store](const std::string& word) { store(parse_integer(flag, word, low, high)); });
+}
+
+CLI::Option* add_path(CLI::App& app, const std::string& flag, std::string& target, const std::string& type,
+                      const std::string& help) {
+  return add_parsed(app, flag, type, help, [flag, &target](const std::string& word) {
+    if (word.empty()) throw InputError(flag + ": '' is not allowed; allowed: the path of a file");
+    target = word;
+  });
+}
+
+void add_input_options(CLI::App& app, InputOptions& options) {
+  const auto add = [&app](const char* flag, std::string& target, const char* type, const char* help) {
+    add_path(app, flag, target, type, help)->group(kInputGroup);
+  };
+  add("--q", options.q, "FILE.npy", "Q: [N, d], [H, N, d] or [B, H, N, d]; f2, f4 or f8");
+  add("--k", options.k, "FILE.npy", "K, of Q's rank and type; its heads divide Q's");
+  add("--v", options.v, "FILE.npy", "V, of Q's rank and type");
+  add("--mask", options.mask, "FILE.npy", "Broadcasts to [B, H, Nq, Nk]; bool (true keeps) or float (is added)");
+  add("--input", options.file, "FILE.safetensors", "Instead: tensors q, k, v and perhaps mask; F16, BF16 or F32");
+}
+
+CLI::Option* add_causal_option(CLI::App& app, Causal& target) {
+  return add_choice(app, "--causal", target, "Hide later keys; the diagonal starts or ends in that corner");
+}
+
+CLI::Option* add_device_option(CLI::App& app, std::optional<Device>& target) {
+  const auto parse = [&target](const std::string& word) {
+    if (word == "auto") {
+      target.reset();
+    } else if (word == name_of(Device::cpu) || word == name_of(Device::cuda)) {
+      target = parse_name<Device>("--device", word);
+    } else {
+      throw InputError("--device: " + quoted(word) + " is unknown; allowed: auto, " + all_names<Device>());
+    }
+  };
+  return add_parsed(app, "--device", "auto|" + all_names<Device>("|"), "Where it runs", parse)->default_str("auto");
+}
+
+void add_run_options(CLI::App& app, RunOptions& options) {
+  const auto add = [&app](const char* flag, const std::string& type, const char* help, const auto& parse) {
+    return add_parsed(app, flag, type, help, parse)->group(kRunGroup);
+  };
+  add_causal_option(app, options.causal)->group(kRunGroup);
+  add("--scale", "X", "Of the scores [1/sqrt(d)]",
+      [&options](const std::string& word) { options.scale = parse_finite("--scale", word); });
+  add("--dtype", all_names<DType>("|"), "Computed in this type [the input's]; f64 by the reference",
+      [&options](const std::string& word) { options.dtype = parse_name<DType>("--dtype", word); });
+  add_execution_options(app, options);
+}
+
+void add_execution_options(CLI::App& app, RunOptions& options) {
+  const auto add = [&app](const char* flag, const std::string& type, const char* help, const auto& parse) {
+    return add_parsed(app, flag, type, help, parse)->group(kRunGroup);
+  };
+  add_device_option(app, options.device)->group(kRunGroup);
+  add("--threads", "INT", "At most so many threads [one a processor]", [&options](const std::string& word) {
+    options.threads = static_cast<int>(parse_integer("--threads", word, 1, kMaxThreads));
+  });
+  add("--seed", "INT", "Of the random projections of lsh", [&options](const std::string& word) {
+    options.seed = parse_unsigned("--seed", word);
+  })->default_str("0");
+}
+
+void add_grouping_options(CLI::App& app, GroupingOptions& options) {
+  add_choice(app, "--strategy", options.strategy, "How columns of Q and K are grouped")->group(kGroupingGroup);
+  add_integer(app, "--group-size", "G, the columns in a group, 1 to d [min(2, d)]", 1, kMaxHeadDim,
+              [&options](std::int64_t value) { options.group_size = value; })
+      ->group(kGroupingGroup);
+  add_integer(app, "--block", "l, the rows of Q that share one order of columns", 1, kAny,
+              [&options](std::int64_t value) { options.block = value; })
+      ->default_str(std::to_string(options.block))
+      ->group(kGroupingGroup);
+  add_choice(app, "--estimator", options.estimator, "What stands for a group of Q columns in lsh")
+      ->group(kGroupingGroup);
+  add_choice(app, "--order-from", options.order_from, "The rows an order comes from; previous is strictly causal")
+      ->group(kGroupingGroup);
+}
+
+Grouping grouping_of(const GroupingOptions& options, std::int64_t head_dim, std::uint64_t seed) {
+  Grouping grouping;
+  grouping.strategy = options.strategy;
+  grouping.group_size = options.group_size.value_or(std::min<std::int64_t>(2, head_dim));
+  grouping.block = options.block;
+  grouping.estimator = options.estimator;
+  grouping.order_from = options.order_from;
+  grouping.seed = seed;
+  return grouping;
+}
+
+bool reads_order(const Grouping& grouping) noexcept {
+  return grouping.strategy != Strategy::exact && grouping.group_size > 1;
+}
+
+Device choose_device(const std::optional<Device>& wanted) {
+  // The files' tensors are in the memory of the CPU, so `auto` does not choose a GPU.
+  return wanted.value_or(Device::cpu);
+}
+
+void require_kernel(Operation operation, const Problem& problem, const Grouping& grouping, const Execution& execution) {
+  static_cast<void>(workspace_bytes(operation, problem, grouping, execution));
+  if (execution.device != Device::cpu) {
+    throw InputError(std::string("--device: ") + name_of(execution.device) +
+                     " is not served from files; allowed: auto, cpu");
+  }
+}
+
+int processor_count() {
+  cpu_set_t processors;
+  CPU_ZERO(&processors);
+  return sched_getaffinity(0, sizeof processors, &processors) == 0 ? CPU_COUNT(&processors) : 1;
+}
+
+}  // namespace distr::cli

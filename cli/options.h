@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// The options that commands share: which tensors, how attention is asked for, how it is approximated, where it runs.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <optional>
+#include <string>
+
+#include "distr/attention.h"
+#include "names.h"
+
+namespace distr::cli {
+
+struct InputOptions {
+  std::string q, k, v, mask;  // paths; empty: not given
+  std::string file;           // a .safetensors file with all of them
+};
+
+struct RunOptions {
+  Causal causal = Causal::none;
+  std::optional<double> scale;   // empty: 1/sqrt(d)
+  std::optional<DType> dtype;    // computed in; empty: the files'
+  std::optional<Device> device;  // empty: auto
+  int threads = 0;               // 0: all
+  std::uint64_t seed = 0;
+};
+
+struct GroupingOptions {
+  Strategy strategy = Strategy::automatic;
+  std::optional<std::int64_t> group_size;  // empty: min(2, d)
+  std::int64_t block = 128;
+  Estimator estimator = Estimator::mean;
+  OrderFrom order_from = OrderFrom::own;
+};
+
+// Headings of --help.
+inline constexpr const char* kInputGroup = "Input";
+inline constexpr const char* kOutputGroup = "Output";
+inline constexpr const char* kGroupingGroup = "Approximation";
+inline constexpr const char* kRunGroup = "Computation";
+
+void add_input_options(CLI::App& app, InputOptions& options);
+void add_run_options(CLI::App& app, RunOptions& options);
+// The part of the run options that is no part of the problem: device, threads, seed.
+void add_execution_options(CLI::App& app, RunOptions& options);
+void add_grouping_options(CLI::App& app, GroupingOptions& options);
+CLI::Option* add_causal_option(CLI::App& app, Causal& target);
+CLI::Option* add_device_option(CLI::App& app, std::optional<Device>& target);
+
+// An option whose word goes to `parse`, which throws InputError for a word that is not allowed.
+CLI::Option* add_parsed(CLI::App& app, const std::string& flag, const std::string& type, const std::string& help,
+                        const std::function<void(const std::string&)>& parse);
+
+// An option that takes the path of a file, which may not be empty.
+CLI::Option* add_path(CLI::App& app, const std::string& flag, std::string& target, const std::string& type,
+                      const std::string& help);
+
+// An option that takes one of the names of an enumeration.
+template <typename Enum>
+CLI::Option* add_choice(CLI::App& app, const std::string& flag, Enum& target, const std::string& help) {
+  return add_parsed(app, flag, all_names<Enum>("|"), help,
+                    [flag, &target](const std::string& word) { target = parse_name<Enum>(flag, word); })
+      ->default_str(name_of(target));
+}
+
+// An option that takes an integer from `low` to `high`.
+CLI::Option* add_integer(CLI::App& app, const std::string& flag, const std::string& help, std::int64_t low,
+                         std::int64_t high, const std::function<void(std::int64_t)>& store);
+
+[[nodiscard]] Grouping grouping_of(const GroupingOptions& options, std::int64_t head_dim, std::uint64_t seed);
+
+// Whether the kernels read the order at all.
+[[nodiscard]] bool reads_order(const Grouping& grouping) noexcept;
+
+// The device that `--device` stands for.
+[[nodiscard]] Device choose_device(const std::optional<Device>& wanted);
+
+// Throws Error if no kernel serves the operation, and InputError where tensors would have to be on a GPU.
+void require_kernel(Operation operation, const Problem& problem, const Grouping& grouping, const Execution& execution);
+
+// How many processors this process may use.
+[[nodiscard]] int processor_count();
+
+}  // namespace distr::cli

@@ -1,0 +1,54 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "report.h"
+
+#include "names.h"
+
+namespace distr::cli {
+
+Json sizes_json(const Problem& problem) {
+  return {{"batch", problem.batch},
+          {"heads", problem.heads_q},
+          {"kv_heads", problem.heads_kv},
+          {"seq_q", problem.seq_q},
+          {"seq_k", problem.seq_k},
+          {"head_dim", problem.head_dim},
+          {"head_dim_v", problem.head_dim_v},
+          {"dtype", name_of(problem.dtype)},
+          {"causal", problem.causal != Causal::none}};
+}
+
+Json grouping_json(const Problem& problem, const Grouping& grouping) {
+  const bool exact = grouping.strategy == Strategy::exact;
+  Json json = {{"strategy", name_of(grouping.strategy)}, {"estimator", nullptr}, {"group_size", 1}, {"block", nullptr}};
+  if (grouping.strategy == Strategy::lsh) json["estimator"] = name_of(grouping.estimator);
+  if (!exact) {
+    json["group_size"] = grouping.group_size;
+    json["block"] = grouping.block;
+  }
+  json["order_from"] = exact ? Json(nullptr) : Json(name_of(grouping.order_from));
+  json["num_groups"] = exact ? problem.head_dim : num_groups(problem, grouping);
+  return json;
+}
+
+std::string sizes_text(const Problem& problem) {
+  std::string text = "B " + std::to_string(problem.batch) + ", H " + std::to_string(problem.heads_q);
+  if (problem.heads_kv != problem.heads_q) text += " (K and V " + std::to_string(problem.heads_kv) + ")";
+  text += ", Nq " + std::to_string(problem.seq_q) + ", Nk " + std::to_string(problem.seq_k);
+  text += ", d " + std::to_string(problem.head_dim) + ", dv " + std::to_string(problem.head_dim_v);
+  text += std::string(", ") + name_of(problem.dtype);
+  if (problem.causal != Causal::none) text += std::string(", causal ") + name_of(problem.causal);
+  if (problem.mask.kind != MaskKind::none) text += std::string(", mask ") + name_of(problem.mask.kind);
+  return text;
+}
+
+std::string grouping_text(const Grouping& grouping) {
+  std::string text = name_of(grouping.strategy);
+  if (grouping.strategy == Strategy::exact) return text;
+  if (grouping.strategy == Strategy::lsh) text += std::string(" (") + name_of(grouping.estimator) + ")";
+  text += ", G " + std::to_string(grouping.group_size) + ", l " + std::to_string(grouping.block);
+  return text + ", order from " + name_of(grouping.order_from);
+}
+
+std::string json_text(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
+
+}  // namespace distr::cli

@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "settings.h"
+
+#include <limits>
+#include <set>
+#include <tuple>
+
+#include "names.h"
+#include "tensor.h"
+
+namespace distr::cli {
+namespace {
+
+constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
+
+template <typename Enum>
+std::string names_of(const std::vector<Enum>& values) {
+  std::string text;
+  for (const Enum value : values) text += (text.empty() ? "" : ",") + std::string(name_of(value));
+  return text;
+}
+
+std::vector<std::int64_t> group_sizes_of(const SettingLists& lists, std::int64_t head_dim) {
+  if (!lists.group_sizes.empty()) return lists.group_sizes;
+  std::vector<std::int64_t> sizes;
+  for (const std::int64_t size : {2, 4}) {
+    if (size <= head_dim) sizes.push_back(size);
+  }
+  return sizes.empty() ? std::vector<std::int64_t>{1} : sizes;
+}
+
+}  // namespace
+
+std::vector<Grouping> settings_of(const SettingLists& lists, std::int64_t head_dim, std::uint64_t seed) {
+  Grouping exact;
+  exact.strategy = Strategy::exact;
+  exact.group_size = 1;
+  exact.seed = seed;
+  std::vector<Grouping> settings{exact};
+  std::set<std::tuple<Strategy, std::int64_t, std::int64_t, Estimator, OrderFrom>> seen;
+  for (const Strategy strategy : lists.strategies) {
+    if (strategy == Strategy::exact) continue;
+    for (const Estimator estimator : lists.estimators) {
+      for (const OrderFrom order_from : lists.orders) {
+        for (const std::int64_t block : lists.blocks) {
+          for (const std::int64_t group_size : group_sizes_of(lists, head_dim)) {
+            const Estimator relevant = strategy == Strategy::lsh ? estimator : Estimator::mean;
+            if (!seen.emplace(strategy, group_size, block, relevant, order_from).second) continue;
+            settings.push_back({strategy, group_size, block, relevant, order_from, seed});
+          }
+        }
+      }
+    }
+  }
+  return settings;
+}
+
+void add_setting_options(CLI::App& command, SettingLists& lists) {
+  const auto parse_strategy = [](const std::string& word) {
+    if (word == "auto") throw InputError("--strategy: 'auto' is no setting to compare; allowed: exact, lsh, energy");
+    return parse_name<Strategy>("--strategy", word);
+  };
+  add_list(command, "--strategy", "exact|lsh|energy", "Beside exact, which always comes first", lists.strategies,
+           parse_strategy)
+      ->default_str(names_of(lists.strategies));
+  add_list(command, "--group-size", "INT", "G, 1 to d each [those of 2,4 that d allows]", lists.group_sizes,
+           [](const std::string& word) { return parse_integer("--group-size", word, 1, kMaxHeadDim); });
+  add_list(command, "--block", "INT", "l, the rows of Q that share one order of columns", lists.blocks,
+           [](const std::string& word) { return parse_integer("--block", word, 1, kAny); })
+      ->default_str("128");
+  add_list(command, "--estimator", all_names<Estimator>("|"), "What stands for a group of Q columns in lsh",
+           lists.estimators, [](const std::string& word) { return parse_name<Estimator>("--estimator", word); })
+      ->default_str(names_of(lists.estimators));
+  add_list(command, "--order-from", all_names<OrderFrom>("|"), "The rows an order comes from", lists.orders,
+           [](const std::string& word) { return parse_name<OrderFrom>("--order-from", word); })
+      ->default_str(names_of(lists.orders));
+  add_integer(command, "--repeats", "Timed runs of each setting, in turn", 1, 100000, [&lists](std::int64_t value) {
+    lists.repeats = static_cast<int>(value);
+  })->default_str(std::to_string(lists.repeats));
+}
+
+}  // namespace distr::cli

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lists of settings to compare or to time: the cross product of what the options name.
+#pragma once
+
+#include <CLI/CLI.hpp>
+#include <cstdint>
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "distr/grouping.h"
+#include "options.h"
+#include "text.h"
+
+namespace distr::cli {
+
+struct SettingLists {
+  std::vector<Strategy> strategies{Strategy::lsh, Strategy::energy};
+  std::vector<std::int64_t> group_sizes;  // empty: those of 2 and 4 that d allows
+  std::vector<std::int64_t> blocks{128};
+  std::vector<Estimator> estimators{Estimator::sample, Estimator::mean};
+  std::vector<OrderFrom> orders{OrderFrom::own};
+  int repeats = 5;  // timed runs of each setting
+};
+
+// The help shows the lists as they are when this is called.
+void add_setting_options(CLI::App& command, SettingLists& lists);
+
+// The cross product, exact attention first, without settings that would be the same.
+[[nodiscard]] std::vector<Grouping> settings_of(const SettingLists& lists, std::int64_t head_dim, std::uint64_t seed);
+
+// An option that takes a list, each part of which `parse` turns into a value.
+template <typename Value, typename Parse>
+CLI::Option* add_list(CLI::App& command, const std::string& flag, const std::string& type, const std::string& help,
+                      std::vector<Value>& target, const Parse& parse) {
+  const auto parse_list = [&target, parse](const std::string& words) {
+    target.clear();
+    for (const std::string& word : split(words)) target.push_back(parse(word));
+  };
+  return add_parsed(command, flag, type + ",...", help, parse_list)->group(kGroupingGroup);
+}
+
+}  // namespace distr::cli

@@ -1,0 +1,128 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Writes the README's tables from the result files in bench/results, so that no figure is typed by hand.
+
+A table stands between `<!-- NAME -->` and `<!-- /NAME -->`. With --check nothing is written; exits with 1 if a table
+differs from its result file.
+"""
+
+import json
+import pathlib
+import re
+import sys
+
+ROOT = pathlib.Path(__file__).resolve().parent.parent
+
+
+def load(name: str) -> dict:
+    return json.loads((ROOT / "bench/results" / name).read_text())
+
+
+def markdown(head: list[str], rows: list[list[str]]) -> str:
+    lines = [head, ["---"] * len(head), *rows]
+    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
+
+
+def source(name: str, meta: dict) -> str:
+    where = meta["gpu"] or f'{meta["cpu"]}, {meta["instruction_set"]}, {meta["threads"]} threads'
+    return f'({where}; commit {meta["commit"]}; [bench/results/{name}](bench/results/{name}))'
+
+
+def compare() -> str:
+    """Error and relative time of each setting on the shipped Q, K and V."""
+    name = "cpu/compare_minilm.json"
+    result = load(name)
+    rows = []
+    for row in result["rows"]:
+        if row["strategy"] == "exact":
+            rows.append(["exact", "1", "1.00", "0", "0", "1"])
+            continue
+        rows.append([label(row), str(row["group_size"]), f'{row["ratio_to_exact"]:.2f}',
+                     f'{row["rel_error_out"]:.2f}', f'{row["total_variation"]:.2f}', f'{row["row_cosine_min"]:.2f}'])
+    head = ["strategy", "G", "speed relative to exact", "error of O", "total variation of P", "smallest row cosine"]
+    return markdown(head, rows) + "\n\n" + source(name, result["meta"])
+
+
+def label(row: dict) -> str:
+    return row["strategy"] + (f' ({row["estimator"]})' if row["estimator"] else "")
+
+
+def performance() -> str:
+    """Speed on the CPU at N = 4096, f32: relative to exact attention in the same run, and to the FMA peak."""
+    name = "cpu/bench.json"
+    result = load(name)
+    rows = [row for row in result["rows"] if row["seq_q"] == 4096 and row["dtype"] == "f32" and not row["causal"]]
+    lines = []
+    for work in ("forward", "backward"):
+        for dim in (64, 128):
+            for row in rows:
+                if row["op"] == work and row["head_dim"] == dim:
+                    lines.append([work, str(dim), label(row), str(row["group_size"]), f'{row["ratio_to_exact"]:.2f}',
+                                  f'{100 * row["share_of_fma_peak"]:.0f} %'])
+    head = ["op", "d", "strategy", "G", "speed relative to exact", "products of exact attention, share of FMA peak"]
+    return markdown(head, lines) + "\n\n" + source(name, result["meta"])
+
+
+def grouping() -> str:
+    """Time of hash or energies and sorting, as a share of grouping + forward."""
+    name = "cpu/bench.json"
+    result = load(name)
+
+    def key(row: dict) -> tuple:
+        return row["seq_q"], row["head_dim"], label(row), row["group_size"]
+
+    forward = {key(row): row["ms"] for row in result["rows"] if row["op"] == "forward"}
+    lines = [[*map(str, key(row)), f'{100 * row["ms"] / forward[key(row)]:.1f} %'] for row in result["rows"]
+             if row["op"] == "grouping" and row["strategy"] != "exact"]
+    return markdown(["N", "d", "strategy", "G", "share"], lines) + "\n\n" + source(name, result["meta"])
+
+
+def memory() -> str:
+    """Memory beyond inputs and outputs at N = 65536."""
+    name = "cpu/memory.json"
+    result = load(name)
+    lines = [[str(row["seq_q"]), label(row), str(row["group_size"]), f'{row["peak_memory_bytes"] / 1e6:.1f} MB']
+             for row in result["rows"]]
+    return markdown(["N", "strategy", "G", "memory of the run"], lines) + "\n\n" + source(name, result["meta"])
+
+
+def errors() -> str:
+    """The paper's Tables 3 and 4 at d = 32: its statistic, and the element-wise error that users would feel."""
+    name = "cpu/errors.json"
+    result = load(name)
+    rows = {(row["table"], row["block"], row["group_size"], row["estimator"]): row for row in result["rows"]
+            if row["head_dim"] == 32}
+    lines = []
+    for (table, block, group, estimator), row in rows.items():
+        if estimator == "sample":
+            mean = rows[table, block, group, "mean"]
+            lines.append([str(table), str(block), str(group), f'{row["paper"]["mean"]:.2f} %',
+                          f'{row["signed"]["mean"]:.2f} %',
+                          f'{row["elementwise"]["mean"]:.1f} %', f'{mean["elementwise"]["mean"]:.1f} %'])
+    head = ["table", "l", "G", "paper", "signed mean, `sample`", "element by element, `sample`",
+            "element by element, `mean`"]
+    return markdown(head, lines) + "\n\n" + source(name, result["meta"])
+
+
+TABLES = {"compare": compare, "performance": performance, "grouping": grouping, "memory": memory, "errors": errors}
+
+
+def main(check: bool) -> int:
+    readme = ROOT / "README.md"
+    old = new = readme.read_text()
+    for name, table in TABLES.items():
+        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
+        if begin not in new:
+            sys.exit(f"README.md has no {begin}")
+        text = f"{begin}\n{table()}\n{end}"
+        new = re.sub(re.escape(begin) + ".*?" + re.escape(end), lambda _: text, new, flags=re.DOTALL)
+    if check and new != old:
+        print("README.md differs from bench/results; run tools/readme_tables.py")
+        return 1
+    if new != old:
+        readme.write_text(new)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(check="--check" in sys.argv[1:]))
