@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <array>
+#include <cmath>
+#include <limits>
+
+#include "support/oracle.h"
+
+namespace distr {
+namespace {
+
+using test::Buffer;
+using test::Case;
+using test::Instance;
+
+// Attention over the keys [first, first + count) of an instance.
+void forward_shard(Instance& instance, std::int64_t first, std::int64_t count, Buffer& o, Buffer& lse) {
+  Problem shard = instance.test_case.problem;
+  shard.seq_k = count;
+  ForwardTensors tensors = instance.forward_into(o, lse);
+  const auto skip = [&](const void* data, const Strides& strides) {
+    return static_cast<const std::byte*>(data) + static_cast<std::size_t>(first * strides.row) * size_of(shard.dtype);
+  };
+  tensors.k = skip(tensors.k, shard.k);
+  tensors.v = skip(tensors.v, shard.v);
+  forward(shard, instance.test_case.grouping, tensors);
+}
+
+TEST(Merge, ShardsOfTheKeysUnderOneOrderGiveTheWhole) {
+  for (const Case& original : test::cases()) {
+    const Problem& p = original.problem;
+    if (p.causal != Causal::none || p.mask.kind != MaskKind::none || original.packed || p.seq_k < 3) {
+      continue;  // a mask or a diagonal would have to be cut too
+    }
+    for (const DType dtype : {DType::f32, DType::f64, DType::bf16}) {
+      SCOPED_TRACE(original.name + ", " + test::name_of(dtype));
+      Instance instance(test::with_dtype(original, dtype));
+      std::array<Buffer, 3> o{instance.output(), instance.output(), instance.output()};
+      std::array<Buffer, 3> lse{instance.lse_output(), instance.lse_output(), instance.lse_output()};
+      const std::int64_t third = p.seq_k / 3;
+      forward_shard(instance, 0, third, o[0], lse[0]);
+      forward_shard(instance, third, 0, o[1], lse[1]);  // a part without keys
+      forward_shard(instance, third, p.seq_k - third, o[2], lse[2]);
+      const std::array<Partial, 3> parts{
+          {{o[0].data(), lse[0].data()}, {o[1].data(), lse[1].data()}, {o[2].data(), lse[2].data()}}};
+      merge(instance.test_case.problem, parts, instance.o.data(), instance.lse.data());
+      const auto got = test::written(instance.test_case.problem, instance.o, instance.lse);
+      const auto truth = test::textbook(instance, test::Precision::float64);
+      const auto plain = test::textbook(instance, test::Precision::plain);
+      EXPECT_EQ(test::judge(got.o, truth.o, test::largest_error(plain.o, truth.o), dtype), "");
+      EXPECT_EQ(test::judge(got.lse, truth.lse, test::largest_error(plain.lse, truth.lse), instance.lse.dtype()), "");
+    }
+  }
+}
+
+TEST(Merge, RowsThatNoPartSawAreZero) {
+  Problem problem;
+  problem.seq_q = 1;
+  problem.head_dim = problem.head_dim_v = 2;
+  problem = contiguous(problem);
+  const std::array<float, 2> o_part{3, 4};
+  const float lse_part = -std::numeric_limits<float>::infinity();
+  const std::array<Partial, 2> parts{{{o_part.data(), &lse_part}, {o_part.data(), &lse_part}}};
+  std::array<float, 2> o{9, 9};
+  float lse = 9;
+  merge(problem, parts, o.data(), &lse);
+  EXPECT_EQ(o, (std::array<float, 2>{0, 0}));
+  EXPECT_EQ(lse, lse_part);
+}
+
+TEST(Merge, NullIsRefused) {
+  Problem problem;
+  problem.seq_q = 1;
+  problem.head_dim = problem.head_dim_v = 2;
+  problem = contiguous(problem);
+  const std::array<Partial, 1> parts{};
+  float o = 0;
+  EXPECT_THROW(merge(problem, parts, &o, nullptr), Error);
+}
+
+}  // namespace
+}  // namespace distr

@@ -1,0 +1,268 @@
+// SPDX-License-Identifier: Apache-2.0
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <vector>
+
+#include "distr/attention.h"
+#include "distr/version.h"
+#include "support/cases.h"
+
+namespace distr {
+namespace {
+
+Problem problem_of(std::int64_t seq, DType dtype = DType::f32, std::int64_t head_dim = 4) {
+  Problem problem;
+  problem.dtype = dtype;
+  problem.seq_q = problem.seq_k = seq;
+  problem.head_dim = problem.head_dim_v = head_dim;
+  return contiguous(problem);
+}
+
+Grouping grouping_of(Strategy strategy, std::int64_t group_size = 2) {
+  Grouping grouping;
+  grouping.strategy = strategy;
+  grouping.group_size = group_size;
+  return grouping;
+}
+
+std::pair<Status, std::string> failure(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return {error.status(), error.what()};
+  }
+  ADD_FAILURE() << "no error";
+  return {};
+}
+
+// A call's tensors of problem_of(2) at G = 2.
+struct Call {
+  std::vector<float> q = std::vector<float>(8, 1), o = std::vector<float>(8, 7);
+  std::vector<std::int32_t> order{0, 1, 2, 3};
+  ForwardTensors tensors() { return {q.data(), q.data(), q.data(), nullptr, order.data(), o.data(), nullptr}; }
+};
+
+TEST(List, NamesEveryKernelOnce) {
+  std::vector<std::string> names;
+  for (const KernelInfo& kernel : list()) {
+    names.push_back(kernel.name);
+  }
+  std::sort(names.begin(), names.end());
+  EXPECT_EQ(std::adjacent_find(names.begin(), names.end()), names.end());
+  for (const char* name : {"cpu/forward", "cpu/grouping", "reference/forward", "reference/backward"}) {
+    EXPECT_NE(std::find(names.begin(), names.end(), name), names.end()) << name;
+  }
+}
+
+TEST(Explain, SaysWhyAKernelDoesNotServe) {
+  const auto f64 = explain(Operation::forward, problem_of(8, DType::f64), grouping_of(Strategy::lsh));
+  EXPECT_EQ(f64.kernel, "reference/forward");
+  ASSERT_FALSE(f64.verdicts.empty());
+  EXPECT_EQ(f64.verdicts[0].kernel.name, "cpu/forward");
+  EXPECT_EQ(f64.verdicts[0].reason, "computes in fp32; f64 is for the reference");
+  EXPECT_EQ(explain(Operation::forward, problem_of(8), grouping_of(Strategy::lsh)).kernel, "cpu/forward");
+}
+
+TEST(Automatic, IsExactWhereNothingElsePays) {
+  const Grouping automatic = grouping_of(Strategy::automatic);
+  const auto strategy = [&](const Problem& problem, const Grouping& grouping) {
+    return explain(Operation::forward, problem, grouping).grouping.strategy;
+  };
+  EXPECT_EQ(strategy(problem_of(16, DType::f32, 64), automatic), Strategy::exact);
+  EXPECT_EQ(strategy(problem_of(1 << 15, DType::f32, 64), grouping_of(Strategy::automatic, 1)), Strategy::exact);
+  EXPECT_EQ(strategy(problem_of(1 << 15, DType::f64, 64), automatic), Strategy::exact);
+  EXPECT_EQ(strategy(problem_of(1 << 15, DType::f32, 64), automatic), Strategy::energy);
+  EXPECT_EQ(strategy(problem_of(1 << 15, DType::f32, 16), automatic), Strategy::exact);
+  Problem decode = problem_of(1 << 15, DType::f32, 64);
+  decode.seq_q = 1;
+  EXPECT_EQ(strategy(decode, automatic), Strategy::exact);
+  EXPECT_EQ(explain(Operation::forward, problem_of(16, DType::f32, 64), automatic)
+                .choice.rfind("exact, as 16 rows or keys", 0),
+            0U);
+  Grouping short_blocks = automatic;
+  short_blocks.block = 1;
+  EXPECT_EQ(strategy(problem_of(1 << 15, DType::f32, 64), short_blocks), Strategy::exact);
+  Problem wide_values = problem_of(1 << 15, DType::f32, 64);
+  wide_values.head_dim_v = 300;
+  EXPECT_EQ(strategy(wide_values, automatic), Strategy::exact);
+}
+
+TEST(Call, CudaIsRefusedWithTheReason) {
+  const auto [status, message] = failure([] {
+    Execution execution;
+    execution.device = Device::cuda;
+    forward(problem_of(2), grouping_of(Strategy::exact), Call().tensors(), execution);
+  });
+  EXPECT_EQ(status, Status::unsupported);
+  EXPECT_EQ(message, "no kernel on cuda serves this problem; this build has no CUDA kernels");
+}
+
+TEST(Call, NullTensorsAreNamed) {
+  const auto with = [](auto change) {
+    return failure([&] {
+             Call call;
+             ForwardTensors tensors = call.tensors();
+             change(tensors);
+             forward(problem_of(2), grouping_of(Strategy::lsh), tensors);
+           })
+        .second;
+  };
+  const std::string rest = " is null; allowed: memory of the problem's sizes";
+  EXPECT_EQ(with([](ForwardTensors& t) { t.q = nullptr; }), "Q" + rest);
+  EXPECT_EQ(with([](ForwardTensors& t) { t.k = nullptr; }), "K" + rest);
+  EXPECT_EQ(with([](ForwardTensors& t) { t.v = nullptr; }), "V" + rest);
+  EXPECT_EQ(with([](ForwardTensors& t) { t.o = nullptr; }), "O" + rest);
+  EXPECT_EQ(with([](ForwardTensors& t) { t.order = nullptr; }), "the order" + rest);
+}
+
+TEST(Call, OrdersThatAreNoPermutationAreRefusedAndOutputsUntouched) {
+  for (const std::vector<std::int32_t>& order :
+       {std::vector<std::int32_t>{0, 1, 2, 4}, {0, 1, 2, -1}, {0, 1, 1, 3}, {0, 1, 2, 1 << 30}}) {
+    Call call;
+    call.order = order;
+    const auto [status, message] =
+        failure([&] { forward(problem_of(2), grouping_of(Strategy::energy), call.tensors()); });
+    EXPECT_EQ(status, Status::invalid_argument);
+    EXPECT_EQ(message.rfind("row 0 of the order is no permutation: it has ", 0), 0U) << message;
+    EXPECT_EQ(call.o, std::vector<float>(8, 7));
+  }
+}
+
+TEST(Call, WorkspaceMayBeTheCallers) {
+  const Problem problem = problem_of(2);
+  const Grouping grouping = grouping_of(Strategy::exact);
+  Execution execution;
+  execution.threads = 2;
+  const std::size_t needed = workspace_bytes(Operation::forward, problem, grouping, execution);
+  ASSERT_GT(needed, 0U);
+  test::Buffer memory(static_cast<std::int64_t>(needed / sizeof(float)), DType::f32);
+  execution.workspace = memory.data();
+  execution.workspace_bytes = needed - 1;
+  Call call;
+  EXPECT_EQ(failure([&] { forward(problem, grouping, call.tensors(), execution); }).first, Status::out_of_memory);
+}
+
+// No call writes beside the workspace that it asked for, whatever is in it before.
+TEST(Call, StaysWithinItsWorkspace) {
+  for (const test::Case& original : test::cases()) {
+    for (const int threads : {1, 3, 1000}) {
+      SCOPED_TRACE(original.name + ", " + std::to_string(threads) + " threads");
+      test::Instance instance(test::with_dtype(original, DType::f32));
+      const Problem& problem = original.problem;
+      const Grouping& grouping = original.grouping;
+      Execution execution;
+      execution.threads = threads;
+      const auto with_workspace = [&](Operation operation) {
+        execution.workspace_bytes = workspace_bytes(operation, problem, grouping, execution);
+        return test::Buffer(static_cast<std::int64_t>(execution.workspace_bytes / sizeof(float)), DType::f32);
+      };
+      test::Buffer memory = with_workspace(Operation::grouping);
+      execution.workspace = memory.data();
+      std::vector<std::int32_t> order(instance.order.size());
+      make_grouping(problem, grouping, {instance.q_data(), instance.k_data(), order.data()}, execution);
+      EXPECT_TRUE(memory.canaries_intact());
+      memory = with_workspace(Operation::forward);
+      execution.workspace = memory.data();
+      forward(problem, grouping, instance.forward(), execution);
+      EXPECT_TRUE(memory.canaries_intact());
+      test::Buffer o = instance.output();
+      test::Buffer lse = instance.lse_output();
+      forward(problem, grouping, instance.forward_into(o, lse));
+      EXPECT_TRUE(o == instance.o && lse == instance.lse);
+    }
+  }
+}
+
+TEST(Call, AutomaticGivesTheBitsOfWhatExplainNames) {
+  for (const std::int64_t seq : {64, 1200}) {
+    test::Case test_case;
+    test_case.problem.seq_q = test_case.problem.seq_k = seq;
+    test_case.problem.head_dim = test_case.problem.head_dim_v = 32;
+    test_case.problem = contiguous(test_case.problem);
+    test_case.grouping.strategy = Strategy::automatic;
+    const Problem& problem = test_case.problem;
+    const Grouping named = explain(Operation::forward, problem, test_case.grouping).grouping;
+    EXPECT_EQ(named.strategy, seq == 64 ? Strategy::exact : Strategy::energy);
+    test_case.grouping = named;
+    test::Instance instance(test_case);
+    Grouping automatic = named;
+    automatic.strategy = Strategy::automatic;
+    std::vector<std::int32_t> order(instance.order.size());
+    make_grouping(problem, named, {instance.q_data(), instance.k_data(), instance.order.data()});
+    make_grouping(problem, automatic, {instance.q_data(), instance.k_data(), order.data()});
+    EXPECT_EQ(order, instance.order);
+    forward(problem, named, instance.forward());
+    test::Buffer o = instance.output();
+    test::Buffer lse = instance.lse_output();
+    forward(problem, automatic, instance.forward_into(o, lse));
+    EXPECT_TRUE(o == instance.o && lse == instance.lse);
+  }
+}
+
+TEST(Call, OutputsWhoseElementsOverlapAreRefused) {
+  Call call;
+  Problem problem = problem_of(2);
+  problem.o.row = 3;
+  EXPECT_EQ(failure([&] { forward(problem, grouping_of(Strategy::exact), call.tensors()); }).second,
+            "the strides of O are 8, 8, 3 and elements overlap; allowed: strides that keep all elements apart, as "
+            "contiguous() sets them");
+  EXPECT_EQ(call.o, std::vector<float>(8, 7));
+  problem = problem_of(2);
+  problem.o.row = -4;  // upwards is fine
+  ForwardTensors tensors = call.tensors();
+  tensors.o = call.o.data() + 4;
+  forward(problem, grouping_of(Strategy::exact), tensors);
+  EXPECT_EQ(call.o, std::vector<float>(8, 1));
+
+  Problem expanded = problem_of(2);  // one K for two batches: its gradient has nowhere to go
+  expanded.batch = 2;
+  expanded.k.batch = 0;
+  std::vector<float> x(16);
+  const BackwardTensors backward_tensors{x.data(), x.data(), x.data(), nullptr,  nullptr,  x.data(), x.data(),
+                                         x.data(), nullptr,  x.data(), x.data(), x.data(), nullptr};
+  EXPECT_EQ(failure([&] {
+              backward(expanded, grouping_of(Strategy::exact), backward_tensors);
+            }).second.rfind("the strides of dK are 0, 8, 4", 0),
+            0U);
+}
+
+TEST(Call, EmptyProblemsTakeNoTime) {
+  for (const Strategy strategy : {Strategy::exact, Strategy::lsh, Strategy::energy}) {
+    for (const DType dtype : {DType::f32, DType::f64}) {
+      Problem problem = problem_of(0, dtype);
+      problem.batch = std::int64_t{1} << 40;
+      make_grouping(problem, grouping_of(strategy), {});
+      forward(problem, grouping_of(strategy), {});
+      backward(problem, grouping_of(strategy), {});
+    }
+  }
+}
+
+TEST(Call, NegativeThreadsAreRefused) {
+  Execution execution;
+  execution.threads = -1;
+  EXPECT_EQ(failure([&] { forward(problem_of(2), grouping_of(Strategy::exact), Call().tensors(), execution); }).second,
+            "threads is -1; allowed: 0 (all processors) and above");
+}
+
+TEST(Call, AGradientOfABooleanMaskIsRefused) {
+  Problem problem = problem_of(2);
+  problem.mask.kind = MaskKind::boolean;
+  Call call;
+  std::vector<float> x(8);
+  const std::uint8_t keep = 1;
+  const BackwardTensors tensors{x.data(), x.data(), x.data(), &keep,    nullptr,  x.data(), x.data(),
+                                x.data(), nullptr,  x.data(), x.data(), x.data(), x.data()};
+  EXPECT_EQ(failure([&] { backward(problem, grouping_of(Strategy::exact), tensors); }).second,
+            "the mask's gradient is wanted, but the mask is not additive; allowed: null, or an additive mask");
+}
+
+TEST(Version, IsThatOfTheHeaders) {
+  EXPECT_EQ(std::string(version()), std::to_string(DISTR_VERSION_MAJOR) + "." + std::to_string(DISTR_VERSION_MINOR) +
+                                        "." + std::to_string(DISTR_VERSION_PATCH));
+}
+
+}  // namespace
+}  // namespace distr

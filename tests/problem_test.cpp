@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "distr/problem.h"
+
+#include <gtest/gtest.h>
+
+#include <cmath>
+#include <functional>
+#include <limits>
+
+#include "distr/error.h"
+#include "distr/grouping.h"
+
+namespace distr {
+namespace {
+
+Problem valid() {
+  Problem problem;
+  problem.batch = 2;
+  problem.heads_q = 4;
+  problem.heads_kv = 2;
+  problem.seq_q = 3;
+  problem.seq_k = 5;
+  problem.head_dim = 8;
+  problem.head_dim_v = 6;
+  return contiguous(problem);
+}
+
+// The message of the error that validate() throws; empty: none.
+std::string fault(const std::function<void(Problem&, Grouping&)>& change) {
+  Problem problem = valid();
+  Grouping grouping;
+  change(problem, grouping);
+  try {
+    validate(problem, grouping);
+  } catch (const Error& error) {
+    EXPECT_EQ(error.status(), Status::invalid_argument);
+    return error.what();
+  }
+  return {};
+}
+
+constexpr std::int64_t kLargest = std::numeric_limits<std::int64_t>::max();
+
+TEST(Validate, AcceptsWhatIsAllowed) {
+  EXPECT_EQ(fault([](Problem&, Grouping&) {}), "");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.batch = p.seq_q = p.seq_k = 0; }), "");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.head_dim = p.head_dim_v = 512; }), "");
+  EXPECT_EQ(fault([](Problem&, Grouping& g) { g.group_size = 8; }), "");
+  EXPECT_EQ(fault([](Problem&, Grouping& g) { g.block = kLargest; }), "");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.scale = -3; }), "");
+}
+
+TEST(Validate, NamesTheValueAndWhatIsAllowed) {
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.batch = -1; }), "batch is -1; allowed: 0 and above");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.heads_q = 0; }), "heads_q is 0; allowed: 1 and above");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.heads_kv = 0; }), "heads_kv is 0; allowed: 1 and above");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.heads_kv = 3; }),
+            "heads_q is 4; allowed: a multiple of heads_kv, which is 3");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.seq_q = -1; }), "seq_q is -1; allowed: 0 and above");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.seq_k = -7; }), "seq_k is -7; allowed: 0 and above");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.head_dim = 0; }), "head_dim is 0; allowed: 1 to 512");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.head_dim_v = 513; }), "head_dim_v is 513; allowed: 1 to 512");
+  EXPECT_EQ(fault([](Problem&, Grouping& g) { g.group_size = 0; }), "group_size is 0; allowed: 1 to 8");
+  EXPECT_EQ(fault([](Problem&, Grouping& g) { g.group_size = 9; }), "group_size is 9; allowed: 1 to 8");
+  EXPECT_EQ(fault([](Problem&, Grouping& g) { g.block = 0; }), "block is 0; allowed: 1 and above");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.scale = INFINITY; }),
+            "scale is inf; allowed: a finite number that fp32 holds");
+  EXPECT_NE(fault([](Problem& p, Grouping&) { p.scale = 1e39; }), "");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.seq_k = kLargest / 4; }),
+            "the size of K overflows; allowed: fewer than 2^63 bytes");
+}
+
+TEST(Validate, ChecksTheGroupSizeWhateverTheStrategy) {
+  for (const Strategy strategy : {Strategy::automatic, Strategy::exact, Strategy::lsh, Strategy::energy}) {
+    EXPECT_NE(fault([&](Problem&, Grouping& g) {
+                g.strategy = strategy;
+                g.group_size = 9;
+              }),
+              "");
+  }
+}
+
+TEST(Validate, Masks) {
+  const auto with_mask = [](std::initializer_list<std::int64_t> shape) {
+    return [=](Problem& p, Grouping&) {
+      p.mask.kind = MaskKind::boolean;
+      p.mask.rank = static_cast<int>(shape.size());
+      std::copy(shape.begin(), shape.end(), p.mask.shape.begin());
+    };
+  };
+  EXPECT_EQ(fault(with_mask({})), "");
+  EXPECT_EQ(fault(with_mask({5})), "");
+  EXPECT_EQ(fault(with_mask({4, 1, 5})), "");
+  EXPECT_EQ(fault(with_mask({2, 4, 3, 5})), "");
+  EXPECT_EQ(fault(with_mask({3})),
+            "the mask's shape [3] does not broadcast; allowed: axes aligned at the right of "
+            "[batch, heads_q, seq_q, seq_k] = [2, 4, 3, 5], each of that length or 1");
+  EXPECT_NE(fault(with_mask({2, 2, 3, 5})), "");
+  EXPECT_NE(fault(with_mask({3, 0})), "");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) {
+              p.mask.kind = MaskKind::additive;
+              p.causal = Causal::top_left;
+            }),
+            "a mask and causal were both given; allowed: one of them");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.mask.rank = 5; }), "the mask's rank is 5; allowed: 0 to 4");
+}
+
+TEST(Problem, DefaultScaleIsThatOfTheCallersHeadDim) { EXPECT_DOUBLE_EQ(valid().softmax_scale(), 1 / std::sqrt(8.0)); }
+
+TEST(Grouping, Sizes) {
+  Grouping grouping;
+  grouping.group_size = 3;
+  grouping.block = 2;
+  EXPECT_EQ(num_groups(valid(), grouping), 3);
+  EXPECT_EQ(order_shape(valid(), grouping), (std::array<std::int64_t, 4>{2, 4, 2, 8}));
+}
+
+}  // namespace
+}  // namespace distr

@@ -1,0 +1,292 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/cases.h"
+
+#include <cmath>
+#include <cstring>
+#include <fstream>
+#include <functional>
+#include <limits>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <random>
+#include <stdexcept>
+#include <utility>
+
+#include "common/element.h"
+#include "kernel.h"
+
+namespace distr::test {
+namespace {
+
+using Json = nlohmann::json;
+
+template <class Enum>
+Enum parse(const Json& json, const char* key, const std::map<std::string, Enum>& names, Enum absent) {
+  return json.contains(key) ? names.at(json.at(key).get<std::string>()) : absent;
+}
+
+Strides strides_of(const std::string& layout, std::int64_t heads, std::int64_t rows, std::int64_t columns) {
+  if (layout == "bnhd") {
+    return {rows * heads * columns, columns, heads * columns};
+  }
+  if (layout == "packed") {
+    return {rows * 3 * heads * columns, columns, 3 * heads * columns};
+  }
+  if (layout == "gaps") {
+    return {heads * rows * (columns + 5) + 11, rows * (columns + 5) + 3, columns + 5};
+  }
+  return {heads * rows * columns, rows * columns, columns};
+}
+
+Mask parse_mask(const Json& json, const Problem& problem) {
+  Mask mask;
+  mask.kind = json.at("kind") == "additive" ? MaskKind::additive : MaskKind::boolean;
+  const std::array<std::int64_t, 4> full{problem.batch, problem.heads_q, problem.seq_q, problem.seq_k};
+  const auto shape = json.at("shape").get<std::vector<std::int64_t>>();
+  mask.rank = static_cast<int>(shape.size());
+  for (std::size_t axis = 0; axis < shape.size(); ++axis) {
+    mask.shape[axis] = shape[axis] == 0 ? full[4 - shape.size() + axis] : shape[axis];
+  }
+  const bool transposed = json.value("transposed", false);
+  std::int64_t stride = 1;
+  for (std::size_t n = 0; n < shape.size(); ++n) {
+    const std::size_t axis = transposed ? n : shape.size() - 1 - n;
+    mask.strides[axis] = stride;
+    stride *= mask.shape[axis];
+  }
+  return mask;
+}
+
+Case parse_case(const Json& json) {
+  Case result;
+  result.name = json.at("name");
+  Problem& problem = result.problem;
+  problem.batch = json.value("batch", 1);
+  problem.heads_q = json.value("heads", 1);
+  problem.heads_kv = json.value("heads_kv", problem.heads_q);
+  problem.seq_q = json.at("seq_q");
+  problem.seq_k = json.value("seq_k", problem.seq_q);
+  problem.head_dim = json.at("dim");
+  problem.head_dim_v = json.value("dim_v", problem.head_dim);
+  if (json.contains("scale")) {
+    problem.scale = json.at("scale").get<double>();
+  }
+  problem.causal = parse<Causal>(
+      json, "causal", {{"top_left", Causal::top_left}, {"bottom_right", Causal::bottom_right}}, Causal::none);
+  const std::string layout = json.value("layout", "contiguous");
+  result.packed = layout == "packed";
+  problem.q = strides_of(layout, problem.heads_q, problem.seq_q, problem.head_dim);
+  problem.k = strides_of(layout, problem.heads_kv, problem.seq_k, problem.head_dim);
+  problem.v = strides_of(layout, problem.heads_kv, problem.seq_k, problem.head_dim_v);
+  problem.o = strides_of(result.packed ? "bnhd" : layout, problem.heads_q, problem.seq_q, problem.head_dim_v);
+  if (json.contains("mask")) {
+    problem.mask = parse_mask(json.at("mask"), problem);
+    result.mask_hides_all = json.at("mask").at("kind") == "hidden";
+    result.mask_follows_dtype = json.at("mask").value("dtype", "") != "f32";
+  }
+  result.values = parse<Values>(json, "values",
+                                {{"heavy", Values::heavy},
+                                 {"huge", Values::huge},
+                                 {"tiny", Values::tiny},
+                                 {"constant", Values::constant},
+                                 {"best_first", Values::best_first},
+                                 {"best_last", Values::best_last},
+                                 {"best_middle", Values::best_middle}},
+                                Values::normal);
+  Grouping& grouping = result.grouping;
+  grouping.strategy =
+      parse<Strategy>(json, "strategy", {{"lsh", Strategy::lsh}, {"energy", Strategy::energy}}, Strategy::exact);
+  grouping.group_size = json.value("group_size", grouping.strategy == Strategy::exact ? 1 : 2);
+  grouping.block = json.value("block", 128);
+  grouping.estimator = parse<Estimator>(json, "estimator", {{"sample", Estimator::sample}}, Estimator::mean);
+  grouping.order_from = parse<OrderFrom>(json, "order_from", {{"previous", OrderFrom::previous}}, OrderFrom::own);
+  grouping.seed = json.value("seed", std::uint64_t{0});
+  return result;
+}
+
+using Random = std::mt19937_64;
+
+double draw(Random& random, Values values) {
+  const double x = std::normal_distribution<double>()(random);
+  switch (values) {
+    case Values::heavy:
+      return x * x * x;
+    case Values::huge:
+      return 100 * x;
+    case Values::tiny:
+      return 1e-3 * x;
+    case Values::constant:
+      return 0.5;
+    default:
+      return x;
+  }
+}
+
+void fill(Buffer& buffer, Random& random, Values values) {
+  for (std::int64_t index = 0; index < buffer.count(); ++index) {
+    buffer.set(index, draw(random, values));
+  }
+}
+
+// Makes one key of every head point the way all queries lean.
+void plant_best_key(Instance& instance) {
+  const Problem& p = instance.test_case.problem;
+  const Values values = instance.test_case.values;
+  const bool planted = values == Values::best_first || values == Values::best_last || values == Values::best_middle;
+  if (!planted) {
+    return;
+  }
+  const std::int64_t best = values == Values::best_first ? 0 : values == Values::best_last ? p.seq_k - 1 : p.seq_k / 2;
+  for (std::int64_t c = 0; c < p.head_dim; ++c) {
+    for (std::int64_t i = 0; i < p.seq_q; ++i) {
+      instance.q.set(i * p.q.row + c, instance.q.at(i * p.q.row + c) / 4 + 1);
+    }
+    instance.k.set(best * p.k.row + c, 4);
+  }
+}
+
+}  // namespace
+
+const std::vector<Case>& cases() {
+  static const std::vector<Case> all = [] {
+    std::ifstream file(DISTR_CASES);
+    const Json list = Json::parse(file);
+    std::vector<Case> result;
+    for (const Json& json : list.at("cases")) {
+      result.push_back(parse_case(json));
+    }
+    if (result.size() < 60) {  // a test over an empty list would pass
+      throw std::runtime_error("tests/cases.json holds " + std::to_string(result.size()) + " cases");
+    }
+    return result;
+  }();
+  return all;
+}
+
+const Case& find(const std::string& name) {
+  for (const Case& test_case : cases()) {
+    if (test_case.name == name) {
+      return test_case;
+    }
+  }
+  throw std::invalid_argument("tests/cases.json has no case " + name);
+}
+
+Case with_dtype(Case test_case, DType dtype) {
+  test_case.problem.dtype = dtype;
+  if (test_case.problem.mask.kind == MaskKind::additive && test_case.mask_follows_dtype) {
+    test_case.problem.mask.dtype = dtype;
+  }
+  return test_case;
+}
+
+const char* name_of(DType dtype) {
+  switch (dtype) {
+    case DType::f16:
+      return "f16";
+    case DType::bf16:
+      return "bf16";
+    case DType::f32:
+      return "f32";
+    case DType::f64:
+      break;
+  }
+  return "f64";
+}
+
+Buffer::Buffer(std::int64_t count, DType dtype)
+    : count_(count),
+      dtype_(dtype),
+      bytes_(static_cast<std::size_t>(count) * size_of(dtype) + 2 * kMargin, std::byte{0xFF}) {}  // 0xFF..: NaN
+
+double Buffer::at(std::int64_t index) const { return common::load(data(), dtype_, index); }
+
+void Buffer::set(std::int64_t index, double value) { common::store(data(), dtype_, index, value); }
+
+bool Buffer::canaries_intact() const {
+  for (std::size_t n = 0; n < kMargin && !bytes_.empty(); ++n) {
+    if (bytes_[n] != std::byte{0xFF} || bytes_[bytes_.size() - 1 - n] != std::byte{0xFF}) {
+      return false;
+    }
+  }
+  return true;
+}
+
+std::int64_t extent(const Strides& strides, std::int64_t batch, std::int64_t heads, std::int64_t rows,
+                    std::int64_t columns) {
+  if (batch == 0 || rows == 0) {
+    return 0;
+  }
+  return (batch - 1) * strides.batch + (heads - 1) * strides.head + (rows - 1) * strides.row + columns;
+}
+
+Instance::Instance(Case wanted, std::uint64_t seed) : test_case(std::move(wanted)) {
+  const Problem& p = test_case.problem;
+  Random random(std::hash<std::string>{}(test_case.name) + seed);
+  if (test_case.packed) {
+    q = Buffer(p.batch * p.q.batch, p.dtype);
+    k_offset = p.heads_q * p.head_dim;
+    v_offset = 2 * k_offset;
+    fill(q, random, test_case.values);
+  } else {
+    q = Buffer(extent(p.q, p.batch, p.heads_q, p.seq_q, p.head_dim), p.dtype);
+    k = Buffer(extent(p.k, p.batch, p.heads_kv, p.seq_k, p.head_dim), p.dtype);
+    v = Buffer(extent(p.v, p.batch, p.heads_kv, p.seq_k, p.head_dim_v), p.dtype);
+    fill(q, random, test_case.values);
+    fill(k, random, test_case.values);
+    fill(v, random, Values::normal);
+    plant_best_key(*this);
+  }
+  std::int64_t mask_count = 1;
+  for (int axis = 0; axis < p.mask.rank; ++axis) {
+    mask_count *= p.mask.shape[static_cast<std::size_t>(axis)];
+  }
+  mask = Buffer(mask_count, p.mask.dtype);
+  std::bernoulli_distribution keep(0.7);
+  for (std::int64_t index = 0; index < mask_count; ++index) {
+    const bool kept = keep(random) && !test_case.mask_hides_all;
+    boolean_mask.push_back(kept ? 1 : 0);
+    mask.set(index, kept ? draw(random, Values::normal) : -std::numeric_limits<double>::infinity());
+  }
+  const auto shape = order_shape(p, test_case.grouping);
+  order.resize(static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]), -1);
+  Execution execution;
+  execution.threads = 1;
+  reference_backend().grouping[0].run(p, test_case.grouping, {q_data(), k_data(), order.data()}, execution);
+  o = output();
+  lse = lse_output();
+}
+
+Buffer Instance::output() const {
+  const Problem& p = test_case.problem;
+  return {extent(p.o, p.batch, p.heads_q, p.seq_q, p.head_dim_v), p.dtype};
+}
+
+Buffer Instance::lse_output() const {
+  const Problem& p = test_case.problem;
+  return {p.batch * p.heads_q * p.seq_q, p.lse_dtype()};
+}
+
+ForwardTensors Instance::forward() { return forward_into(o, lse); }
+
+ForwardTensors Instance::forward_into(Buffer& o_buffer, Buffer& lse_buffer) {
+  return {q_data(), k_data(), v_data(), mask_data(), order.data(), o_buffer.data(), lse_buffer.data()};
+}
+
+const void* Instance::q_data() const { return q.data(); }
+
+const void* Instance::k_data() const {
+  const auto bytes = static_cast<std::size_t>(k_offset) * size_of(test_case.problem.dtype);
+  return test_case.packed ? static_cast<const std::byte*>(q.data()) + bytes : k.data();
+}
+
+const void* Instance::v_data() const {
+  const auto bytes = static_cast<std::size_t>(v_offset) * size_of(test_case.problem.dtype);
+  return test_case.packed ? static_cast<const std::byte*>(q.data()) + bytes : v.data();
+}
+
+const void* Instance::mask_data() const {
+  return test_case.problem.mask.kind == MaskKind::boolean ? static_cast<const void*>(boolean_mask.data()) : mask.data();
+}
+
+}  // namespace distr::test

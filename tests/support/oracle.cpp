@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "support/oracle.h"
+
+#include <algorithm>
+#include <cmath>
+#include <sstream>
+
+#include "support/textbook.h"
+
+namespace distr::test {
+
+void TextbookRows::fuse(const TextbookRow& row) {
+  const Problem& p = instance_.test_case.problem;
+  groups = groups_of(instance_, row.b, row.h, row.i);
+  k_hat.assign(static_cast<std::size_t>(p.seq_k), {});
+  for (std::int64_t j = 0; j < p.seq_k; ++j) {
+    for (const auto& group : groups) {
+      double sum = 0;
+      for (const std::int64_t column : group) {
+        sum = round_.sum(sum + element(instance_.k_data(), p.dtype, p.k, row.b, row.h_kv, j, column));
+      }
+      k_hat[static_cast<std::size_t>(j)].push_back(round_.operand(sum));
+    }
+  }
+}
+
+TextbookRow TextbookRows::row(std::int64_t n) {
+  const Problem& p = instance_.test_case.problem;
+  TextbookRow row;
+  row.i = n % p.seq_q;
+  row.h = n / p.seq_q % p.heads_q;
+  row.b = n / p.seq_q / p.heads_q;
+  row.h_kv = row.h * p.heads_kv / p.heads_q;
+  const std::int64_t block = n / p.seq_q * p.seq_q + row.i / instance_.test_case.grouping.block;
+  if (block != fused_) {
+    fuse(row);
+    fused_ = block;
+  }
+  for (const auto& group : groups) {
+    double sum = 0;
+    for (const std::int64_t column : group) {
+      sum = round_.sum(sum + element(instance_.q_data(), p.dtype, p.q, row.b, row.h, row.i, column));
+    }
+    const double first = element(instance_.q_data(), p.dtype, p.q, row.b, row.h, row.i, group[0]);
+    const bool sample = instance_.test_case.grouping.estimator == Estimator::sample;
+    row.q_hat.push_back(round_.operand(sample ? first : round_.sum(sum / static_cast<double>(group.size()))));
+  }
+  row.s.assign(static_cast<std::size_t>(p.seq_k), -kInfinity);
+  const double scale = round_.sum(p.softmax_scale());
+  for (std::int64_t j = 0; j < p.seq_k; ++j) {
+    const double bias = mask_at(instance_, row.b, row.h, row.i, j);
+    if (bias == -kInfinity) {
+      continue;
+    }
+    const std::vector<double>& key = k_hat[static_cast<std::size_t>(j)];
+    double product = 0;
+    for (std::size_t n_g = 0; n_g < key.size(); ++n_g) {
+      const std::size_t g = (n_g + static_cast<std::size_t>(rotation_)) % key.size();
+      product = round_.sum(product + row.q_hat[g] * key[g]);
+    }
+    row.s[static_cast<std::size_t>(j)] = round_.sum(round_.sum(product * scale) + bias);
+  }
+  return row;
+}
+
+Result textbook(const Instance& instance, Precision precision, std::int64_t rotation) {
+  const Problem& p = instance.test_case.problem;
+  const Rounding round{precision, p.dtype};
+  TextbookRows rows(instance, round, rotation);
+  Result result;
+  for (std::int64_t n = 0; n < p.batch * p.heads_q * p.seq_q; ++n) {
+    const TextbookRow row = rows.row(n);
+    double maximum = -kInfinity;
+    for (const double score : row.s) {
+      maximum = std::isnan(score) || score > maximum ? score : maximum;
+    }
+    std::vector<double> o(static_cast<std::size_t>(p.head_dim_v));
+    double sum = 0;
+    for (std::int64_t j = 0; j < p.seq_k && maximum != -kInfinity; ++j) {
+      if (row.s[static_cast<std::size_t>(j)] == -kInfinity) {
+        continue;
+      }
+      const double weight = round.sum(std::exp(round.sum(row.s[static_cast<std::size_t>(j)] - maximum)));
+      sum = round.sum(sum + weight);
+      for (std::int64_t c = 0; c < p.head_dim_v && weight != 0; ++c) {
+        double& value = o[static_cast<std::size_t>(c)];
+        value =
+            round.sum(value + round.operand(weight) * element(instance.v_data(), p.dtype, p.v, row.b, row.h_kv, j, c));
+      }
+    }
+    for (const double value : o) {
+      result.o.push_back(maximum == -kInfinity ? 0 : round.operand(value / sum));
+    }
+    result.lse.push_back(maximum == -kInfinity ? -kInfinity : round.sum(maximum + std::log(sum)));
+  }
+  return result;
+}
+
+Result written(const Problem& p, const Buffer& o, const Buffer& lse) {
+  Result result;
+  for (std::int64_t row = 0; row < p.batch * p.heads_q * p.seq_q; ++row) {
+    for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
+      result.o.push_back(
+          element(o.data(), p.dtype, p.o, row / p.seq_q / p.heads_q, row / p.seq_q % p.heads_q, row % p.seq_q, c));
+    }
+    result.lse.push_back(lse.at(row));
+  }
+  return result;
+}
+
+double largest_error(const std::vector<double>& values, const std::vector<double>& truth) {
+  double largest = 0;
+  for (std::size_t n = 0; n < values.size(); ++n) {
+    if (std::isfinite(truth[n]) && std::isfinite(values[n])) {
+      largest = std::max(largest, std::abs(values[n] - truth[n]));
+    }
+  }
+  return largest;
+}
+
+std::string judge(const std::vector<double>& got, const std::vector<double>& truth, double plain_error, DType dtype) {
+  std::ostringstream message;
+  message.precision(9);
+  if (got.size() != truth.size()) {
+    message << got.size() << " values, expected " << truth.size();
+    return message.str();
+  }
+  double eps = 0;
+  switch (dtype) {
+    case DType::f16:
+      eps = 0x1p-11;
+      break;
+    case DType::bf16:
+      eps = 0x1p-8;
+      break;
+    case DType::f32:
+      eps = 0x1p-24;
+      break;
+    case DType::f64:
+      eps = 0x1p-50;  // the reference's sums are as long as the plain ones
+      break;
+  }
+  double largest = 0;
+  double worst = -1;
+  std::size_t worst_index = 0;
+  for (std::size_t n = 0; n < got.size(); ++n) {
+    const bool same_kind = std::isnan(got[n]) == std::isnan(truth[n]) && std::isinf(got[n]) == std::isinf(truth[n]);
+    if (!same_kind || (std::isinf(truth[n]) && got[n] != truth[n])) {
+      message << "index " << n << ": " << got[n] << ", expected " << truth[n];
+      return message.str();
+    }
+    if (!std::isfinite(truth[n])) {
+      continue;
+    }
+    largest = std::max(largest, std::abs(truth[n]));
+    if (std::abs(got[n] - truth[n]) > worst) {
+      worst = std::abs(got[n] - truth[n]);
+      worst_index = n;
+    }
+  }
+  const double bound = 2 * plain_error + 4 * eps * largest;
+  if (worst > bound) {
+    message << "index " << worst_index << ": " << got[worst_index] << ", expected " << truth[worst_index] << ", error "
+            << worst << ", allowed " << bound;
+  }
+  return message.str();
+}
+
+std::string check_forward(Forward forward, Instance& instance) {
+  const Problem& p = instance.test_case.problem;
+  forward(p, instance.test_case.grouping, instance.forward(), {});
+  const Result got = written(p, instance.o, instance.lse);
+  const Result truth = textbook(instance, Precision::float64);
+  if (!instance.o.canaries_intact() || !instance.lse.canaries_intact()) {
+    return "wrote beside an output";
+  }
+  std::string fault;
+  double o_error = 0;
+  double lse_error = 0;
+  for (std::int64_t rotation = 0; rotation < kPlainOrders; ++rotation) {
+    const Result plain = textbook(instance, Precision::plain, rotation);
+    o_error = std::max(o_error, largest_error(plain.o, truth.o));
+    lse_error = std::max(lse_error, largest_error(plain.lse, truth.lse));
+    const std::string o_fault = judge(got.o, truth.o, o_error, p.dtype);
+    const std::string lse_fault = judge(got.lse, truth.lse, lse_error, p.lse_dtype());
+    fault = o_fault.empty() ? (lse_fault.empty() ? "" : "LSE: " + lse_fault) : "O: " + o_fault;
+    if (fault.empty()) {
+      break;
+    }
+  }
+  return fault;
+}
+
+}  // namespace distr::test

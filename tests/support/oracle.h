@@ -1,0 +1,58 @@
+// SPDX-License-Identifier: Apache-2.0
+// What results are judged against, written apart from the library: textbook attention that holds N x N scores.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "support/cases.h"
+
+namespace distr::test {
+
+struct Result {
+  std::vector<double> o;    // [B, Hq, Nq, dv]
+  std::vector<double> lse;  // [B, Hq, Nq]
+};
+
+enum class Precision {
+  float64,  // everything
+  plain,    // rounds q_hat, k_hat, P and O to the dtype; S, softmax and all sums in fp32
+};
+
+// softmax(scale * q_hat k_hat^T + mask) V with the instance's order, by the book.
+// The sums over the groups begin with group `rotation`.
+[[nodiscard]] Result textbook(const Instance& instance, Precision precision, std::int64_t rotation = 0);
+
+struct Gradients {
+  std::vector<double> d_q;     // [B, Hq, Nq, d]
+  std::vector<double> d_k;     // [B, Hkv, Nk, d]
+  std::vector<double> d_v;     // [B, Hkv, Nk, dv]
+  std::vector<double> d_mask;  // in the mask's own shape
+};
+
+// Gradients of sum(dO * O) + sum(dLSE * LSE), by the book; `plain` rounds P, dS, q_hat, k_hat and the results.
+[[nodiscard]] Gradients textbook_backward(const Instance& instance, const Result& forward, const Result& upstream,
+                                          Precision precision, std::int64_t rotation = 0);
+
+// What a kernel wrote, as dense doubles.
+[[nodiscard]] Result written(const Problem& problem, const Buffer& o, const Buffer& lse);
+
+// The tolerance rule (method, 4): NaN and infinity where the truth has them; the largest error at most twice that of
+// the plain implementation plus a few eps. Empty if all is well, else the worst index, both values and the bound.
+[[nodiscard]] std::string judge(const std::vector<double>& got, const std::vector<double>& truth, double plain_error,
+                                DType dtype);
+[[nodiscard]] double largest_error(const std::vector<double>& values, const std::vector<double>& truth);
+
+// The plain implementation's error is one draw of its rounding, and where a single score decides it can be small by
+// luck: it is taken over this many orders of summation (as few as settle the matter).
+inline constexpr std::int64_t kPlainOrders = 4;
+
+// Runs `forward` on the instance's poisoned outputs and judges O, LSE and the canaries.
+using Forward = void (*)(const Problem&, const Grouping&, const ForwardTensors&, const Execution&);
+[[nodiscard]] std::string check_forward(Forward forward, Instance& instance);
+
+// Likewise for `backward`, from O and LSE of the textbook and random upstream gradients.
+using Backward = void (*)(const Problem&, const Grouping&, const BackwardTensors&, const Execution&);
+[[nodiscard]] std::string check_backward(Backward backward, Instance& instance);
+
+}  // namespace distr::test

@@ -1,0 +1,189 @@
+// SPDX-License-Identifier: Apache-2.0
+// Textbook gradients, and the check of a backward against them.
+#include <random>
+#include <utility>
+
+#include "support/textbook.h"
+
+namespace distr::test {
+namespace {
+
+std::int64_t mask_index(const Mask& mask, const std::array<std::int64_t, 4>& position) {
+  std::int64_t index = 0;
+  for (int axis = 0; axis < mask.rank; ++axis) {
+    const auto a = static_cast<std::size_t>(axis);
+    const std::int64_t at = mask.shape[a] == 1 ? 0 : position[static_cast<std::size_t>(4 - mask.rank + axis)];
+    index = index * mask.shape[a] + at;
+  }
+  return index;
+}
+
+std::int64_t mask_size(const Mask& mask) {
+  std::int64_t size = 1;
+  for (int axis = 0; axis < mask.rank; ++axis) {
+    size *= mask.shape[static_cast<std::size_t>(axis)];
+  }
+  return size;
+}
+
+// A tensor with the problem's strides, and its elements as dense doubles.
+struct Strided {
+  Strided(std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t c, Strides s, DType dtype)
+      : batch(b), heads(h), rows(n), columns(c), strides(s), buffer(extent(s, b, h, n, c), dtype) {}
+
+  [[nodiscard]] std::int64_t index(std::int64_t row, std::int64_t c) const {
+    return row / rows / heads * strides.batch + row / rows % heads * strides.head + row % rows * strides.row + c;
+  }
+  [[nodiscard]] std::vector<double> dense() const {
+    std::vector<double> result;
+    for (std::int64_t row = 0; row < batch * heads * rows; ++row) {
+      for (std::int64_t c = 0; c < columns; ++c) {
+        result.push_back(buffer.at(index(row, c)));
+      }
+    }
+    return result;
+  }
+  void set(const std::vector<double>& values) {
+    for (std::size_t n = 0; n < values.size(); ++n) {
+      const auto at = static_cast<std::int64_t>(n);
+      buffer.set(index(at / columns, at % columns), values[n]);
+    }
+  }
+
+  std::int64_t batch, heads, rows, columns;
+  Strides strides;
+  Buffer buffer;
+};
+
+std::vector<double> random_values(std::size_t count, DType dtype, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  std::normal_distribution<double> normal;
+  Buffer rounded(static_cast<std::int64_t>(count), dtype);
+  std::vector<double> values(count);
+  for (std::size_t n = 0; n < count; ++n) {
+    rounded.set(static_cast<std::int64_t>(n), normal(random));
+    values[n] = rounded.at(static_cast<std::int64_t>(n));
+  }
+  return values;
+}
+
+}  // namespace
+
+Gradients textbook_backward(const Instance& instance, const Result& forward, const Result& upstream,
+                            Precision precision, std::int64_t rotation) {
+  const Problem& p = instance.test_case.problem;
+  const Rounding round{precision, p.dtype};
+  const bool sample = instance.test_case.grouping.estimator == Estimator::sample;
+  const auto size = [](std::int64_t count) { return static_cast<std::size_t>(count); };
+  Gradients result;
+  result.d_q.resize(size(p.batch * p.heads_q * p.seq_q * p.head_dim));
+  result.d_k.resize(size(p.batch * p.heads_kv * p.seq_k * p.head_dim));
+  result.d_v.resize(size(p.batch * p.heads_kv * p.seq_k * p.head_dim_v));
+  result.d_mask.resize(size(mask_size(p.mask)));
+  const auto add = [&](double& sum, double term) { sum = round.sum(sum + term); };
+  TextbookRows rows(instance, round, rotation);
+  for (std::int64_t n = 0; n < p.batch * p.heads_q * p.seq_q; ++n) {
+    const TextbookRow row = rows.row(n);
+    const double* d_o = upstream.o.data() + n * p.head_dim_v;
+    double d = 0;  // D = rowsum(dO * O) - dLSE
+    for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
+      add(d, d_o[c] * forward.o[size(n * p.head_dim_v + c)]);
+    }
+    add(d, -upstream.lse[size(n)]);
+    std::vector<double> dq_hat(rows.groups.size());
+    for (std::int64_t j = 0; j < p.seq_k; ++j) {
+      const double score = row.s[size(j)];
+      if (score == -kInfinity || forward.lse[size(n)] == -kInfinity) {
+        continue;
+      }
+      const double probability = round.sum(std::exp(round.sum(score - forward.lse[size(n)])));
+      const std::int64_t key = (row.b * p.heads_kv + row.h_kv) * p.seq_k + j;
+      double d_p = 0;
+      for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
+        add(d_p, d_o[c] * element(instance.v_data(), p.dtype, p.v, row.b, row.h_kv, j, c));
+        add(result.d_v[size(key * p.head_dim_v + c)], round.operand(probability) * d_o[c]);
+      }
+      const double d_s = round.sum(probability * round.sum(d_p - d));
+      add(result.d_mask[size(mask_index(p.mask, {row.b, row.h, row.i, j}))], d_s);
+      const double scaled = round.operand(round.sum(d_s * p.softmax_scale()));
+      for (std::size_t g = 0; g < rows.groups.size(); ++g) {
+        add(dq_hat[g], scaled * rows.k_hat[size(j)][g]);
+        for (const std::int64_t column : rows.groups[g]) {
+          add(result.d_k[size(key * p.head_dim + column)], scaled * row.q_hat[g]);
+        }
+      }
+    }
+    for (std::size_t g = 0; g < rows.groups.size(); ++g) {
+      const std::size_t members = sample ? 1 : rows.groups[g].size();
+      for (std::size_t member = 0; member < members; ++member) {
+        result.d_q[size(n * p.head_dim + rows.groups[g][member])] = dq_hat[g] / static_cast<double>(members);
+      }
+    }
+  }
+  for (auto* values : {&result.d_q, &result.d_k, &result.d_v}) {
+    for (double& value : *values) {
+      value = round.operand(value);
+    }
+  }
+  return result;
+}
+
+std::string check_backward(Backward backward, Instance& instance) {
+  const Problem& p = instance.test_case.problem;
+  const Result exact = textbook(instance, Precision::float64);
+  Strided o(p.batch, p.heads_q, p.seq_q, p.head_dim_v, p.o, p.dtype);
+  Strided d_o = o;
+  Strided lse(p.batch, p.heads_q, p.seq_q, 1, {p.heads_q * p.seq_q, p.seq_q, 1}, p.lse_dtype());
+  Strided d_lse = lse;
+  o.set(exact.o);
+  lse.set(exact.lse);
+  const Result forward{o.dense(), lse.dense()};  // rounded, as a forward leaves them
+  const Result upstream{random_values(exact.o.size(), p.dtype, 5), random_values(exact.lse.size(), p.lse_dtype(), 6)};
+  d_o.set(upstream.o);
+  d_lse.set(upstream.lse);
+  Strided d_q(p.batch, p.heads_q, p.seq_q, p.head_dim, p.q, p.dtype);
+  Strided d_k(p.batch, p.heads_kv, p.seq_k, p.head_dim, p.k, p.dtype);
+  Strided d_v(p.batch, p.heads_kv, p.seq_k, p.head_dim_v, p.v, p.dtype);
+  Buffer d_mask(mask_size(p.mask), p.lse_dtype());
+  const bool additive = p.mask.kind == MaskKind::additive;
+  Execution execution;
+  execution.threads = 2;
+  backward(p, instance.test_case.grouping,
+           {instance.q_data(), instance.k_data(), instance.v_data(), instance.mask_data(), instance.order.data(),
+            o.buffer.data(), lse.buffer.data(), d_o.buffer.data(), d_lse.buffer.data(), d_q.buffer.data(),
+            d_k.buffer.data(), d_v.buffer.data(), additive ? d_mask.data() : nullptr},
+           execution);
+  for (const Buffer* buffer : std::initializer_list<const Buffer*>{&d_q.buffer, &d_k.buffer, &d_v.buffer, &d_mask}) {
+    if (!buffer->canaries_intact()) {
+      return "wrote beside an output";
+    }
+  }
+  std::vector<double> mask_gradient;
+  for (std::int64_t n = 0; additive && n < d_mask.count(); ++n) {
+    mask_gradient.push_back(d_mask.at(n));
+  }
+  Gradients truth = textbook_backward(instance, forward, upstream, Precision::float64);
+  truth.d_mask.resize(mask_gradient.size());
+  const Gradients got{d_q.dense(), d_k.dense(), d_v.dense(), mask_gradient};
+  const std::pair<const char*, std::vector<double> Gradients::*> parts[] = {
+      {"dQ: ", &Gradients::d_q}, {"dK: ", &Gradients::d_k}, {"dV: ", &Gradients::d_v}, {"dMask: ", &Gradients::d_mask}};
+  std::array<double, 4> errors{};
+  std::string fault;
+  for (std::int64_t rotation = 0; rotation < kPlainOrders; ++rotation) {
+    Gradients plain = textbook_backward(instance, forward, upstream, Precision::plain, rotation);
+    plain.d_mask.resize(mask_gradient.size());
+    fault.clear();
+    for (std::size_t n = 0; n < errors.size(); ++n) {
+      const auto& [name, part] = parts[n];
+      errors[n] = std::max(errors[n], largest_error(plain.*part, truth.*part));
+      const std::string part_fault = judge(got.*part, truth.*part, errors[n], p.dtype);
+      fault = fault.empty() && !part_fault.empty() ? name + part_fault : fault;
+    }
+    if (fault.empty()) {
+      break;
+    }
+  }
+  return fault;
+}
+
+}  // namespace distr::test

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// The parts of textbook attention that forward and backward share: rounding, masks, groups, one row's scores.
+#pragma once
+
+#include <array>
+#include <cmath>
+#include <limits>
+#include <vector>
+
+#include "common/element.h"
+#include "support/oracle.h"
+
+namespace distr::test {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
+
+// Rounds as the precision asks for.
+struct Rounding {
+  Precision precision;
+  DType dtype;
+
+  [[nodiscard]] double sum(double x) const { return precision == Precision::float64 ? x : static_cast<float>(x); }
+  [[nodiscard]] double operand(double x) const {
+    if (precision == Precision::float64) {
+      return x;
+    }
+    double result = 0;
+    common::with_element(
+        dtype, [&]<class T>(std::type_identity<T>) { result = common::to_double(common::from_double<T>(x)); });
+    return result;
+  }
+};
+
+inline double element(const void* data, DType dtype, const Strides& s, std::int64_t b, std::int64_t h, std::int64_t i,
+                      std::int64_t c) {
+  return common::load(data, dtype, b * s.batch + h * s.head + i * s.row + c);
+}
+
+// -inf: hidden.
+inline double mask_at(const Instance& instance, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
+  const Problem& p = instance.test_case.problem;
+  if (p.causal == Causal::top_left && j > i) {
+    return -kInfinity;
+  }
+  if (p.causal == Causal::bottom_right && j - p.seq_k > i - p.seq_q) {
+    return -kInfinity;
+  }
+  if (p.mask.kind == MaskKind::none) {
+    return 0;
+  }
+  const std::array<std::int64_t, 4> position{b, h, i, j};
+  std::int64_t index = 0;
+  for (int axis = 0; axis < p.mask.rank; ++axis) {
+    const auto a = static_cast<std::size_t>(axis);
+    const std::int64_t at = position[static_cast<std::size_t>(4 - p.mask.rank + axis)];
+    index += (p.mask.shape[a] == 1 ? 0 : at) * p.mask.strides[a];
+  }
+  if (p.mask.kind == MaskKind::boolean) {
+    return instance.boolean_mask[static_cast<std::size_t>(index)] != 0 ? 0 : -kInfinity;
+  }
+  return instance.mask.at(index);
+}
+
+// The columns of each group of one block.
+inline std::vector<std::vector<std::int64_t>> groups_of(const Instance& instance, std::int64_t b, std::int64_t h,
+                                                        std::int64_t i) {
+  const Problem& p = instance.test_case.problem;
+  const Grouping& g = instance.test_case.grouping;
+  const std::int64_t block = i / g.block;
+  const bool exact =
+      g.strategy == Strategy::exact || g.group_size == 1 || (g.order_from == OrderFrom::previous && block == 0);
+  const std::int64_t blocks = (p.seq_q + g.block - 1) / g.block;
+  std::vector<std::vector<std::int64_t>> groups;
+  for (std::int64_t position = 0; position < p.head_dim; ++position) {
+    const std::int64_t column =
+        exact
+            ? position
+            : instance.order[static_cast<std::size_t>(((b * p.heads_q + h) * blocks + block) * p.head_dim + position)];
+    if (exact || g.strategy == Strategy::energy || position % g.group_size == 0) {
+      groups.emplace_back();
+    }
+    groups.back().push_back(column);
+  }
+  if (!exact && g.strategy == Strategy::energy) {
+    groups.resize(static_cast<std::size_t>((p.head_dim + g.group_size - 1) / g.group_size));
+  }
+  return groups;
+}
+
+// One query row: where it is, q_hat, and the scores of all keys (-inf: hidden).
+struct TextbookRow {
+  std::int64_t b, h, i, h_kv;
+  std::vector<double> q_hat;  // [r]
+  std::vector<double> s;      // [Nk]
+};
+
+// All rows of an instance, one after the other; groups and k_hat are those of the last row's block.
+class TextbookRows {
+ public:
+  TextbookRows(const Instance& instance, Rounding round, std::int64_t rotation)
+      : instance_(instance), round_(round), rotation_(rotation) {}
+  TextbookRow row(std::int64_t n);
+
+  std::vector<std::vector<std::int64_t>> groups;
+  std::vector<std::vector<double>> k_hat;  // [Nk][r]
+
+ private:
+  void fuse(const TextbookRow& row);
+
+  const Instance& instance_;
+  Rounding round_;
+  std::int64_t rotation_;    // where the sums over the groups begin
+  std::int64_t fused_ = -1;  // the block that groups and k_hat are of, counted over all heads
+};
+
+}  // namespace distr::test
