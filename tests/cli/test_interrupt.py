@@ -15,7 +15,7 @@ SECONDS = 4  # that a long run should take
 
 
 def size_for(binary, folder, seconds):
-    """Query heads, and rows of each, that keep one thread of the reference busy for so long or, on a loaded machine, longer."""
+    """Query heads, and rows of each, that keep one thread of the reference busy for at least so long."""
     heads, rows = 8, 400  # small heads: progress is told after each
     q = np.random.default_rng(1).standard_normal((heads, rows, 16))
     np.save(folder / "q.npy", q)
