@@ -5,10 +5,15 @@ include(GNUInstallDirs)
 
 add_library(distr_options INTERFACE)
 target_compile_features(distr_options INTERFACE cxx_std_20)
-target_compile_options(distr_options INTERFACE
-  -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion $<$<BOOL:${DISTR_WERROR}>:-Werror>
+set(warnings -Wall -Wextra -Wpedantic -Wshadow -Wconversion -Wsign-conversion)
+if(DISTR_WERROR)
+  list(APPEND warnings -Werror)
+endif()
+if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   # GCC 12 sees uninitialised values and overlaps inside std::string, and in intrinsics that are undefined on purpose.
-  $<$<CXX_COMPILER_ID:GNU>:-Wno-maybe-uninitialized;-Wno-restrict;-Wno-psabi>)
+  list(APPEND warnings -Wno-maybe-uninitialized -Wno-restrict -Wno-psabi)
+endif()
+target_compile_options(distr_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${warnings}>")
 if(DISTR_SANITIZE)
   target_compile_options(distr_options INTERFACE
     -fsanitize=${DISTR_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)

@@ -1,0 +1,53 @@
+# SPDX-License-Identifier: Apache-2.0
+# The CUDA backend: sets DISTR_CUDA_FOUND, and DISTR_CUDA_SOURCES to its sources or to the empty backend;
+# DISTR_CUDA_LIBRARIES is what pkg-config must name for a static libdistr.
+set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual CACHE STRING
+  "What kernels are compiled for: machine code for sm_80 (serves 86 and 89) and sm_90, PTX for what comes later")
+option(DISTR_REGISTER_TABLE "Keep the compiler's report on every kernel, for tools/register_table.py" OFF)
+set(DISTR_CUDA_FOUND OFF)
+if(DISTR_CUDA OR DISTR_CUDA STREQUAL "AUTO")
+  include(CheckLanguage)
+  check_language(CUDA)
+  if(CMAKE_CUDA_COMPILER)
+    enable_language(CUDA)
+    find_package(CUDAToolkit REQUIRED)
+    set(DISTR_CUDA_FOUND ON)
+  elseif(NOT DISTR_CUDA STREQUAL "AUTO")
+    message(FATAL_ERROR "DISTR_CUDA is ${DISTR_CUDA}, but no CUDA compiler was found; set CMAKE_CUDA_COMPILER to nvcc")
+  endif()
+endif()
+
+if(DISTR_CUDA_FOUND)
+  if(DISTR_REGISTER_TABLE)
+    find_package(Python3 REQUIRED COMPONENTS Interpreter)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/register_table.py --compile)
+  endif()
+  set(DISTR_CUDA_SOURCES
+    src/cuda/device.cu
+    src/cuda/entries.cu
+    src/cuda/grouping_energy.cu
+    src/cuda/grouping_identity.cu
+    src/cuda/grouping_lsh.cu
+    src/cuda/plain/backward.cu
+    src/cuda/plain/forward.cu
+    src/cuda/plain/mask_gradient.cu
+    src/cuda/plain/plain.cpp
+    src/cuda/prepare.cu
+    src/cuda/sm80/forward_launch.cu
+    src/cuda/sm80/variants_bf16.cu
+    src/cuda/sm80/variants_f16.cu)
+  # Spills are warnings, hence errors with DISTR_WERROR, but for the kernel whose few tools/register_table.py allows.
+  set(strict_sources ${DISTR_CUDA_SOURCES})
+  list(FILTER strict_sources EXCLUDE REGEX "sm80/variants.*|cpp$")
+  set_source_files_properties(${strict_sources} PROPERTIES COMPILE_OPTIONS -Xptxas=-warn-spills)
+  # CMake 3.25 does not know that nvcc 13 speaks C++20.
+  set(cuda_options -std=c++20 --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall,-Wextra,-Wshadow,-Wconversion)
+  if(DISTR_WERROR)
+    list(APPEND cuda_options -Werror=all-warnings -Xcompiler=-Werror)
+  endif()
+  get_filename_component(cudart_folder "${CUDA_cudart_static_LIBRARY}" DIRECTORY)
+  set(DISTR_CUDA_LIBRARIES " -L${cudart_folder} -lcudart_static -ldl -lrt")
+  target_compile_options(distr_options INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:${cuda_options}>")
+else()
+  set(DISTR_CUDA_SOURCES src/cuda/absent.cpp)
+endif()

@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the machine has: every question is answered in words where there is no driver or no device.
+#include <map>
+#include <mutex>
+
+#include "cuda/launch.h"
+#include "kernel.h"
+
+namespace distr {
+namespace cuda {
+namespace {
+
+constexpr int kOldest = 8;  // sm_80: cp.async, bf16
+
+int attribute(cudaDeviceAttr which, int device) {
+  int value = 0;
+  check(cudaDeviceGetAttribute(&value, which, device), "cudaDeviceGetAttribute");
+  return value;
+}
+
+std::string version(int number) { return std::to_string(number / 1000) + "." + std::to_string(number % 1000 / 10); }
+
+// The number of devices; 0 with a reason.
+int count_devices(std::string& reason) {
+  int count = 0;
+  const cudaError_t status = cudaGetDeviceCount(&count);
+  if (status == cudaSuccess && count > 0) {
+    return count;
+  }
+  cudaGetLastError();
+  int driver = 0;
+  int runtime = 0;
+  if (cudaDriverGetVersion(&driver) != cudaSuccess || cudaRuntimeGetVersion(&runtime) != cudaSuccess || driver == 0) {
+    reason = "this machine has no NVIDIA driver";
+  } else if (status == cudaErrorInsufficientDriver) {
+    reason = "the NVIDIA driver serves CUDA " + version(driver) + ", and this build needs " + version(runtime);
+  } else if (status == cudaSuccess || status == cudaErrorNoDevice) {
+    reason = "the NVIDIA driver finds no device";
+  } else {
+    reason = std::string("the NVIDIA driver fails: ") + cudaGetErrorString(status);
+  }
+  return 0;
+}
+
+std::string name_of(int device) {
+  cudaDeviceProp properties{};
+  check(cudaGetDeviceProperties(&properties, device), "cudaGetDeviceProperties");
+  return properties.name;
+}
+
+std::string too_old(int device) {
+  const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
+  if (major >= kOldest) {
+    return "";
+  }
+  return "device " + std::to_string(device) + " (" + name_of(device) + ") has compute capability " +
+         std::to_string(major) + "." + std::to_string(attribute(cudaDevAttrComputeCapabilityMinor, device)) +
+         "; allowed: " + std::to_string(kOldest) + ".0 and above";
+}
+
+}  // namespace
+
+const DeviceProperties& device_properties() {
+  static std::mutex mutex;
+  static std::map<int, DeviceProperties> known;  // by device; its elements stay where they are
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  const std::lock_guard lock(mutex);
+  const auto found = known.find(device);
+  if (found != known.end()) {
+    return found->second;
+  }
+  DeviceProperties properties;
+  properties.major = attribute(cudaDevAttrComputeCapabilityMajor, device);
+  properties.minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
+  properties.processors = attribute(cudaDevAttrMultiProcessorCount, device);
+  properties.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  properties.shared_bytes_processor = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+  return known.emplace(device, properties).first->second;
+}
+
+std::string unusable_reason() {
+  std::string reason;
+  if (count_devices(reason) == 0) {
+    return reason;
+  }
+  try {
+    int device = 0;
+    check(cudaGetDevice(&device), "cudaGetDevice");
+    return too_old(device);
+  } catch (const Error& error) {
+    return error.what();
+  }
+}
+
+}  // namespace cuda
+
+std::vector<std::string> cuda_device_names(std::string& reason) {
+  std::vector<std::string> names;
+  const int count = cuda::count_devices(reason);
+  try {
+    for (int device = 0; device < count; ++device) {
+      const std::string refusal = cuda::too_old(device);
+      if (refusal.empty()) {
+        names.push_back(cuda::name_of(device));
+      } else {
+        reason = refusal;
+      }
+    }
+  } catch (const Error& error) {
+    reason = error.what();
+  }
+  return names;
+}
+
+}  // namespace distr

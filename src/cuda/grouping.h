@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// The orders of the columns on a GPU (method, 2), three entries: `identity` where attention is exact, `lsh`, `energy`.
+// They read f16, bf16 and f32 with any strides, and any l; the sums are in fp32 in an order that depends on the problem
+// alone, so the bits of an order are the same in every run.
+#pragma once
+
+#include <cstddef>
+#include <string>
+
+#include "kernel.h"
+
+namespace distr::cuda {
+
+namespace identity {
+
+std::string supports(const Problem& problem, const Grouping& grouping);
+// 0.
+std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int threads);
+// order[row, c] = c.
+void run(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors, const Execution& execution);
+
+}  // namespace identity
+
+namespace lsh {
+
+// Refuses f64, and more blocks than a grid has.
+std::string supports(const Problem& problem, const Grouping& grouping);
+// 0 for l <= 256; above, the partial sums of at most 64 pieces of a block: 64 * 16 * (d rounded up to 64) floats.
+std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int threads);
+void run(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors, const Execution& execution);
+// Twin that only reads what run() reads, with the same grid and loads: the time that run() is held against.
+// It writes nothing.
+void run_read_only(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
+                   const Execution& execution);
+
+}  // namespace lsh
+
+namespace energy {
+
+// Refuses f64, and more blocks than a grid has.
+std::string supports(const Problem& problem, const Grouping& grouping);
+// d floats for every piece of a block of Q (one piece where l <= 256, at most 64 above), and 2 d floats for every
+// piece of K: at most 64 pieces a KV head for `own`, one for every l keys (or fewer) for `previous`.
+std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int threads);
+void run(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors, const Execution& execution);
+// Twin that only reads Q and K, with the grid and loads of the first of run()'s two kernels. It writes nothing.
+void run_read_only(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
+                   const Execution& execution);
+
+}  // namespace energy
+
+}  // namespace distr::cuda

@@ -1,0 +1,53 @@
+// SPDX-License-Identifier: Apache-2.0
+// The order of exact attention: order[row, c] = c. Nothing reads it, but make_grouping() promises it.
+//
+// A block of threads writes 32 rows, each of its 8 warps one row after another, a lane every 32nd column.
+// No shared memory.
+#include <array>
+
+#include "common/element.h"
+#include "cuda/grouping.h"
+#include "cuda/launch.h"
+
+namespace distr::cuda::identity {
+namespace {
+
+constexpr int kThreads = 256;
+constexpr int kRows = 32;  // of a block of threads
+
+__global__ void __launch_bounds__(kThreads) write_identity(std::int64_t rows, int head_dim, std::int32_t* order) {
+  const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kRows;
+  for (unsigned int i = threadIdx.x / 32; i < kRows && first + i < rows; i += kThreads / 32) {
+    for (auto c = static_cast<int>(threadIdx.x % 32); c < head_dim; c += 32) {
+      order[(first + i) * head_dim + c] = c;
+    }
+  }
+}
+
+double grid_of(const Problem& problem, const Grouping& grouping) {
+  const std::array<std::int64_t, 4> shape = order_shape(problem, grouping);
+  // As double: int64 could overflow.
+  return static_cast<double>(shape[0]) * static_cast<double>(shape[1]) * static_cast<double>(shape[2]) / kRows;
+}
+
+}  // namespace
+
+std::string supports(const Problem& problem, const Grouping& grouping) {
+  if (!is_exact(grouping)) {
+    return "serves exact problems only: the strategy exact, or groups of one column";
+  }
+  return grid_of(problem, grouping) > 2147483647.0 ? "the grid would have more than 2147483647 blocks of 32 rows" : "";
+}
+
+std::size_t workspace_bytes(const Problem& /*problem*/, const Grouping& /*grouping*/, int /*threads*/) { return 0; }
+
+void run(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors, const Execution& execution) {
+  const std::array<std::int64_t, 4> shape = order_shape(problem, grouping);
+  const std::int64_t rows = shape[0] * shape[1] * shape[2];
+  if (rows > 0) {
+    launch(write_identity, dim3(static_cast<unsigned>(common::ceil_div(rows, kRows))), kThreads, 0, execution.stream,
+           rows, static_cast<int>(problem.head_dim), tensors.order);
+  }
+}
+
+}  // namespace distr::cuda::identity

@@ -1,0 +1,332 @@
+// SPDX-License-Identifier: Apache-2.0
+// Hash and order (method, 2.1 and 2.2) of every block of Q, in one launch for l <= 256.
+//
+//   bit_t(c) = [ sum_n R[n, t] Q_b[n, c] > 0 ],  hash(c) = gray_rank(bits),  order = columns sorted by (hash, column)
+//
+// A block of threads stays and takes block of Q after block of Q, so that R [256 rows, 16 bits] is drawn once:
+//   R      one Philox call a row, in shared memory as the fragments of mma.m16n8k16 (A = R^T, rows as k). Every value
+//   is
+//          exact in f16 and in bf16, and an f32 of Q is the sum of three bf16, so all products are exact; sums in fp32.
+//   Q      from global memory to registers as B fragments (grouping_rows.cuh). The loads of the next block of Q are
+//   sent
+//          off before this one's sums are added up and sorted.
+//   sums   [16, 64] of each warp, added over the warps of a tile in shared memory, in their order.
+//   bits   by ballot: of an accumulator's fragment, lane 4 g + t has bits g and g + 8 of two columns.
+//   sort   thread c counts the columns with smaller (hash, column): its own place.
+// Longer blocks are cut into pieces, whose sums go to the workspace; a second kernel adds and sorts.
+// A block without rows before it (`previous`) has no rows, hence all hashes 0 and the identity.
+#include <algorithm>
+#include <array>
+#include <type_traits>
+
+#include "common/half.h"
+#include "common/projection.h"
+#include "cuda/grouping.h"
+#include "cuda/grouping_rows.cuh"
+#include "cuda/ptx.cuh"
+
+namespace distr::cuda::lsh {
+namespace {
+
+using grouping::kChunkRows;
+using grouping::kMaxThreads;
+using grouping::kPieceRows;
+using grouping::kTileColumns;
+using grouping::Lane;
+using grouping::QueryPieces;
+using grouping::Rows;
+
+constexpr int kWindowRows = kPieceRows;  // rows of R in shared memory
+constexpr int kWarpsPerProcessor = 16;   // what launch bounds promise
+constexpr int kSumThreads = 512;         // of the kernel that adds pieces
+
+struct Arguments {
+  QueryPieces queries;
+  int head_dim;
+  int tiles;   // of 64 columns
+  int groups;  // warps of a tile
+  int vector;  // columns of a load
+  std::uint64_t seed;
+  float4* sums;         // [pieces, tiles, 8, 32] fragments; null: order at once
+  std::int32_t* order;  // [order rows, d]
+};
+
+struct Shared {
+  std::uint32_t projection[kWindowRows / kChunkRows][32][4];  // A fragments of R^T
+  std::uint32_t keys[kMaxHeadDim];                            // hash, then column
+};
+// Behind it: float4 sums[warps][8][32].
+std::size_t shared_bytes(int warps) { return sizeof(Shared) + static_cast<std::size_t>(warps) * 8 * 32 * 16; }
+static_assert(sizeof(Shared) + 8 * 8 * 32 * 16 <= 48 * 1024);
+
+// Quantiles as 16-bit elements.
+template <class Element>
+constexpr std::array<std::uint16_t, 256> quantile_bits() {
+  std::array<std::uint16_t, 256> result{};
+  for (std::size_t i = 0; i < result.size(); ++i) {
+    result[i] = common::from_float<Element>(common::normal_quantile(static_cast<std::uint8_t>(i))).bits;
+  }
+  return result;
+}
+__device__ constexpr std::array<std::uint16_t, 256> kHalfQuantiles = quantile_bits<common::Float16>();
+__device__ constexpr std::array<std::uint16_t, 256> kBfloatQuantiles = quantile_bits<common::BFloat16>();
+
+template <class T>
+using Factor = std::conditional_t<std::is_same_v<T, __half>, __half, __nv_bfloat16>;  // the type of R
+
+// Rows first .. first + rows - 1 of R. Row 4 t + r of a chunk and bits g and g + 8 belong to lane 4 g + t.
+template <class T>
+__device__ void draw_projection(std::uint64_t seed, std::int64_t first, int rows, Shared& shared) {
+  const auto& quantiles = std::is_same_v<Factor<T>, __half> ? kHalfQuantiles : kBfloatQuantiles;
+  for (int n = static_cast<int>(threadIdx.x); n < rows; n += static_cast<int>(blockDim.x)) {
+    const auto counter = static_cast<std::uint64_t>(first + n);
+    const auto words =
+        common::philox({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0},
+                       {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
+    const int t = n % kChunkRows / 4;
+    const int r = n % 4;
+#pragma unroll
+    for (int bit = 0; bit < common::kHashBits; ++bit) {
+      const std::uint32_t index = words[static_cast<std::size_t>(bit / 4)] >> (8 * (bit % 4)) & 0xFFU;
+      auto* fragment = shared.projection[n / kChunkRows][4 * (bit % 8) + t];
+      reinterpret_cast<std::uint16_t*>(fragment + 2 * (r / 2) + bit / 8)[r % 2] = quantiles[index];
+    }
+  }
+}
+
+// What the bf16 of the upper 16 bits leaves of an fp32; nothing of an infinity.
+__device__ std::uint32_t remainder(std::uint32_t x) {
+  const float value = __uint_as_float(x);
+  return isinf(value) ? 0U : __float_as_uint(value - __uint_as_float(x & 0xFFFF0000U));
+}
+
+// sums[i] += R^T Q for 16 rows and the i-th column of every lane.
+template <class T, int kWords>
+__device__ void project(const std::uint32_t (&projection)[4], const std::uint32_t (&q)[4][kWords],
+                        float (&sums)[8][4]) {
+  constexpr std::uint32_t kLower = 0x5410;
+  constexpr std::uint32_t kUpper = 0x7632;
+#pragma unroll
+  for (int i = 0; i < 8; ++i) {
+    if constexpr (kWords == 4) {
+      const std::uint32_t half = i % 2 == 0 ? kLower : kUpper;
+      ptx::mma_16x8x16(sums[i], projection, __byte_perm(q[0][i / 2], q[1][i / 2], half),
+                       __byte_perm(q[2][i / 2], q[3][i / 2], half), Factor<T>{});
+    } else {
+      std::uint32_t rest[4] = {q[0][i], q[1][i], q[2][i], q[3][i]};
+#pragma unroll
+      for (int part = 0; part < 3; ++part) {
+        ptx::mma_16x8x16(sums[i], projection, __byte_perm(rest[0], rest[1], kUpper),
+                         __byte_perm(rest[2], rest[3], kUpper), Factor<T>{});
+#pragma unroll
+        for (std::uint32_t& x : rest) {
+          x = remainder(x);
+        }
+      }
+    }
+  }
+}
+
+// Bits 0, 4, .. 28 side by side.
+__device__ std::uint32_t every_fourth_bit(std::uint32_t x) {
+  x &= 0x11111111U;
+  x = (x | x >> 3) & 0x03030303U;
+  x = (x | x >> 6) & 0x000F000FU;
+  return (x | x >> 12) & 0xFFU;
+}
+
+// The keys (hash, column) of the 8 columns of a fragment of sums: bit g of column 2 t and of column 2 t + 1, and bit
+// g + 8 of both, in lane 4 g + t. Columns that do not exist come last.
+__device__ void write_keys(const float4& sums, int tile, int i, int vector, int head_dim, std::uint32_t* keys) {
+  const std::uint32_t low_even = __ballot_sync(~0U, sums.x > 0);
+  const std::uint32_t low_odd = __ballot_sync(~0U, sums.y > 0);
+  const std::uint32_t high_even = __ballot_sync(~0U, sums.z > 0);
+  const std::uint32_t high_odd = __ballot_sync(~0U, sums.w > 0);
+  const int n = static_cast<int>(threadIdx.x % 32);
+  if (n < 8) {
+    const std::uint32_t low = n % 2 == 0 ? low_even : low_odd;
+    const std::uint32_t high = n % 2 == 0 ? high_even : high_odd;
+    const std::uint32_t code = every_fourth_bit(low >> n / 2) | every_fourth_bit(high >> n / 2) << 8;
+    const int column = tile * kTileColumns + grouping::column_of(vector, n, i);
+    keys[column] = column < head_dim ? common::gray_rank(code) << 16 | static_cast<std::uint32_t>(column) : ~0U;
+  }
+}
+
+__device__ void write_order(const std::uint32_t* keys, int head_dim, std::int32_t* order) {
+  for (int c = static_cast<int>(threadIdx.x); c < head_dim; c += static_cast<int>(blockDim.x)) {
+    order[grouping::rank_of(keys[c], keys, head_dim)] = c;
+  }
+}
+
+extern __shared__ uint4 s_dynamic[];
+
+template <class T, int kVector>
+__global__ void __launch_bounds__(kMaxThreads, kVector == 1 ? 1 : 2) order_blocks(const Arguments a) {
+  using Round = grouping::Round<T, kVector>;
+  auto& shared = *reinterpret_cast<Shared*>(s_dynamic);
+  auto* s_sums = reinterpret_cast<float4*>(&shared + 1);  // [warps][8][32]
+  const Lane lane(a.groups, a.head_dim);
+  const int in_warp = static_cast<int>(threadIdx.x % 32);
+  const int round_rows = Round::rows(lane);
+  const auto count = static_cast<std::uint32_t>(a.queries.count);
+
+  grouping::release_dependent();
+  Rows rows = a.queries.at(blockIdx.x);
+  Round round;
+  round.load(rows, 0, lane);
+  std::int64_t window = -1;  // the first row of R in shared memory
+  for (std::uint32_t piece = blockIdx.x; piece < count; piece += gridDim.x) {
+    const std::int64_t first = (piece % a.queries.pieces) * a.queries.piece_rows;  // within the block
+    float sums[8][4] = {};
+    int n = 0;
+    bool finished = false;
+    while (!finished) {
+      const int in_window = n % kWindowRows;
+      if (first + n - in_window != window) {  // the same for all threads
+        window = first + n - in_window;
+        __syncthreads();
+        const auto drawn = static_cast<int>(min(std::int64_t{kWindowRows}, a.queries.piece_rows));
+        draw_projection<T>(a.seed, window, (drawn + round_rows - 1) / round_rows * round_rows, shared);
+        __syncthreads();
+      }
+#pragma unroll
+      for (int chunk = 0; chunk < Round::kChunks; ++chunk) {
+        const int at = (in_window + Round::row(lane, chunk)) / kChunkRows;
+        const uint4 fragment = *reinterpret_cast<const uint4*>(shared.projection[at][in_warp]);
+        project<T>({fragment.x, fragment.y, fragment.z, fragment.w}, round.words[chunk], sums);
+      }
+      n += round_rows;
+      finished = n >= rows.count;
+      if (finished) {
+        rows = count - piece > gridDim.x ? a.queries.at(piece + gridDim.x) : Rows{};
+        n = 0;
+      }
+      round.load(rows, n, lane);
+    }
+
+    const int tile_warp = lane.tile * lane.groups;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      s_sums[((tile_warp + lane.group) * 8 + i) * 32 + in_warp] = {sums[i][0], sums[i][1], sums[i][2], sums[i][3]};
+    }
+    __syncthreads();
+    for (int i = lane.group; i < 8; i += lane.groups) {
+      float4 total = s_sums[(tile_warp * 8 + i) * 32 + in_warp];
+      for (int group = 1; group < lane.groups; ++group) {
+        const float4 more = s_sums[((tile_warp + group) * 8 + i) * 32 + in_warp];
+        total = {total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w};
+      }
+      if (a.sums != nullptr) {
+        a.sums[((static_cast<std::int64_t>(piece) * a.tiles + lane.tile) * 8 + i) * 32 + in_warp] = total;
+      } else {
+        write_keys(total, lane.tile, i, a.vector, a.head_dim, shared.keys);
+      }
+    }
+    __syncthreads();
+    if (a.sums == nullptr) {
+      write_order(shared.keys, a.head_dim, a.order + static_cast<std::int64_t>(piece) * a.head_dim);
+    }
+  }
+}
+
+// Adds the pieces of a block of Q in their order, and sorts. A warp adds a fragment of 8 columns.
+__global__ void __launch_bounds__(kSumThreads, 1) add_pieces(const Arguments a) {
+  alignas(16) __shared__ std::uint32_t s_keys[kMaxHeadDim];
+  const auto pieces = static_cast<int>(a.queries.pieces);
+  const int stride = a.tiles * 8 * 32;
+  grouping::wait_for_inputs();
+  for (int i = static_cast<int>(threadIdx.x); i < stride; i += static_cast<int>(blockDim.x)) {
+    const float4* sums = a.sums + static_cast<std::int64_t>(blockIdx.x) * pieces * stride + i;
+    float4 total = {};
+#pragma unroll 16
+    for (int piece = 0; piece < pieces; ++piece) {
+      const float4 more = sums[piece * stride];
+      total = {total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w};
+    }
+    write_keys(total, i / 256, i / 32 % 8, a.vector, a.head_dim, s_keys);
+  }
+  __syncthreads();
+  write_order(s_keys, a.head_dim, a.order + static_cast<std::int64_t>(blockIdx.x) * a.head_dim);
+}
+
+// The reads of order_blocks and nothing else.
+template <class T, int kVector>
+__global__ void __launch_bounds__(kMaxThreads, 2) read_blocks(const Arguments a) {
+  using Round = grouping::Round<T, kVector>;
+  const Lane lane(a.groups, a.head_dim);
+  const auto count = static_cast<std::uint32_t>(a.queries.count);
+  std::uint32_t seen = 0;
+  for (std::uint32_t piece = blockIdx.x; piece < count; piece += gridDim.x) {
+    const Rows rows = a.queries.at(piece);
+    for (int n = 0; n < rows.count; n += Round::rows(lane)) {
+      Round round;
+      round.load(rows, n, lane);
+      seen |= round.any();
+    }
+  }
+  if (count == 0) {  // never: it keeps the loads
+    a.order[threadIdx.x] = static_cast<std::int32_t>(seen);
+  }
+}
+
+struct Plan {
+  Arguments arguments;
+  grouping::Warps warps;
+  dim3 grid;
+  bool aligned;
+};
+
+Plan plan_of(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors) {
+  const QueryPieces queries(problem, grouping, tensors.q);
+  const grouping::Warps warps(problem.head_dim);
+  const bool aligned = grouping::is_aligned(tensors.q, queries.strides, problem.batch, problem.heads_q,
+                                            problem.head_dim * static_cast<std::int64_t>(size_of(problem.dtype)));
+  const std::int64_t resident = device_properties().processors * (kWarpsPerProcessor / warps.count());
+  const Arguments arguments{
+      queries, static_cast<int>(problem.head_dim), warps.tiles, warps.groups, 0, grouping.seed, nullptr, tensors.order};
+  return {arguments, warps, dim3(static_cast<unsigned>(std::min(queries.count, resident))), aligned};
+}
+
+}  // namespace
+
+std::string supports(const Problem& problem, const Grouping& grouping) {
+  return grouping::refusal(problem, grouping, Strategy::lsh, "lsh");
+}
+
+std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
+  const QueryPieces queries(problem, grouping, nullptr);
+  const auto fragments = static_cast<std::size_t>(grouping::Warps(problem.head_dim).tiles) * 8 * 32;
+  return queries.pieces == 1 ? 0 : static_cast<std::size_t>(queries.count) * fragments * sizeof(float4);
+}
+
+void run(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors, const Execution& execution) {
+  Plan plan = plan_of(problem, grouping, tensors);
+  Arguments& arguments = plan.arguments;
+  if (arguments.queries.count == 0) {
+    return;
+  }
+  arguments.sums = arguments.queries.pieces == 1 ? nullptr : static_cast<float4*>(execution.workspace);
+  grouping::with_loads(problem.dtype, plan.aligned, [&]<class T, int kVector>() {
+    arguments.vector = kVector;
+    launch(order_blocks<T, kVector>, plan.grid, plan.warps.count() * 32, shared_bytes(plan.warps.count()),
+           execution.stream, arguments);
+  });
+  if (arguments.sums != nullptr) {
+    grouping::launch_dependent(add_pieces, dim3(static_cast<unsigned>(arguments.queries.order_rows())),
+                               std::min(kSumThreads, plan.warps.tiles * 8 * 32), execution.stream, arguments);
+  }
+}
+
+void run_read_only(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
+                   const Execution& execution) {
+  const Plan plan = plan_of(problem, grouping, tensors);
+  if (plan.arguments.queries.count == 0) {
+    return;
+  }
+  grouping::with_loads(problem.dtype, plan.aligned, [&]<class T, int kVector>() {
+    launch(read_blocks<T, kVector>, plan.grid, plan.warps.count() * 32, shared_bytes(plan.warps.count()),
+           execution.stream, plan.arguments);
+  });
+}
+
+}  // namespace distr::cuda::lsh

@@ -1,0 +1,304 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of grouping share: which rows of Q decide which row of the order, how warps read them, the sort.
+//
+// A block of threads reads `tiles` tiles of 64 columns by `groups` warps each; the warps of a tile take turns at chunks
+// of 16 rows. Lane 4 g + t holds rows 4 t .. 4 t + 3 of a chunk and 8 columns of each, `kVector` neighbours a load: the
+// lanes with the same t read 128 bytes of a row together. That is also how mma.m16n8k16 wants B = Q with rows as k, so
+// the hash needs no shared memory between a load and the tensor cores.
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <type_traits>
+
+#include "common/block.h"
+#include "cuda/launch.h"
+#include "kernel.h"
+
+namespace distr::cuda::grouping {
+
+inline constexpr int kChunkRows = 16;
+inline constexpr int kTileColumns = 64;
+inline constexpr int kMaxThreads = 256;
+inline constexpr int kPieceRows = 256;  // blocks of more rows are cut into pieces
+inline constexpr int kMaxPieces = 64;
+
+// The warps of a block of threads.
+struct Warps {
+  int tiles;   // ceil(d / 64), 1 to 8
+  int groups;  // warps of a tile
+
+  explicit Warps(std::int64_t head_dim)
+      : tiles(static_cast<int>(common::ceil_div(head_dim, kTileColumns))),
+        groups(tiles <= 2   ? 4
+               : tiles <= 4 ? 2
+                            : 1) {}
+  [[nodiscard]] int count() const { return tiles * groups; }
+};
+
+// Consecutive rows of one head.
+struct Rows {
+  const std::byte* first = nullptr;
+  std::int64_t stride = 0;  // bytes
+  int count = 0;
+};
+
+// The strides of Q or K, in bytes.
+[[nodiscard]] inline Strides in_bytes(const Strides& strides, DType dtype) {
+  const auto bytes = static_cast<std::int64_t>(size_of(dtype));
+  return {strides.batch * bytes, strides.head * bytes, strides.row * bytes};
+}
+
+// The rows of Q that decide each row of the order [batch, heads, blocks], cut into `pieces`.
+struct QueryPieces {
+  const std::byte* q;           // [batch, heads, seq, d]
+  Strides strides;              // bytes
+  std::uint32_t heads, blocks;  // fewer than 2^31 rows of the order and pieces in all: 32-bit divisions are quicker
+  std::uint32_t pieces;         // of a block
+  std::int64_t piece_rows;      // a multiple of kPieceRows where there are several
+  std::int64_t block;           // l, at most seq
+  std::int64_t seq;
+  std::int64_t previous;  // 1: a block's order is that of the rows before it, the first has none
+  std::int64_t count;     // of all pieces
+
+  QueryPieces(const Problem& problem, const Grouping& grouping, const void* data)
+      : q(static_cast<const std::byte*>(data)),
+        strides(in_bytes(problem.q, problem.dtype)),
+        heads(static_cast<std::uint32_t>(problem.heads_q)),
+        blocks(static_cast<std::uint32_t>(common::num_blocks(problem, grouping))),
+        block(std::min(grouping.block, std::max<std::int64_t>(1, problem.seq_q))),
+        seq(problem.seq_q),
+        previous(grouping.order_from == OrderFrom::previous ? 1 : 0) {
+    pieces = static_cast<std::uint32_t>(std::min<std::int64_t>(kMaxPieces, common::ceil_div(block, kPieceRows)));
+    piece_rows = pieces == 1 ? block : common::ceil_div(common::ceil_div(block, pieces), kPieceRows) * kPieceRows;
+    pieces = static_cast<std::uint32_t>(common::ceil_div(block, piece_rows));
+    count = problem.batch * problem.heads_q * blocks * pieces;
+  }
+
+  [[nodiscard]] std::int64_t order_rows() const { return count / pieces; }
+
+  // Piece `index` = (row of the order) * pieces + piece. Its first row within the block is (index % pieces) *
+  // piece_rows.
+  [[nodiscard]] __device__ Rows at(std::uint32_t index) const {
+    const std::uint32_t row = index / pieces;
+    const std::uint32_t head = row / blocks;
+    const std::int64_t source = static_cast<std::int64_t>(row % blocks) - previous;
+    const std::int64_t first = source * block + (index % pieces) * piece_rows;
+    const std::int64_t end = min(min(first + piece_rows, (source + 1) * block), seq);
+    const std::byte* start = q + head / heads * strides.batch + head % heads * strides.head + first * strides.row;
+    return {start, strides.row, source < 0 ? 0 : static_cast<int>(max(end - first, std::int64_t{0}))};
+  }
+};
+
+// What a thread is within its block of threads.
+struct Lane {
+  int tile, group, groups;
+  int g, t;     // lane 4 g + t
+  int columns;  // d
+
+  __device__ Lane(int warps_of_tile, int head_dim)
+      : tile(static_cast<int>(threadIdx.x / 32) / warps_of_tile),
+        group(static_cast<int>(threadIdx.x / 32) % warps_of_tile),
+        groups(warps_of_tile),
+        g(static_cast<int>(threadIdx.x % 32 / 4)),
+        t(static_cast<int>(threadIdx.x % 4)),
+        columns(head_dim) {}
+};
+
+// The i-th of the 8 columns that lane 4 g + t holds of its tile, where a load has `vector` columns.
+[[nodiscard]] __host__ __device__ constexpr int column_of(int vector, int g, int i) {
+  return i / vector * 8 * vector + g * vector + i % vector;
+}
+
+// What a lane reads at once: rows of kChunks chunks, which follow each other by `groups` chunks.
+template <class T, int kVector>
+struct Round {
+  static constexpr int kBytes = sizeof(T);
+  static constexpr int kChunks = kVector * kBytes == 16 ? 4 / kBytes : 1;
+  static constexpr int kWords = 2 * kBytes;  // of 8 columns
+
+  std::uint32_t words[kChunks][4][kWords];  // [chunk][row][column]
+
+  // Rows that a tile's warps read in a round.
+  [[nodiscard]] __device__ static int rows(const Lane& lane) { return kChunks * lane.groups * kChunkRows; }
+  // The first row of `chunk` for this lane, from the round's first row on.
+  [[nodiscard]] __device__ static int row(const Lane& lane, int chunk) {
+    return (chunk * lane.groups + lane.group) * kChunkRows + 4 * lane.t;
+  }
+
+  // The round that starts at row n; zeros past the rows and the columns.
+  __device__ void load(const Rows& rows, int n, const Lane& lane) {
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int first = n + row(lane, chunk);
+      const std::byte* row = rows.first + first * rows.stride + lane.tile * kTileColumns * kBytes;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+#pragma unroll
+        for (int i = 0; i < 8; i += kVector) {
+          const int column = column_of(kVector, lane.g, i);
+          const bool valid = first + r < rows.count && lane.tile * kTileColumns + column < lane.columns;
+          load_vector(words[chunk][r], i, row + column * kBytes, valid);
+        }
+        row += rows.stride;
+      }
+    }
+  }
+
+  [[nodiscard]] __device__ std::uint32_t any() const {
+    std::uint32_t bits = 0;
+#pragma unroll
+    for (const auto& chunk : words) {
+#pragma unroll
+      for (const auto& row : chunk) {
+#pragma unroll
+        for (const std::uint32_t word : row) {
+          bits |= word;
+        }
+      }
+    }
+    return bits;
+  }
+
+  // Column i of a row, as fp32.
+  [[nodiscard]] __device__ float value(int chunk, int r, int i) const {
+    const std::uint32_t word = words[chunk][r][i * kBytes / 4];
+    if constexpr (kBytes == 4) {
+      return __uint_as_float(word);
+    } else {
+      const auto element = static_cast<unsigned short>(i % 2 == 0 ? word : word >> 16);
+      if constexpr (std::is_same_v<T, __half>) {
+        return __half2float(__ushort_as_half(element));
+      } else {
+        return __bfloat162float(__ushort_as_bfloat16(element));
+      }
+    }
+  }
+
+ private:
+  // Columns i .. i + kVector - 1 of a row.
+  __device__ static void load_vector(std::uint32_t (&row)[kWords], int i, const std::byte* from, bool valid) {
+    if constexpr (kVector * kBytes == 16) {
+      const uint4 vector = valid ? __ldg(reinterpret_cast<const uint4*>(from)) : uint4{0, 0, 0, 0};
+      const int word = i * kBytes / 4;
+      row[word] = vector.x;
+      row[word + 1] = vector.y;
+      row[word + 2] = vector.z;
+      row[word + 3] = vector.w;
+    } else if constexpr (kBytes == 4) {
+      row[i] = valid ? __ldg(reinterpret_cast<const std::uint32_t*>(from)) : 0U;
+    } else {
+      const std::uint32_t element = valid ? __ldg(reinterpret_cast<const unsigned short*>(from)) : 0U;
+      row[i / 2] = i % 2 == 0 ? element : row[i / 2] | element << 16;
+    }
+  }
+};
+
+// How many of `count` keys are smaller; a multiple of 16 bytes of keys is read.
+template <class Key>
+[[nodiscard]] __device__ int rank_of(Key key, const Key* keys, int count) {
+  constexpr int kKeys = 16 / sizeof(Key);
+  struct alignas(16) Vector {
+    Key keys[kKeys];
+  };
+  int smaller[kKeys] = {};
+#pragma unroll 4
+  for (int j = 0; j < count; j += kKeys) {
+    const Vector vector = *reinterpret_cast<const Vector*>(keys + j);
+#pragma unroll
+    for (int i = 0; i < kKeys; ++i) {
+      smaller[i] += vector.keys[i] < key ? 1 : 0;
+    }
+  }
+  int rank = 0;
+#pragma unroll
+  for (int i = 0; i < kKeys; ++i) {
+    rank += smaller[i];
+  }
+  return rank;
+}
+
+// A kernel launched by launch_dependent may start while the one before it in the stream still runs. It calls
+// wait_for_inputs() before it reads anything that the other wrote; the other calls release_dependent() first thing.
+__device__ inline void release_dependent() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+__device__ inline void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+template <class Arguments>
+void launch_dependent(void (*kernel)(Arguments), dim3 grid, int threads, void* stream, const Arguments& arguments) {
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &attribute;
+  config.numAttrs = device_properties().major >= 9 ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, arguments), "cudaLaunchKernelEx");
+}
+
+// Calls function.template operator()<T, kVector>() with the element's type, and as many columns a load as 16 bytes
+// hold, or 1 where rows do not start at multiples of 16 bytes.
+template <class Function>
+void with_loads(DType dtype, bool aligned, Function&& function) {
+  if (dtype == DType::f16) {
+    aligned ? function.template operator()<__half, 8>() : function.template operator()<__half, 1>();
+  } else if (dtype == DType::bf16) {
+    aligned ? function.template operator()<__nv_bfloat16, 8>() : function.template operator()<__nv_bfloat16, 1>();
+  } else {
+    aligned ? function.template operator()<float, 4>() : function.template operator()<float, 1>();
+  }
+}
+
+// Whether every row of a tensor [batch, heads, rows, d] starts at a multiple of 16 bytes and is one long.
+[[nodiscard]] inline bool is_aligned(const void* data, const Strides& bytes, std::int64_t batch, std::int64_t heads,
+                                     std::int64_t row_bytes) {
+  const auto fits = [](std::int64_t length, std::int64_t stride) { return length == 1 || stride % 16 == 0; };
+  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && fits(batch, bytes.batch) && fits(heads, bytes.head) &&
+         bytes.row % 16 == 0 && row_bytes % 16 == 0;
+}
+
+// Why the kernels cannot serve, or "".
+[[nodiscard]] inline std::string refusal(const Problem& problem, const Grouping& grouping, Strategy strategy,
+                                         const char* name) {
+  if (is_exact(grouping)) {
+    return "the problem is exact: the order is the identity";
+  }
+  if (grouping.strategy != strategy) {
+    return std::string("serves the strategy ") + name + " only";
+  }
+  if (problem.dtype == DType::f64) {
+    return "computes in fp32; f64 is for the reference";
+  }
+  constexpr std::int64_t kMostRows = std::int64_t{1} << 29;  // kernels count a head's rows in 32 bits
+  if (std::max(problem.seq_q, problem.seq_k) > kMostRows) {
+    return "seq_q is " + std::to_string(problem.seq_q) + " and seq_k " + std::to_string(problem.seq_k) +
+           "; allowed: up to " + std::to_string(kMostRows);
+  }
+  // Pieces of Q and of K share one grid. Counted as double: int64 could overflow.
+  constexpr double kMost = 2147483647;
+  const std::int64_t block = std::min(grouping.block, std::max<std::int64_t>(1, problem.seq_q));
+  const auto pieces = static_cast<double>(std::min<std::int64_t>(kMaxPieces, common::ceil_div(block, kPieceRows)));
+  const double query_pieces = pieces * static_cast<double>(problem.batch) * static_cast<double>(problem.heads_q) *
+                              static_cast<double>(common::ceil_div(problem.seq_q, block));
+  const double key_pieces = kMaxPieces * static_cast<double>(problem.batch) * static_cast<double>(problem.heads_kv);
+  if (query_pieces + key_pieces > kMost) {
+    return "the grid would have more than 2147483647 pieces";
+  }
+  return "";
+}
+
+}  // namespace distr::cuda::grouping

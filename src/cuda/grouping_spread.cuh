@@ -1,0 +1,170 @@
+// SPDX-License-Identifier: Apache-2.0
+// The spread of K, sum_j (K[j, c] - mean_j K[:, c])^2, which `energy` weighs columns with: how keys are cut, and sums
+// that can be merged (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
+// variances", 1979), so that a large mean does not drown the spread around it.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/grouping_rows.cuh"
+
+namespace distr::cuda::energy {
+
+using grouping::Lane;
+using grouping::QueryPieces;
+using grouping::Rows;
+
+inline constexpr int kMaxRuns = 64;    // of a KV head
+inline constexpr int kGridRuns = 256;  // of all heads, about as many as a GPU runs at once
+inline constexpr int kMinRunKeys = 128;
+
+// How the keys of a head are cut: strip s holds the keys s * length + phase .. (s + 1) * length + phase - 1 that exist.
+// A head's rows are at most 2^29 (grouping::refusal), so 32 bits count them.
+struct KeyStrips {
+  const std::byte* k;  // [batch, heads, seq, d]
+  Strides strides;     // bytes
+  std::uint32_t heads;
+  std::uint32_t runs;       // of a head
+  int run_strips;           // strips of a run
+  int strips;               // of a head
+  int length, phase;        // phase: -length + 1 to 0
+  int block_strips, shift;  // block b needs the strips before b * block_strips + shift; block_strips = 0: all
+  int seq;
+  std::int64_t count;  // of all runs
+
+  KeyStrips(const Problem& problem, const QueryPieces& queries, const void* data)
+      : k(static_cast<const std::byte*>(data)),
+        strides(grouping::in_bytes(problem.k, problem.dtype)),
+        heads(static_cast<std::uint32_t>(problem.heads_kv)),
+        seq(static_cast<int>(problem.seq_k)) {
+    const std::int64_t all_heads = problem.batch * problem.heads_kv;
+    const int most_runs =
+        static_cast<int>(std::clamp<std::int64_t>(kGridRuns / std::max<std::int64_t>(1, all_heads), 1, kMaxRuns));
+    if (queries.previous == 0) {
+      length = ceil_div(std::max(1, seq), most_runs * kMinRunKeys) * kMinRunKeys;
+      phase = block_strips = shift = 0;
+      strips = ceil_div(seq, length);
+      run_strips = 1;
+    } else {
+      length = static_cast<int>(queries.block);
+      while (length % 2 == 0 && length >= 2 * kMinRunKeys) {
+        length /= 2;
+      }
+      block_strips = static_cast<int>(queries.block) / length;
+      const auto offset = static_cast<int>(common::causal_offset(problem));
+      shift = offset / length + (offset % length > 0 ? 1 : 0);
+      phase = offset - shift * length;
+      const int last = (static_cast<int>(queries.blocks) - 1) * block_strips + shift;
+      const bool any = seq > 0 && queries.blocks > 1;  // the first block needs none
+      strips = any ? std::clamp(last, 0, ceil_div(seq - phase, length)) : 0;
+      run_strips = std::max(ceil_div(strips, most_runs), ceil_div(kMinRunKeys, length));
+    }
+    runs = static_cast<std::uint32_t>(ceil_div(strips, run_strips));
+    count = all_heads * runs;
+  }
+
+  // The strips before this one decide block b.
+  [[nodiscard]] __device__ int strips_of(int block) const {
+    return block_strips == 0 ? strips : min(max(block * block_strips + shift, 0), strips);
+  }
+  // Where a strip starts.
+  [[nodiscard]] __device__ int start(int strip) const { return min(max(strip * length + phase, 0), seq); }
+  // The keys first .. end - 1 of a head.
+  [[nodiscard]] __device__ Rows keys(std::uint32_t head, int first, int end) const {
+    return {k + head / heads * strides.batch + head % heads * strides.head + first * strides.row, strides.row,
+            end - first};
+  }
+
+ private:
+  static int ceil_div(int a, int b) { return a / b + (a % b != 0 ? 1 : 0); }
+};
+
+// Mean and sum of squared differences from it.
+struct Spread {
+  float count;
+  float mean;
+  float squares;
+
+  __device__ void merge(const Spread& more) {
+    const float weight = more.count > 0 ? __fdividef(more.count, count + more.count) : 0;
+    const float step = more.mean - mean;
+    mean += step * weight;
+    squares += more.squares + step * step * (weight * count);
+    count += more.count;
+  }
+};
+
+// The sums of the 8 columns of a lane.
+struct LaneSpread {
+  float count = 0;
+  float mean[8] = {};
+  float squares[8] = {};
+
+  __device__ void merge(float more_count, const float (&more_mean)[8], const float (&more_squares)[8]) {
+    const float weight = more_count > 0 ? __fdividef(more_count, count + more_count) : 0;
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const float step = more_mean[i] - mean[i];
+      mean[i] += step * weight;
+      squares[i] += more_squares[i] + step * step * (weight * count);
+    }
+    count += more_count;
+  }
+
+  // Adds the rows of a round: those from n on that are below `rows`.
+  template <class Round>
+  __device__ void add(const Round& round, int n, int rows, const Lane& lane) {
+    float more_count = 0;
+    float more_mean[8] = {};
+#pragma unroll
+    for (int chunk = 0; chunk < Round::kChunks; ++chunk) {
+      more_count += static_cast<float>(min(max(rows - n - Round::row(lane, chunk), 0), 4));
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          more_mean[i] += round.value(chunk, r, i);  // 0 past the rows
+        }
+      }
+    }
+    const float share = more_count > 0 ? __fdividef(1.0F, more_count) : 0;
+    float more_squares[8] = {};
+#pragma unroll
+    for (float& mean_of_rows : more_mean) {
+      mean_of_rows *= share;
+    }
+#pragma unroll
+    for (int chunk = 0; chunk < Round::kChunks; ++chunk) {
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        if (n + Round::row(lane, chunk) + r < rows) {
+#pragma unroll
+          for (int i = 0; i < 8; ++i) {
+            const float difference = round.value(chunk, r, i) - more_mean[i];
+            more_squares[i] += difference * difference;
+          }
+        }
+      }
+    }
+    merge(more_count, more_mean, more_squares);
+  }
+
+  // Merges lanes 4 g .. 4 g + 3.
+  __device__ void merge_quad() {
+#pragma unroll
+    for (int step = 1; step <= 2; step *= 2) {
+      float other_mean[8];
+      float other_squares[8];
+      const float other_count = __shfl_xor_sync(~0U, count, step);
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        other_mean[i] = __shfl_xor_sync(~0U, mean[i], step);
+        other_squares[i] = __shfl_xor_sync(~0U, squares[i], step);
+      }
+      merge(other_count, other_mean, other_squares);
+    }
+  }
+};
+
+}  // namespace distr::cuda::energy

@@ -1,0 +1,71 @@
+// SPDX-License-Identifier: Apache-2.0
+// Checked calls of the CUDA runtime, and what the kernels must know of the device.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstddef>
+#include <cstdint>
+#include <string>
+
+#include "distr/error.h"
+
+namespace distr::cuda {
+
+// Throws Error(out_of_memory) or Error(device_failure) that names the call and CUDA's own words.
+inline void check(cudaError_t status, const char* call) {
+  if (status == cudaSuccess) {
+    return;
+  }
+  cudaGetLastError();  // a call that failed must not fail the next one
+  throw Error(status == cudaErrorMemoryAllocation ? Status::out_of_memory : Status::device_failure,
+              std::string(call) + ": " + cudaGetErrorString(status));
+}
+
+struct DeviceProperties {
+  int major = 0, minor = 0;        // compute capability
+  int processors = 0;              // SMs
+  int shared_bytes = 0;            // the most a block may have
+  int shared_bytes_processor = 0;  // of an SM
+};
+
+// Of the current device. Throws Error(device_failure) if there is none.
+const DeviceProperties& device_properties();
+
+// Why no kernel of this build can run on the current device (no driver, older than sm_80); empty: they can.
+std::string unusable_reason();
+
+// Takes aligned pieces from the caller's workspace. With a null base it only counts.
+class Workspace {
+ public:
+  Workspace() = default;
+  explicit Workspace(void* base) : base_(static_cast<std::byte*>(base)) {}
+
+  template <class T>
+  [[nodiscard]] T* take(std::int64_t count) {
+    constexpr std::size_t kAlignment = 256;
+    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
+    used_ += (static_cast<std::size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
+    return piece;
+  }
+  [[nodiscard]] std::size_t used() const noexcept { return used_; }
+
+ private:
+  std::byte* base_ = nullptr;
+  std::size_t used_ = 0;
+};
+
+// Launches on `stream` with `shared` bytes of dynamic shared memory; the kernel's limit is raised where it must be.
+template <class... Parameters, class... Arguments>
+void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared, void* stream,
+            const Arguments&... arguments) {
+  constexpr std::size_t kSharedWithoutAsking = 48 * 1024;
+  if (shared > kSharedWithoutAsking) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
+          "cudaFuncSetAttribute");
+  }
+  kernel<<<grid, static_cast<unsigned>(threads), shared, static_cast<cudaStream_t>(stream)>>>(arguments...);
+  check(cudaGetLastError(), "kernel launch");
+}
+
+}  // namespace distr::cuda

@@ -1,0 +1,330 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plain backward (method, 3), the order held constant, in fp32 and with every sum in a fixed order:
+//   D = rowsum(dO * O) - dLSE    P = e^(S - LSE)    dP = dO V^T    dS = P * (dP - D)
+//   dq_hat = scale dS k_hat      dK = scale sum over blocks of dS^T Q~      dV = P^T dO
+// where Q~ is q_hat spread over the d columns. dQ of a column is dq_hat of its group, or its share of it.
+//
+// Four kernels, of 16 x 16 threads each, that compute the scores of a tile anew as the forward does:
+//   delta: D, one warp a row;
+//   dQ: a block owns up to 64 rows of one block of Q and 128 groups (grid.y), and meets all keys;
+//   dK: a block owns 64 keys of a KV head and 128 columns, and meets all tiles of the queries of its heads, in order;
+//   dV: likewise.
+// Thread (y, x) keeps a 4 x 8 piece of the sum in registers. Shared memory: the staged factors (Staged), in turn with
+// the wide one [32][128]; P or dS [64][68]; the order and, for dK, each column's group [512].
+// The gradient of a mask is in mask_gradient.cu.
+#include <algorithm>
+
+#include "cuda/launch.h"
+#include "cuda/plain/backward.cuh"
+#include "cuda/plain/mask_gradient.h"
+#include "cuda/plain/plain.h"
+
+namespace distr::cuda::plain {
+namespace {
+
+constexpr int kWarps = kThreads / 32;
+constexpr std::int64_t kMostDeltaBlocks = 1 << 20;  // more rows than these have warps are taken in turns
+
+struct alignas(16) BackwardShared {
+  union {
+    Staged staged;
+    float wide[kStagedRows * kColumns];
+  };
+  float weights[kSide * kPitch];  // dS^T [key][row] for dQ; P or dS [row][key] for dV and dK
+  std::int32_t order[kMaxHeadDim];
+  std::int32_t group[kMaxHeadDim];  // of each column; from groups.count on: dropped
+};
+static_assert(sizeof(BackwardShared) <= 48 * 1024);
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) delta_kernel(const __grid_constant__ BackwardArguments arguments) {
+  constexpr int kWarp = 32;
+  const DeviceProblem& problem = arguments.problem;
+  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
+  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kWarps;
+  for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp; row < rows;
+       row += step) {
+    const std::int64_t head = row / problem.seq_q;
+    const auto at = [&](const void* data) {
+      return rows_at<T>(data, problem.o, head / problem.heads_q, head % problem.heads_q, row % problem.seq_q);
+    };
+    const T* o = at(arguments.o);
+    const T* d_o = at(arguments.d_o);
+    float sum = 0;
+    for (int c = static_cast<int>(threadIdx.x) % kWarp; c < problem.head_dim_v; c += kWarp) {
+      sum = fmaf(to_float(d_o[c]), to_float(o[c]), sum);
+    }
+    for (int lane = kWarp / 2; lane > 0; lane /= 2) {
+      sum += __shfl_xor_sync(0xFFFFFFFFU, sum, lane);
+    }
+    if (threadIdx.x % kWarp == 0) {
+      arguments.delta[row] = sum - (arguments.d_lse == nullptr ? 0.0F : arguments.d_lse[row]);
+    }
+  }
+}
+
+// weights [column][row] = the transpose of this thread's piece.
+__device__ void store_transposed(const float (&r_s)[4][4], float* s_weights) {
+  const int y = static_cast<int>(threadIdx.x) / 16;
+  const int x = static_cast<int>(threadIdx.x) % 16;
+  for (int key = 0; key < 4; ++key) {
+    *reinterpret_cast<float4*>(s_weights + (4 * x + key) * kPitch + 4 * y) =
+        make_float4(r_s[0][key], r_s[1][key], r_s[2][key], r_s[3][key]);
+  }
+}
+
+__device__ void store_as_it_is(const float (&r_s)[4][4], float* s_weights) {
+  const int y = static_cast<int>(threadIdx.x) / 16;
+  const int x = static_cast<int>(threadIdx.x) % 16;
+  for (int row = 0; row < 4; ++row) {
+    *reinterpret_cast<float4*>(s_weights + (4 * y + row) * kPitch + 4 * x) =
+        make_float4(r_s[row][0], r_s[row][1], r_s[row][2], r_s[row][3]);
+  }
+}
+
+// dQ of the columns of this thread's groups, from dq_hat without the scale; 0 for columns that nothing was taken from.
+template <class T>
+__device__ void spread_dq(const BackwardArguments& arguments, const Tile& tile, const TileGroups& groups,
+                          int first_group, const float (&r_dq)[4][8]) {
+  const int y = static_cast<int>(threadIdx.x) / 16;
+  T* d_q = rows_at<T>(arguments.d_q, arguments.problem.q, tile.b, tile.h, tile.first);
+#pragma unroll
+  for (int row = 0; row < 4; ++row) {
+    T* to = d_q + (4 * y + row) * arguments.problem.q.row;
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      const int g = first_group + column_of(n);
+      const int size = g < groups.count && 4 * y + row < tile.rows ? groups.size(g) : 0;
+      const float whole = arguments.scale * r_dq[row][n];
+      for (int member = 0; member < size; ++member) {
+        const float share = arguments.problem.mean ? whole / static_cast<float>(size) : member == 0 ? whole : 0.0F;
+        to[groups.column(g, member)] = from_float<T>(share);
+      }
+    }
+  }
+  // What `energy` drops.
+  const int kept = groups.count * groups.members;
+  const int dropped = first_group == 0 ? max(groups.columns - kept, 0) : 0;
+  for (int n = static_cast<int>(threadIdx.x); n < dropped * static_cast<int>(tile.rows); n += kThreads) {
+    d_q[n / dropped * arguments.problem.q.row + groups.order[kept + n % dropped]] = from_float<T>(0);
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ BackwardArguments arguments) {
+  __shared__ BackwardShared shared;
+  const DeviceProblem& problem = arguments.problem;
+  const Tile tile = find_tile(problem, arguments.tiles, blockIdx.x);
+  if (tile.rows <= 0) {
+    return;
+  }
+  const TileGroups groups = load_groups(problem, tile, arguments.order, shared.order);
+  const int first_group = static_cast<int>(blockIdx.y) * kColumns;
+  const int columns = min(kColumns, groups.count - first_group);
+  if (columns <= 0) {
+    return;
+  }
+  const T* k = rows_at<T>(arguments.k, problem.k, tile.b, tile.h_kv, 0);
+  const std::int64_t keys = visible_keys(problem, tile.first + tile.rows - 1);
+  float r_dq[4][8] = {};
+  for (std::int64_t first_key = 0; first_key < keys; first_key += kSide) {
+    float r_s[4][4];
+    compute_score_gradients<T>(arguments, tile, groups, first_key, shared.staged, r_s);
+    store_transposed(r_s, shared.weights);
+    for (int staged = 0; staged < kSide; staged += kStagedRows) {
+      const std::int64_t first = first_key + staged;
+      __syncthreads();
+      const bool finite = stage_wide(problem.seq_k - first, columns, true, shared.wide, [&](int key, int column) {
+        const int g = first_group + column;
+        float sum = 0;
+        for (int member = 0; member < groups.size(g); ++member) {
+          sum += to_float(k[(first + key) * problem.k.row + groups.column(g, member)]);
+        }
+        return sum;
+      });
+      accumulate(shared.weights + staged * kPitch, shared.wide, columns, finite, 0, r_dq);
+    }
+  }
+  spread_dq<T>(arguments, tile, groups, first_group, r_dq);
+}
+
+// The keys and columns that a block of dK or dV owns.
+struct Owned {
+  std::int64_t b, h_kv, first_key;
+  int first_column;
+};
+
+__device__ Owned find_owned(const DeviceProblem& problem) {
+  const std::int64_t key_tiles = (problem.seq_k + kSide - 1) / kSide;
+  const std::int64_t head = blockIdx.x / key_tiles;
+  return {head / problem.heads_kv, head % problem.heads_kv, blockIdx.x % key_tiles * kSide,
+          static_cast<int>(blockIdx.y) * kColumns};
+}
+
+// Calls visit(tile) for every tile of queries that reads the owned keys, in order.
+template <class Visit>
+__device__ void for_each_tile(const BackwardArguments& arguments, const Owned& owned, const Visit& visit) {
+  const DeviceProblem& problem = arguments.problem;
+  const std::int64_t heads = problem.heads_q / problem.heads_kv;
+  const std::int64_t first_head = owned.b * problem.heads_q + owned.h_kv * heads;
+  for (std::int64_t n = 0; n < heads * arguments.tiles_of_head; ++n) {
+    const Tile tile = find_tile(problem, arguments.tiles, first_head * arguments.tiles_of_head + n);
+    if (tile.rows > 0 && visible_keys(problem, tile.first + tile.rows - 1) > owned.first_key) {
+      visit(tile);
+    }
+  }
+}
+
+template <class T>
+__device__ void store_owned(const DeviceProblem& problem, const Owned& owned, T* to, std::int64_t stride, int columns,
+                            float factor, const float (&r_sum)[4][8]) {
+  const int y = static_cast<int>(threadIdx.x) / 16;
+  for (int key = 0; key < 4; ++key) {
+    if (owned.first_key + 4 * y + key >= problem.seq_k) {
+      break;
+    }
+    for (int n = 0; n < 8; ++n) {
+      if (column_of(n) < columns) {
+        to[(4 * y + key) * stride + owned.first_column + column_of(n)] = from_float<T>(factor * r_sum[key][n]);
+      }
+    }
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) dv_kernel(const __grid_constant__ BackwardArguments arguments) {
+  __shared__ BackwardShared shared;
+  const DeviceProblem& problem = arguments.problem;
+  const Owned owned = find_owned(problem);
+  const int columns = min(kColumns, problem.head_dim_v - owned.first_column);
+  float r_dv[4][8] = {};
+  for_each_tile(arguments, owned, [&](const Tile& tile) {
+    const TileGroups groups = load_groups(problem, tile, arguments.order, shared.order);
+    const T* d_o = rows_at<T>(arguments.d_o, problem.o, tile.b, tile.h, tile.first) + owned.first_column;
+    float r_p[4][4];
+    compute_probabilities<T>(arguments, tile, groups, owned.first_key, shared.staged, r_p);
+    store_as_it_is(r_p, shared.weights);
+    for (int staged = 0; staged < kSide; staged += kStagedRows) {
+      __syncthreads();
+      const bool finite = stage_wide(tile.rows - staged, columns, true, shared.wide, [&](int row, int column) {
+        return to_float(d_o[(staged + row) * problem.o.row + column]);
+      });
+      accumulate(shared.weights + staged * kPitch, shared.wide, columns, finite, 0, r_dv);
+    }
+  });
+  store_owned(problem, owned, rows_at<T>(arguments.d_v, problem.v, owned.b, owned.h_kv, owned.first_key), problem.v.row,
+              columns, 1.0F, r_dv);
+}
+
+// Q~ of a row: what q_hat has for group g; 0 if the group was dropped.
+template <class T>
+__device__ float spread_q(const TileGroups& groups, bool mean, const T* row, int g) {
+  const int members = g >= groups.count ? 0 : mean ? groups.size(g) : 1;
+  float sum = 0;
+  for (int member = 0; member < members; ++member) {
+    sum += to_float(row[groups.column(g, member)]);
+  }
+  return members > 1 ? sum / static_cast<float>(members) : sum;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1) dk_kernel(const __grid_constant__ BackwardArguments arguments) {
+  __shared__ BackwardShared shared;
+  const DeviceProblem& problem = arguments.problem;
+  const Owned owned = find_owned(problem);
+  const int columns = min(kColumns, problem.head_dim - owned.first_column);
+  float r_dk[4][8] = {};
+  for_each_tile(arguments, owned, [&](const Tile& tile) {
+    const TileGroups groups = load_groups(problem, tile, arguments.order, shared.order);
+    for (int n = static_cast<int>(threadIdx.x); n < groups.columns; n += kThreads) {
+      shared.group[shared.order[n]] = n / groups.members;
+    }
+    const T* q = rows_at<T>(arguments.q, problem.q, tile.b, tile.h, tile.first);
+    float r_s[4][4];
+    compute_score_gradients<T>(arguments, tile, groups, owned.first_key, shared.staged, r_s);
+    store_as_it_is(r_s, shared.weights);
+    bool finite_s = true;
+    for (int element = 0; element < 16; ++element) {
+      finite_s = finite_s && isfinite(r_s[element / 4][element % 4]);
+    }
+    unsigned unused = 0;  // of this thread's columns: dropped ones
+    for (int n = 0; n < 8; ++n) {
+      const int c = owned.first_column + column_of(n);
+      unused |= (c < problem.head_dim && shared.group[c] >= groups.count ? 1U : 0U) << n;
+    }
+    for (int staged = 0; staged < kSide; staged += kStagedRows) {
+      __syncthreads();
+      const bool finite = stage_wide(tile.rows - staged, columns, finite_s, shared.wide, [&](int row, int column) {
+        return spread_q(groups, problem.mean, q + (staged + row) * problem.q.row,
+                        shared.group[owned.first_column + column]);
+      });
+      accumulate(shared.weights + staged * kPitch, shared.wide, columns, finite, unused, r_dk);
+    }
+  });
+  store_owned(problem, owned, rows_at<T>(arguments.d_k, problem.k, owned.b, owned.h_kv, owned.first_key), problem.k.row,
+              columns, arguments.scale, r_dk);
+}
+
+BackwardArguments make_arguments(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+                                 void* workspace) {
+  BackwardArguments result{};
+  result.problem = tiled_problem(problem, grouping, tensors.mask);
+  result.tiles = tiles_of_block(result.problem);
+  result.tiles_of_head = result.problem.blocks * result.tiles;
+  result.scale = static_cast<float>(problem.softmax_scale());
+  result.q = tensors.q;
+  result.k = tensors.k;
+  result.v = tensors.v;
+  result.order = tensors.order;
+  result.o = tensors.o;
+  result.lse = static_cast<const float*>(tensors.lse);
+  result.d_o = tensors.d_o;
+  result.d_lse = static_cast<const float*>(tensors.d_lse);
+  result.delta = Workspace(workspace).take<float>(problem.batch * problem.heads_q * problem.seq_q);
+  result.d_q = tensors.d_q;
+  result.d_k = tensors.d_k;
+  result.d_v = tensors.d_v;
+  result.d_mask = static_cast<float*>(tensors.d_mask);
+  for (int axis = 0; axis < 4; ++axis) {
+    const int from = axis - (4 - problem.mask.rank);
+    result.mask_shape[axis] = from < 0 ? 1 : problem.mask.shape[static_cast<std::size_t>(from)];
+  }
+  return result;
+}
+
+// The kernels of one operation, each unless it has nothing to write.
+template <class T>
+void launch_all(const BackwardArguments& arguments, void* stream) {
+  const DeviceProblem& problem = arguments.problem;
+  const auto run = [&](auto kernel, std::int64_t blocks, std::int64_t columns) {
+    if (blocks > 0) {
+      const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(common::ceil_div(columns, kColumns)));
+      launch(kernel, grid, kThreads, 0, stream, arguments);
+    }
+  };
+  const std::int64_t key_tiles = problem.batch * problem.heads_kv * common::ceil_div(problem.seq_k, kSide);
+  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
+  run(delta_kernel<T>, std::min(common::ceil_div(rows, kWarps), kMostDeltaBlocks), 1);
+  run(dq_kernel<T>, rows == 0 ? 0 : num_tiles(problem), problem.groups);
+  run(dk_kernel<T>, key_tiles, problem.head_dim);
+  run(dv_kernel<T>, key_tiles, problem.head_dim_v);
+}
+
+}  // namespace
+
+std::size_t backward_workspace_bytes(const Problem& problem, const Grouping& /*grouping*/, int /*threads*/) {
+  Workspace workspace;
+  static_cast<void>(workspace.take<float>(problem.batch * problem.heads_q * problem.seq_q));
+  return workspace.used();
+}
+
+void run_backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+                  const Execution& execution) {
+  const BackwardArguments arguments = make_arguments(problem, grouping, tensors, execution.workspace);
+  with_element(problem.dtype, [&]<class T>(std::type_identity<T>) { launch_all<T>(arguments, execution.stream); });
+  if (arguments.d_mask != nullptr) {
+    launch_mask_gradient(problem.dtype, arguments, execution.stream);
+  }
+}
+
+}  // namespace distr::cuda::plain

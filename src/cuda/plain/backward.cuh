@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of the plain backward share: their arguments, and dS of one tile of queries and one of keys.
+#pragma once
+
+#include "cuda/plain/tile.cuh"
+
+namespace distr::cuda::plain {
+
+struct BackwardArguments {
+  DeviceProblem problem;
+  std::int64_t tiles;          // of a block
+  std::int64_t tiles_of_head;  // of a query head
+  float scale;
+  const void* q;               // [batch, heads_q, seq_q, d]
+  const void* k;               // [batch, heads_kv, seq_k, d]
+  const void* v;               // [batch, heads_kv, seq_k, dv]
+  const std::int32_t* order;   // [batch, heads_q, blocks, d]
+  const void* o;               // [batch, heads_q, seq_q, dv]
+  const float* lse;            // [batch, heads_q, seq_q]
+  const void* d_o;             // as o
+  const float* d_lse;          // as lse, or null
+  float* delta;                // [batch, heads_q, seq_q]: D = rowsum(dO * O) - dLSE
+  void* d_q;                   // as q
+  void* d_k;                   // as k
+  void* d_v;                   // as v
+  float* d_mask;               // [mask_shape], contiguous
+  std::int64_t mask_shape[4];  // 1 along the axes that repeat
+};
+
+// Rows of a tensor with the strides of Q, K, V or O, from (b, h, row) on.
+template <class T>
+__device__ const T* rows_at(const void* data, const Strides& strides, std::int64_t b, std::int64_t h,
+                            std::int64_t row) {
+  return static_cast<const T*>(data) + b * strides.batch + h * strides.head + row * strides.row;
+}
+
+template <class T>
+__device__ T* rows_at(void* data, const Strides& strides, std::int64_t b, std::int64_t h, std::int64_t row) {
+  return static_cast<T*>(data) + b * strides.batch + h * strides.head + row * strides.row;
+}
+
+// s [kDepth][kPitch] = columns first .. first + kDepth - 1 of up to kSide rows, transposed; 0 where there are none.
+template <class T>
+__device__ void stage_columns(const T* data, std::int64_t stride, std::int64_t rows, int columns, int first, float* s) {
+  const int c = first + static_cast<int>(threadIdx.x) % kDepth;
+#pragma unroll 2
+  for (int row = static_cast<int>(threadIdx.x) / kDepth; row < kSide; row += kThreads / kDepth) {
+    s[(c - first) * kPitch + row] = row < rows && c < columns ? to_float(data[row * stride + c]) : 0.0F;
+  }
+}
+
+// r_p = P = e^(S - LSE) of this thread's 4 rows and 4 keys; 0 where LSE = -inf.
+template <class T>
+__device__ void compute_probabilities(const BackwardArguments& arguments, const Tile& tile, const TileGroups& groups,
+                                      std::int64_t first_key, Staged& staged, float (&r_p)[4][4]) {
+  const DeviceProblem& problem = arguments.problem;
+  compute_scores(problem, arguments.scale, tile, groups, rows_at<T>(arguments.q, problem.q, tile.b, tile.h, tile.first),
+                 rows_at<T>(arguments.k, problem.k, tile.b, tile.h_kv, first_key), first_key, staged, r_p);
+  const int y = static_cast<int>(threadIdx.x) / 16;
+  const float* lse = arguments.lse + (tile.b * problem.heads_q + tile.h) * problem.seq_q + tile.first;
+  for (int row = 0; row < 4; ++row) {
+    const float of_row = 4 * y + row < tile.rows ? lse[4 * y + row] : kHidden;
+    for (float& p : r_p[row]) {
+      p = p == kHidden || of_row == kHidden ? 0.0F : expf(p - of_row);
+    }
+  }
+}
+
+// r_s = dS = P * (dO V^T - D), likewise; 0 where P is 0, whatever V and dO are.
+template <class T>
+__device__ void compute_score_gradients(const BackwardArguments& arguments, const Tile& tile, const TileGroups& groups,
+                                        std::int64_t first_key, Staged& staged, float (&r_s)[4][4]) {
+  const DeviceProblem& problem = arguments.problem;
+  compute_probabilities<T>(arguments, tile, groups, first_key, staged, r_s);
+  const T* d_o = rows_at<T>(arguments.d_o, problem.o, tile.b, tile.h, tile.first);
+  const T* v = rows_at<T>(arguments.v, problem.v, tile.b, tile.h_kv, first_key);
+  float d_p[4][4] = {};
+  for (int first = 0; first < problem.head_dim_v; first += kDepth) {
+    __syncthreads();
+    stage_columns(d_o, problem.o.row, tile.rows, problem.head_dim_v, first, staged.a);
+    stage_columns(v, problem.v.row, problem.seq_k - first_key, problem.head_dim_v, first, staged.b);
+    __syncthreads();
+    multiply(staged.a, staged.b, min(kDepth, problem.head_dim_v - first), d_p);
+  }
+  const int y = static_cast<int>(threadIdx.x) / 16;
+  const float* delta = arguments.delta + (tile.b * problem.heads_q + tile.h) * problem.seq_q + tile.first;
+  for (int row = 0; row < 4; ++row) {
+    const float of_row = 4 * y + row < tile.rows ? delta[4 * y + row] : 0.0F;
+    for (int key = 0; key < 4; ++key) {
+      r_s[row][key] = r_s[row][key] == 0 ? 0.0F : r_s[row][key] * (d_p[row][key] - of_row);
+    }
+  }
+}
+
+}  // namespace distr::cuda::plain

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// What kernels take by value: a Problem and its Grouping in plain numbers, for host and device.
+#pragma once
+
+#include <cstdint>
+
+#include "common/block.h"
+#include "common/mask.h"
+
+namespace distr::cuda {
+
+// A mask broadcast to [batch, heads_q, seq_q, seq_k]: strides of 0 along the axes that repeat.
+struct DeviceMask {
+  MaskKind kind = MaskKind::none;
+  DType dtype = DType::f32;
+  const void* data = nullptr;
+  std::int64_t batch = 0, head = 0, row = 0, key = 0;  // element strides
+};
+
+struct DeviceProblem {
+  std::int64_t batch, heads_q, heads_kv, seq_q, seq_k;
+  std::int32_t head_dim, head_dim_v;
+  Strides q, k, v, o;  // in elements
+  float scale_log2;    // scale * log2(e): the kernels' scores are logarithms to the base 2
+  bool causal;
+  std::int64_t causal_offset;  // query i sees the keys j <= i + causal_offset
+  DeviceMask mask;
+  // The grouping
+  std::int64_t block;         // l
+  std::int64_t blocks;        // ceil(seq_q / l)
+  std::int32_t groups;        // r
+  std::int32_t members;       // G for lsh, 1 for energy and exact
+  bool mean;                  // Estimator::mean: q_hat is the group's mean, else its first column
+  bool exact;                 // no order is read
+  bool first_block_is_exact;  // order_from = previous
+};
+
+[[nodiscard]] inline DeviceMask device_mask(const Problem& problem, const void* data) noexcept {
+  const Mask& mask = problem.mask;
+  DeviceMask result{mask.kind, mask.dtype, data, 0, 0, 0, 0};
+  std::int64_t* const strides[4] = {&result.batch, &result.head, &result.row, &result.key};
+  for (int axis = 0; axis < mask.rank; ++axis) {
+    const auto from = static_cast<std::size_t>(axis);
+    if (mask.shape[from] != 1) {
+      *strides[4 - mask.rank + axis] = mask.strides[from];
+    }
+  }
+  return result;
+}
+
+[[nodiscard]] inline DeviceProblem device_problem(const Problem& problem, const Grouping& grouping,
+                                                  const void* mask) noexcept {
+  constexpr double kLog2E = 1.4426950408889634;
+  const bool exact = is_exact(grouping);
+  DeviceProblem result{};
+  result.batch = problem.batch;
+  result.heads_q = problem.heads_q;
+  result.heads_kv = problem.heads_kv;
+  result.seq_q = problem.seq_q;
+  result.seq_k = problem.seq_k;
+  result.head_dim = static_cast<std::int32_t>(problem.head_dim);
+  result.head_dim_v = static_cast<std::int32_t>(problem.head_dim_v);
+  result.q = problem.q;
+  result.k = problem.k;
+  result.v = problem.v;
+  result.o = problem.o;
+  result.scale_log2 = static_cast<float>(problem.softmax_scale() * kLog2E);
+  result.causal = problem.causal != Causal::none;
+  result.causal_offset = common::causal_offset(problem);
+  result.mask = device_mask(problem, mask);
+  result.block = grouping.block;
+  result.blocks = common::num_blocks(problem, grouping);
+  result.groups = static_cast<std::int32_t>(exact ? problem.head_dim : num_groups(problem, grouping));
+  result.members = exact || grouping.strategy == Strategy::energy ? 1 : static_cast<std::int32_t>(grouping.group_size);
+  result.mean = grouping.estimator == Estimator::mean;
+  result.exact = exact;
+  result.first_block_is_exact = grouping.order_from == OrderFrom::previous;
+  return result;
+}
+
+}  // namespace distr::cuda

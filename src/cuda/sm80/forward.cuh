@@ -1,0 +1,194 @@
+// SPDX-License-Identifier: Apache-2.0
+// O = softmax(scale * q_hat k_hat^T + mask) V with mma.sync, for sm_80 and later (paper, Section 3.3).
+//
+//   A thread block takes kRows queries of one head, and each of its 4 warps 16 * kRowTiles of them:
+//     q_hat                                                          Queries (queries.cuh)
+//     for every tile of kKeys keys:
+//       S = q_hat k_hat^T                       [kRows, kKeys]       Keys (keys.cuh), one mma after the other
+//       P = 2^(scale * S - reference), rowsum   in registers         Softmax (softmax.cuh)
+//       O += P V                                [kRows, dv]
+//     O / rowsum, LSE
+//   Pipeline: two stages of (k_hat, V). While tile j is computed, tile j + 1 is copied by cp.async; columns of K that
+//   must be summed (lsh) come to registers before the second product and are stored after it. One barrier a tile.
+//   Shared memory: Q of exact attention, then the stages. Grouped: q_hat is built where the stages will be, and then
+//   lives in registers.
+#pragma once
+
+#include "cuda/sm80/config.h"
+#include "cuda/sm80/keys.cuh"
+#include "cuda/sm80/queries.cuh"
+#include "cuda/sm80/softmax.cuh"
+
+namespace distr::cuda::sm80 {
+
+// Which queries and keys a thread block works on.
+struct Work {
+  int batch, head, head_kv;
+  int row;   // first query
+  int keys;  // keys that any of its queries sees
+
+  template <class C>
+  __device__ static Work of(unsigned block, const ForwardParameters& p, C) {
+    const DeviceProblem& problem = p.problem;
+    const auto tiles = static_cast<unsigned>((p.row_end - p.row_begin + C::kRows - 1) / C::kRows);
+    // Section after section of heads; in each, the last rows first, which are the longest where it is causal.
+    const unsigned first = block / (tiles * p.section) * p.section;
+    const unsigned heads = min(static_cast<unsigned>(problem.batch * problem.heads_q) - first, unsigned(p.section));
+    const unsigned index = block - first * tiles;
+    const unsigned tile = tiles - 1 - index / heads;
+    const int batch_head = static_cast<int>(first + index % heads);
+    Work work{};
+    work.batch = batch_head / static_cast<int>(problem.heads_q);
+    work.head = batch_head % static_cast<int>(problem.heads_q);
+    work.head_kv = work.head / static_cast<int>(problem.heads_q / problem.heads_kv);
+    work.row = static_cast<int>(p.row_begin) + static_cast<int>(tile) * C::kRows;
+    work.keys = static_cast<int>(problem.seq_k);
+    if (problem.causal) {
+      const std::int64_t last = min(std::int64_t{work.row} + C::kRows, p.row_end) - 1;
+      work.keys = static_cast<int>(min(max(last + problem.causal_offset + 1, std::int64_t{0}), problem.seq_k));
+    }
+    return work;
+  }
+};
+
+// O of a warp in the layout of the mma's accumulators: rows lane / 4 (+ 8), columns 8 n + 2 (lane % 4) (+ 1).
+template <class C>
+__device__ inline void store(const ForwardParameters& p, const Work& work, int warp_row,
+                             const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
+  using T = typename C::Element;
+  const DeviceProblem& problem = p.problem;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  T* const base = static_cast<T*>(p.o) + work.batch * problem.o.batch + work.head * problem.o.head;
+  const bool pairs = (reinterpret_cast<std::uintptr_t>(base) % 4 == 0) && problem.o.row % 2 == 0;
+#pragma unroll
+  for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t row = work.row + warp_row + tile * 16 + half * 8 + lane / 4;
+      const float sum = quad_sum(softmax.sum[tile][half]);
+      if (row >= p.row_end) {
+        continue;
+      }
+      if (p.lse != nullptr && lane % 4 == 0) {
+        p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] = softmax.lse(tile, half, sum);
+      }
+      const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;  // no key is seen: O = 0
+      T* const to = base + row * problem.o.row;
+#pragma unroll
+      for (int n = 0; n < C::kDim / 8; ++n) {
+        const int column = n * 8 + lane % 4 * 2;
+        const float low = o[tile][n][half * 2] * inverse;
+        const float high = o[tile][n][half * 2 + 1] * inverse;
+        if (pairs && column + 1 < problem.head_dim_v) {
+          *reinterpret_cast<std::uint32_t*>(to + column) = ptx::pack(low, high, T{});
+        } else {
+          if (column < problem.head_dim_v) {
+            to[column] = T(low);
+          }
+          if (column + 1 < problem.head_dim_v) {
+            to[column + 1] = T(high);
+          }
+        }
+      }
+    }
+  }
+}
+
+// O += P V over the keys 16 first .. 16 (first + kSteps) - 1 of the tile.
+template <class C, int kSteps>
+__device__ __forceinline__ void accumulate(float (&o)[C::kRowTiles][C::kDim / 8][4],
+                                           const std::uint32_t (&probabilities)[C::kKeys / 16][C::kRowTiles][4],
+                                           std::uint32_t value, int first) {
+#pragma unroll
+  for (int step = first; step < first + kSteps; ++step) {
+#pragma unroll
+    for (int n = 0; n < C::kDim / 16; ++n) {
+      std::uint32_t b[4];
+      ptx::ldmatrix_x4_trans(b, Tile<C::kDim>::move(value, step * 16, n * 2));
+#pragma unroll
+      for (int tile = 0; tile < C::kRowTiles; ++tile) {
+        ptx::mma_16x8x16(o[tile][2 * n], probabilities[step][tile], b[0], b[1], typename C::Element{});
+        ptx::mma_16x8x16(o[tile][2 * n + 1], probabilities[step][tile], b[2], b[3], typename C::Element{});
+      }
+    }
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
+    forward(const __grid_constant__ ForwardParameters p) {
+  using T = typename C::Element;
+  using Queries = typename C::Queries;
+  extern __shared__ __align__(128) std::uint8_t shared[];
+
+  const Work work = Work::of(blockIdx.x, p, C{});
+  const DeviceProblem& problem = p.problem;
+  const auto warp_row_of = [](unsigned thread) { return static_cast<int>(thread / 32) * 16 * C::kRowTiles; };
+
+  const std::uint32_t stages = ptx::shared_address(shared) + Queries::kSharedBytes;
+  Queries queries(p, work, shared, warp_row_of(threadIdx.x));
+  typename C::Keys keys(p, work, stages, shared);
+  const auto value_tile = [&](int j) {
+    return Tile<C::kDim>{stages + C::kStages * C::kKeyBytes + static_cast<std::uint32_t>(j % 2) * C::kValueBytes};
+  };
+  const T* const v = static_cast<const T*>(p.v) + work.batch * problem.v.batch + work.head_kv * problem.v.head;
+  const auto copy_values = [&](int j) {
+    const std::int64_t key = std::int64_t{j} * C::kKeys;
+    copy_tile<C::kKeys, C::kDim, C::kThreads>(value_tile(j), v + key * problem.v.row, problem.v.row,
+                                              rows_left(key, problem.seq_k), problem.head_dim_v);
+  };
+
+  float o[C::kRowTiles][C::kDim / 8][4] = {};
+  Softmax<C> softmax(score_scale<C>(problem));
+  const int tiles = (work.keys + C::kKeys - 1) / C::kKeys;
+  if (tiles > 0) {
+    keys.copy(0);
+    copy_values(0);
+  }
+  ptx::cp_async_commit();
+  if (C::kMembers > 1 && tiles > 0) {
+    ptx::cp_async_wait<0>();
+    for (int turn = 0; turn < C::Keys::kTurns; ++turn) {
+      keys.fetch(turn);
+      keys.store(0, turn);
+    }
+  }
+
+  const int unmasked = unmasked_tiles<C>(p, work);
+  for (int j = 0; j < tiles; ++j) {
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // tile j is there, and nobody reads the other stage any more
+    if (j + 1 < tiles) {
+      keys.copy(j + 1);
+      ptx::cp_async_commit();
+      copy_values(j + 1);
+    }
+    ptx::cp_async_commit();
+
+    float s[C::kRowTiles][C::kKeys / 8][4] = {};
+    keys.scores(s, queries, j);
+    if (j >= unmasked) {
+      apply_mask<C>(s, p, work, warp_row_of(ptx::opaque(threadIdx.x)), j * C::kKeys);
+    }
+    std::uint32_t probabilities[C::kKeys / 16][C::kRowTiles][4];
+    softmax.update(s, probabilities, o);
+
+    const int lane = static_cast<int>(C::kExact ? ptx::opaque(threadIdx.x) : threadIdx.x) % 32;
+    const std::uint32_t value = value_tile(j).at(lane % 16, lane / 16);
+    if (C::kMembers > 1 && j + 1 < tiles) {
+      constexpr int kSteps = C::kKeys / 16 / C::Keys::kTurns;
+      ptx::cp_async_wait<1>();
+#pragma unroll
+      for (int turn = 0; turn < C::Keys::kTurns; ++turn) {
+        keys.fetch(turn);
+        accumulate<C, kSteps>(o, probabilities, value, turn * kSteps);
+        keys.store(j + 1, turn);
+      }
+    } else {
+      accumulate<C, C::kKeys / 16>(o, probabilities, value, 0);
+    }
+  }
+  store<C>(p, Work::of(ptx::opaque(blockIdx.x), p, C{}), warp_row_of(ptx::opaque(threadIdx.x)), o, softmax);
+}
+
+}  // namespace distr::cuda::sm80

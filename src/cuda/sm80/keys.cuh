@@ -1,0 +1,173 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiles of K or k_hat, and S = q_hat k_hat^T from them. Two kinds with the same face:
+//   copy(j)                issues the copies for tile j; where rows must be summed,
+//   fetch, store(j, turn)  sum what was copied to the tile
+//   scores(s, queries, j)  s += q_hat k_hat_j^T
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/sm80/config.h"
+#include "cuda/sm80/queries.cuh"
+#include "cuda/tile.cuh"
+
+namespace distr::cuda::sm80 {
+
+// Exact attention: tiles [keys][d] of K itself.
+template <class C>
+class ExactKeys {
+ public:
+  static constexpr int kTurns = 1;
+
+  template <class Work>
+  __device__ ExactKeys(const ForwardParameters& p, const Work& work, std::uint32_t stages, void*)
+      : stages_(stages),
+        k_(static_cast<const std::uint16_t*>(p.k) + work.batch * p.problem.k.batch + work.head_kv * p.problem.k.head),
+        stride_(p.problem.k.row),
+        keys_(p.problem.seq_k),
+        columns_(p.problem.head_dim) {}
+
+  __device__ void copy(int j) {
+    const std::int64_t key = std::int64_t{j} * C::kKeys;
+    copy_tile<C::kKeys, C::kDim, C::kThreads>(at(j), k_ + key * stride_, stride_, rows_left(key, keys_), columns_);
+  }
+  __device__ void fetch(int) {}
+  __device__ void store(int, int) {}
+  [[nodiscard]] __device__ bool fuses() const { return false; }
+
+  template <class Queries>
+  __device__ void scores(float (&s)[C::kRowTiles][C::kKeys / 8][4], const Queries& queries, int j) const {
+    const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
+    const std::uint32_t start = at(j).at(lane / 16 * 8 + lane % 8, lane / 8 % 2);
+#pragma unroll
+    for (int step = 0; step < C::kDim / 16; ++step) {
+      std::uint32_t a[C::kRowTiles][4];
+      queries.fragments(a, step);
+#pragma unroll
+      for (int n = 0; n < C::kKeys / 16; ++n) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4(b, Tile<C::kDim>::move(start, n * 16, step * 2));
+#pragma unroll
+        for (int m = 0; m < C::kRowTiles; ++m) {
+          ptx::mma_16x8x16(s[m][2 * n], a[m], b[0], b[1], typename C::Element{});
+          ptx::mma_16x8x16(s[m][2 * n + 1], a[m], b[2], b[3], typename C::Element{});
+        }
+      }
+    }
+  }
+
+ private:
+  [[nodiscard]] __device__ Tile<C::kDim> at(int j) const {
+    return {stages_ + static_cast<std::uint32_t>(j % C::kStages) * C::kKeyBytes};
+  }
+
+  std::uint32_t stages_;
+  const std::uint16_t* k_;  // [Nk, d] of this head
+  std::int64_t stride_, keys_;
+  int columns_;
+};
+
+// Grouped attention: tiles [groups][keys] of k_hat^T. Columns of K are rows of K^T, so a group is a sum of rows. All
+// threads together take kRowsAPass rows of the tile at once, 16 bytes each; a thread's pieces of K^T are its slots,
+// group after group. Where groups have several members the slots are copied to a raw tile [kSlots][kThreads], one tile
+// ahead; each thread sums its own, so that they cost no barrier.
+template <class C>
+class GroupedKeys {
+ public:
+  static constexpr int kTurns = C::kMembers > 1 ? std::min(C::kKeys / 16, C::kSlots) : 1;  // in which slots are summed
+
+  template <class Work>
+  __device__ GroupedKeys(const ForwardParameters& p, const Work& work, std::uint32_t stages, void* shared)
+      : stages_(stages),
+        start_(Tile<C::kKeys>{stages}.at(thread_row(), thread_chunk())),
+        raw_(stages + C::kStageBytes + threadIdx.x * 16) {
+    const DeviceProblem& problem = p.problem;
+    const std::int64_t head =
+        p.fused ? work.batch * problem.heads_q + work.head : work.batch * problem.heads_kv + work.head_kv;
+    const int rows = p.fused ? problem.groups : problem.head_dim;  // the row after them is zero
+    const std::int64_t stride = p.column_stride;
+    const auto* k = static_cast<const std::uint16_t*>(p.k) + head * (rows + 1) * stride;
+    const std::int32_t* order = p.order + order_index(problem, work.batch, work.head, work.row);
+    auto* const sources = static_cast<const std::uint16_t**>(table<C>(shared));
+    for (int i = static_cast<int>(threadIdx.x); i < kRowsAPass * C::kSlots; i += C::kThreads) {
+      const int slot = i % C::kSlots;
+      const int group = slot / C::kMembers * kRowsAPass + i / C::kSlots;
+      const int position = group * C::kMembers + slot % C::kMembers;
+      const bool valid = group < problem.groups && position < rows;
+      sources[i] = k + (!valid ? rows : p.fused ? position : order[position]) * stride;
+    }
+    sources_ = sources + thread_row() * C::kSlots;
+    __syncthreads();
+  }
+
+  __device__ void copy(int j) const {
+    const std::uint32_t to = C::kMembers > 1 ? raw_ : start_ + stage_of(j);
+    const int key = j * C::kKeys + thread_chunk() * kChunk;
+#pragma unroll
+    for (int slot = 0; slot < C::kSlots; ++slot) {  // a slot of either tile takes as many bytes
+      ptx::cp_async_16(to + static_cast<std::uint32_t>(slot * C::kThreads * 16), sources_[slot] + key, true);
+    }
+  }
+
+  __device__ void fetch(int turn) {
+#pragma unroll
+    for (int i = 0; i < kSlotsATurn; ++i) {
+      const int slot = turn * kSlotsATurn + i;
+      slots_[i] = ptx::load_shared_16(raw_ + static_cast<std::uint32_t>(slot * C::kThreads * 16));
+    }
+  }
+
+  __device__ void store(int j, int turn) {
+#pragma unroll
+    for (int i = 0; i < kSlotsATurn; ++i) {
+      const int slot = turn * kSlotsATurn + i;
+      const int member = slot % C::kMembers;
+      sum_ = member == 0 ? slots_[i] : add8<typename C::Element>(sum_, slots_[i]);
+      if (member == C::kMembers - 1) {
+        const auto pass = static_cast<std::uint32_t>(slot / C::kMembers * C::kThreads * 16);
+        ptx::store_shared_16(start_ + stage_of(j) + pass, sum_);
+      }
+    }
+  }
+
+  template <class Queries>
+  __device__ void scores(float (&s)[C::kRowTiles][C::kKeys / 8][4], const Queries& queries, int j) const {
+    const int lane = static_cast<int>(threadIdx.x) % 32;
+    const std::uint32_t start = Tile<C::kKeys>{stages_ + stage_of(j)}.at(lane % 16, lane / 16);
+#pragma unroll
+    for (int step = 0; step < C::kGroups / 16; ++step) {
+      std::uint32_t a[C::kRowTiles][4];
+      queries.fragments(a, step);
+#pragma unroll
+      for (int n = 0; n < C::kKeys / 16; ++n) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, Tile<C::kKeys>::move(start, step * 16, n * 2));
+#pragma unroll
+        for (int m = 0; m < C::kRowTiles; ++m) {
+          ptx::mma_16x8x16(s[m][2 * n], a[m], b[0], b[1], typename C::Element{});
+          ptx::mma_16x8x16(s[m][2 * n + 1], a[m], b[2], b[3], typename C::Element{});
+        }
+      }
+    }
+  }
+
+ private:
+  static constexpr int kChunks = C::kKeys / kChunk;  // of a row of k_hat^T
+  static constexpr int kRowsAPass = C::kRowsAPass;
+  static constexpr int kSlotsATurn = C::kSlots / kTurns;
+  static_assert(kRowsAPass % 8 == 0);  // so that a thread's rows are swizzled alike
+
+  [[nodiscard]] __device__ static int thread_row() { return static_cast<int>(threadIdx.x) / kChunks; }
+  [[nodiscard]] __device__ static int thread_chunk() { return static_cast<int>(threadIdx.x) % kChunks; }
+  [[nodiscard]] __device__ static std::uint32_t stage_of(int j) {
+    return static_cast<std::uint32_t>(j % C::kStages) * C::kKeyBytes;
+  }
+
+  const std::uint16_t* const* sources_;  // [kSlots], shared: where a slot's row of K^T begins
+  std::uint32_t stages_, start_, raw_;   // the last two: of this thread's first slot
+  uint4 slots_[kSlotsATurn];
+  uint4 sum_{};  // of the members so far
+};
+
+}  // namespace distr::cuda::sm80

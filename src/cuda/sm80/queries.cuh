@@ -1,0 +1,134 @@
+// SPDX-License-Identifier: Apache-2.0
+// Q or q_hat of a thread block, as the left operand of the mma.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm80/config.h"
+#include "cuda/tile.cuh"
+
+namespace distr::cuda::sm80 {
+
+// Issues the copies of kRows rows of kColumns elements; rows from `rows` on and columns from `columns` on become zero.
+template <int kRows, int kColumns, int kThreads>
+__device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::int64_t stride, int rows, int columns) {
+  constexpr int kChunks = kColumns / kChunk;
+  constexpr int kRowsAPass = kThreads / kChunks;
+  const auto thread = static_cast<int>(ptx::opaque(threadIdx.x));
+  const int first = thread / kChunks;
+  const int chunk = thread % kChunks;
+  const bool inside = chunk * kChunk < columns;
+  // The tile's address is the same for all threads, and 32 bits reach any of its rows: registers are scarce.
+  const auto row_bytes = static_cast<unsigned>(stride * 2);
+  const unsigned offset = first * row_bytes + chunk * 16;
+#pragma unroll
+  for (int row = 0; row < kRows; row += kRowsAPass) {
+    ptx::cp_async_16(tile.at(first + row, chunk), static_cast<const char*>(source) + (offset + row * row_bytes),
+                     inside && first + row < rows);
+  }
+}
+
+// Rows of a tile that begins `begin` rows before the end, as a number that any tile's fits.
+[[nodiscard]] __device__ inline int rows_left(std::int64_t begin, std::int64_t end) {
+  return static_cast<int>(min(end - begin, std::int64_t{1} << 20));
+}
+
+// Words at the end of shared memory: first the block's part of the order, then where the rows of K^T begin.
+template <class C>
+[[nodiscard]] __device__ inline void* table(void* shared) {
+  return static_cast<std::uint8_t*>(shared) + C::kSharedBytes - C::kTableBytes;
+}
+
+// Where the order of a query's block begins.
+[[nodiscard]] __device__ inline std::int64_t order_index(const DeviceProblem& problem, int batch, int head, int row) {
+  return ((batch * problem.heads_q + head) * problem.blocks + row / problem.block) * problem.head_dim;
+}
+
+template <class C, class Work>
+[[nodiscard]] __device__ inline const std::uint16_t* query_rows(const ForwardParameters& p, const Work& work) {
+  return static_cast<const std::uint16_t*>(p.q) + work.batch * p.problem.q.batch + work.head * p.problem.q.head +
+         work.row * p.problem.q.row;
+}
+
+// Exact attention: Q in shared memory.
+template <class C>
+class ExactQueries {
+ public:
+  static constexpr int kSharedBytes = C::kQueryBytes;
+
+  template <class Work>
+  __device__ ExactQueries(const ForwardParameters& p, const Work& work, void* shared, int warp_row)
+      : start_(Tile<C::kDim>{ptx::shared_address(shared)}.at(warp_row + static_cast<int>(threadIdx.x) % 16,
+                                                             static_cast<int>(threadIdx.x) % 32 / 16)) {
+    const Tile<C::kDim> tile{ptx::shared_address(shared)};
+    copy_tile<C::kRows, C::kDim, C::kThreads>(tile, query_rows<C>(p, work), p.problem.q.row,
+                                              rows_left(work.row, p.row_end), p.problem.head_dim);
+  }
+
+  // a: columns 16 step .. 16 step + 15 of this warp's rows
+  __device__ void fragments(std::uint32_t (&a)[C::kRowTiles][4], int step) const {
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+      ptx::ldmatrix_x4(a[m], Tile<C::kDim>::move(start_, m * 16, step * 2));
+    }
+  }
+
+ private:
+  std::uint32_t start_;  // this lane's part of the first fragment
+};
+
+// Grouped attention: q_hat, estimated from Q once, in shared memory (method, 2.4).
+template <class C>
+class GroupedQueries {
+ public:
+  static constexpr int kSharedBytes = C::kQueryBytes;  // that stay in use
+
+  template <class Work>
+  __device__ GroupedQueries(const ForwardParameters& p, const Work& work, void* shared, int warp_row) {
+    using T = typename C::Element;
+    const DeviceProblem& problem = p.problem;
+    auto* const columns = static_cast<std::int32_t*>(table<C>(shared));
+    const std::int32_t* order = p.order + order_index(problem, work.batch, work.head, work.row);
+    for (int i = static_cast<int>(threadIdx.x); i < problem.head_dim; i += C::kThreads) {
+      columns[i] = order[i];
+    }
+    const Tile<C::kGroups> estimate{ptx::shared_address(shared)};
+    const Tile<C::kDim> raw{estimate.base + C::kQueryBytes};
+    copy_tile<C::kRows, C::kDim, C::kThreads>(raw, query_rows<C>(p, work), problem.q.row,
+                                              rows_left(work.row, p.row_end), problem.head_dim);
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    const auto at = [&](std::uint32_t address) {
+      return reinterpret_cast<T*>(static_cast<std::uint8_t*>(shared) + (address - estimate.base));
+    };
+    // Neighbouring threads take neighbouring groups of one row.
+    for (int i = static_cast<int>(threadIdx.x); i < C::kRows * C::kGroups; i += C::kThreads) {
+      const int row = i / C::kGroups;
+      const int group = i % C::kGroups;
+      const int first = group * problem.members;
+      const int size = group < problem.groups ? min(problem.members, problem.head_dim - first) : 0;
+      const int sampled = problem.mean ? size : min(size, 1);
+      float sum = 0;
+      for (int member = 0; member < sampled; ++member) {
+        const int column = columns[first + member];
+        sum += static_cast<float>(at(raw.at(row, column / kChunk))[column % kChunk]);
+      }
+      at(estimate.at(row, group / kChunk))[group % kChunk] = T(sampled > 1 ? sum / static_cast<float>(sampled) : sum);
+    }
+    __syncthreads();
+    start_ = estimate.at(warp_row + static_cast<int>(threadIdx.x) % 16, static_cast<int>(threadIdx.x) % 32 / 16);
+  }
+
+  __device__ void fragments(std::uint32_t (&a)[C::kRowTiles][4], int step) const {
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+      ptx::ldmatrix_x4(a[m], Tile<C::kGroups>::move(start_, m * 16, step * 2));
+    }
+  }
+
+ private:
+  std::uint32_t start_;  // this lane's part of the first fragment
+};
+
+}  // namespace distr::cuda::sm80

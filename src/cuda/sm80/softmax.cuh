@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// The online softmax over tiles of scores in the layout of the mma's accumulators, and the masks before it.
+#pragma once
+
+#include <cfloat>
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/sm80/config.h"
+#include "cuda/tile.cuh"
+
+namespace distr::cuda::sm80 {
+
+// P = 2^(scale * S - scale * reference). The reference of a row is a maximum of its scores so far; it follows the
+// maximum only when that has grown by 2^kSlack, so that O is hardly ever rescaled: P stays below 2^kSlack, which
+// neither its type nor the sums in fp32 mind.
+template <class C>
+struct Softmax {
+  static constexpr float kSlack = 8.0F;
+
+  float scale;  // of the scores, to logarithms to the base 2; positive
+  float reference[C::kRowTiles][2];
+  float sum[C::kRowTiles][2] = {};  // of this lane's part of the rows
+
+  __device__ explicit Softmax(float scale_log2) : scale(scale_log2) {
+#pragma unroll
+    for (auto& tile : reference) {
+      tile[0] = tile[1] = -INFINITY;
+    }
+  }
+
+  // Rows that have seen no key yet take 0 for their reference.
+  [[nodiscard]] __device__ static float finite(float reference) { return reference == -INFINITY ? 0.0F : reference; }
+
+  // P of scores s, as the left operand of the second product; o and sum are rescaled where the references move.
+  __device__ void update(const float (&s)[C::kRowTiles][C::kKeys / 8][4],
+                         std::uint32_t (&probabilities)[C::kKeys / 16][C::kRowTiles][4],
+                         float (&o)[C::kRowTiles][C::kDim / 8][4]) {
+    float best[C::kRowTiles][2];
+    bool rises = false;
+#pragma unroll
+    for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float largest = -INFINITY;
+#pragma unroll
+        for (int n = 0; n < C::kKeys / 8; ++n) {
+          largest = fmaxf(largest, fmaxf(s[tile][n][half * 2], s[tile][n][half * 2 + 1]));
+        }
+        best[tile][half] = quad_max(largest);
+        rises |= (best[tile][half] - reference[tile][half]) * scale > kSlack;
+      }
+    }
+    if (__any_sync(~0U, rises)) {
+      follow(best, o);
+    }
+    float shift[C::kRowTiles][2];
+#pragma unroll
+    for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        shift[tile][half] = finite(reference[tile][half]) * scale;
+      }
+    }
+#pragma unroll
+    for (int n = 0; n < C::kKeys / 8; ++n) {
+#pragma unroll
+      for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+        for (int half = 0; half < 2; ++half) {
+          const float low = ptx::exp2(fmaf(s[tile][n][half * 2], scale, -shift[tile][half]));
+          const float high = ptx::exp2(fmaf(s[tile][n][half * 2 + 1], scale, -shift[tile][half]));
+          sum[tile][half] += low + high;
+          probabilities[n / 2][tile][n % 2 * 2 + half] = ptx::pack(low, high, typename C::Element{});
+        }
+      }
+    }
+  }
+
+  __device__ void follow(const float (&best)[C::kRowTiles][2], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
+#pragma unroll
+    for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        const float next = fmaxf(reference[tile][half], best[tile][half]);
+        const float factor = ptx::exp2((reference[tile][half] - finite(next)) * scale);
+        reference[tile][half] = next;
+        sum[tile][half] *= factor;
+#pragma unroll
+        for (int n = 0; n < C::kDim / 8; ++n) {
+          o[tile][n][half * 2] *= factor;
+          o[tile][n][half * 2 + 1] *= factor;
+        }
+      }
+    }
+  }
+
+  // Natural logarithm of the row's sum of exponentials; `total` is the sum over the row's lanes.
+  [[nodiscard]] __device__ float lse(int tile, int half, float total) const {
+    constexpr float kLn2 = 0.6931471805599453F;
+    return total == 0.0F ? -INFINITY : kLn2 * (reference[tile][half] * scale + log2f(total));
+  }
+};
+
+// Tiles whose scores are neither hidden nor biased, before the first that are.
+template <class C, class Work>
+[[nodiscard]] __device__ inline int unmasked_tiles(const ForwardParameters& p, const Work& work) {
+  if (C::kMasks && p.problem.mask.kind != MaskKind::none) {
+    return 0;
+  }
+  std::int64_t keys = p.problem.seq_k;
+  if (p.problem.causal) {
+    keys = min(keys, max(work.row + p.problem.causal_offset + 1, std::int64_t{0}));
+  }
+  return static_cast<int>(keys / C::kKeys);
+}
+
+// To fp32, where only -inf becomes -inf.
+[[nodiscard]] __device__ inline float rounded(double bias) {
+  return bias == -static_cast<double>(INFINITY) ? -INFINITY : static_cast<float>(fmax(bias, -double{FLT_MAX}));
+}
+
+// A score and what the mask adds to it: -inf hides the key, and a finite bias hides nothing. `unit` is the scores'
+// unit.
+[[nodiscard]] __device__ inline float masked(float score, const DeviceMask& mask, std::int64_t index, float unit) {
+  if (mask.kind == MaskKind::boolean) {
+    return static_cast<const std::uint8_t*>(mask.data)[index] != 0 ? score : -INFINITY;
+  }
+  float bias = 0;
+  switch (mask.dtype) {
+    case DType::f16:
+      bias = __half2float(static_cast<const __half*>(mask.data)[index]);
+      break;
+    case DType::bf16:
+      bias = __bfloat162float(static_cast<const __nv_bfloat16*>(mask.data)[index]);
+      break;
+    case DType::f32:
+      bias = static_cast<const float*>(mask.data)[index];
+      break;
+    case DType::f64:
+      bias = rounded(static_cast<const double*>(mask.data)[index]);
+      break;
+  }
+  if (bias == -INFINITY) {
+    return -INFINITY;
+  }
+  const float sum = score + fmaxf(bias * unit, -FLT_MAX);
+  const float lowest = score < -FLT_MAX ? score : -FLT_MAX;
+  return sum < lowest ? lowest : sum;  // NaN stays NaN
+}
+
+// The factor that turns scores, after apply_mask(), to logarithms to the base 2. Where something is added to them they
+// have been scaled before: a huge bias times a factor would be rounded apart from its own maximum.
+template <class C>
+[[nodiscard]] __device__ inline float score_scale(const DeviceProblem& problem) {
+  return C::kMasks && problem.mask.kind == MaskKind::additive ? 1.0F : problem.scale_log2;
+}
+
+template <class C, class Work>
+__device__ __forceinline__ void apply_tensor(float (&s)[C::kKeys / 8][4], const ForwardParameters& p, const Work& work,
+                                             int half, int row, int key, int left) {
+  constexpr float kLog2E = 1.4426950408889634F;
+  const DeviceMask& mask = p.problem.mask;
+  const float scale = mask.kind == MaskKind::additive ? p.problem.scale_log2 : 1.0F;
+  const std::int64_t start = work.batch * mask.batch + work.head * mask.head + row * mask.row + key * mask.key;
+#pragma unroll
+  for (int n = 0; n < C::kKeys / 8; ++n) {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+      if (n * 8 + i < left) {
+        float& score = s[n][half * 2 + i];
+        score = masked(score * scale, mask, start + (n * 8 + i) * mask.key, kLog2E);
+      }
+    }
+  }
+}
+
+template <class C, class Work>
+__device__ __forceinline__ void apply_mask(float (&s)[C::kRowTiles][C::kKeys / 8][4], const ForwardParameters& p,
+                                           const Work& work, int warp_row, int first) {
+  const DeviceProblem& problem = p.problem;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const int row = work.row + warp_row + tile * 16 + half * 8 + lane / 4;
+      const int seen = problem.causal ? static_cast<int>(min(problem.seq_k, row + problem.causal_offset + 1))
+                                      : static_cast<int>(problem.seq_k);
+      const int left = seen - first - lane % 4 * 2;
+#pragma unroll
+      for (int n = 0; n < C::kKeys / 8; ++n) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+          float& score = s[tile][n][half * 2 + i];
+          score = n * 8 + i < left ? score : -INFINITY;
+        }
+      }
+      if constexpr (C::kMasks) {
+        if (problem.mask.kind != MaskKind::none && row < p.row_end) {
+          apply_tensor<C>(s[tile], p, work, half, row, first + lane % 4 * 2, left);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace distr::cuda::sm80

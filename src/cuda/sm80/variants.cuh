@@ -1,0 +1,45 @@
+// SPDX-License-Identifier: Apache-2.0
+// The list of compiled shapes, the same for both element types. A new head dim is a line here.
+#pragma once
+
+#include <array>
+
+#include "cuda/launch.h"
+#include "cuda/sm80/forward.cuh"
+#include "cuda/sm80/variants.h"
+
+namespace distr::cuda::sm80 {
+
+template <class C>
+void launch_variant(const ForwardParameters& p, void* stream) {
+  const std::int64_t tiles = (p.row_end - p.row_begin + C::kRows - 1) / C::kRows;
+  const std::int64_t blocks = tiles * p.problem.batch * p.problem.heads_q;
+  launch(forward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, C::kSharedBytes, stream, p);
+}
+
+template <class C>
+constexpr Variant variant() {
+  return {C::kDim, C::kGroups, C::kRows, C::kMasks, C::kMembers, &launch_variant<C>};
+}
+
+template <class T>
+inline constexpr std::array kVariants = {
+    variant<Config<T, 32, 32, 128, 1>>(),   variant<Config<T, 64, 64, 128, 1>>(),
+    variant<Config<T, 128, 128, 128, 1>>(), variant<Config<T, 32, 32, 64, 1>>(),
+    variant<Config<T, 64, 64, 64, 1>>(),    variant<Config<T, 128, 128, 64, 1>>(),
+    variant<Config<T, 256, 256, 64, 1>>(),  variant<Config<T, 32, 16, 128, 1>>(),
+    variant<Config<T, 32, 16, 128, 2>>(),   variant<Config<T, 64, 32, 128, 1>>(),
+    variant<Config<T, 64, 16, 128, 1>>(),   variant<Config<T, 64, 32, 128, 2>>(),
+    variant<Config<T, 64, 16, 128, 4>>(),   variant<Config<T, 64, 16, 128, 8>>(),
+    variant<Config<T, 128, 64, 128, 1>>(),  variant<Config<T, 128, 32, 128, 1>>(),
+    variant<Config<T, 128, 16, 128, 1>>(),  variant<Config<T, 128, 64, 128, 2>>(),
+    variant<Config<T, 128, 32, 128, 4>>(),  variant<Config<T, 128, 16, 128, 8>>(),
+    variant<Config<T, 64, 32, 64, 1>>(),    variant<Config<T, 64, 16, 64, 1>>(),
+    variant<Config<T, 64, 32, 64, 2>>(),    variant<Config<T, 64, 16, 64, 4>>(),
+    variant<Config<T, 128, 64, 64, 1>>(),   variant<Config<T, 128, 32, 64, 1>>(),
+    variant<Config<T, 128, 64, 64, 2>>(),   variant<Config<T, 128, 32, 64, 4>>(),
+    variant<Config<T, 256, 128, 64, 1>>(),  variant<Config<T, 256, 64, 64, 1>>(),
+    variant<Config<T, 256, 128, 64, 2>>(),  variant<Config<T, 256, 64, 64, 4>>(),
+};
+
+}  // namespace distr::cuda::sm80

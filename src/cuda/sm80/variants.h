@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compiled kernels, for the host: what each takes, and how it is launched.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+
+#include "cuda/sm80/config.h"
+
+namespace distr::cuda::sm80 {
+
+struct Variant {
+  int dim, groups, rows;  // Config's; groups == dim: exact attention
+  bool masks;
+  int members;  // rows of K^T that it adds
+  void (*launch)(const ForwardParameters& parameters, void* stream);
+};
+
+// In order of preference.
+std::span<const Variant> variants_f16();
+std::span<const Variant> variants_bf16();
+
+}  // namespace distr::cuda::sm80

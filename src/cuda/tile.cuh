@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// The vocabulary of the tensor-core kernels: swizzled tiles in shared memory, pairs of 16-bit elements.
+#pragma once
+
+#include <bit>
+#include <cstdint>
+
+#include "cuda/ptx.cuh"
+#include "distr/problem.h"
+
+namespace distr::cuda {
+
+inline constexpr int kChunk = 8;  // 16-bit elements in 16 bytes, the unit of every copy
+
+template <class T>
+inline constexpr DType kDTypeOf = DType::f32;
+template <>
+inline constexpr DType kDTypeOf<__half> = DType::f16;
+template <>
+inline constexpr DType kDTypeOf<__nv_bfloat16> = DType::bf16;
+
+// A tile [rows][kColumns] of 16-bit elements in shared memory. The chunks of a row are permuted by the row's number, so
+// that the eight rows which ldmatrix reads at once lie in different banks.
+template <int kColumns>
+struct Tile {
+  static constexpr int kChunks = kColumns / kChunk;  // of a row
+  static_assert(std::has_single_bit(static_cast<unsigned>(kChunks)));
+
+  std::uint32_t base;  // a multiple of 1024
+
+  [[nodiscard]] __device__ static constexpr int offset(int row, int chunk) {
+    constexpr int kRowsABank = kChunks >= 8 ? 1 : 8 / kChunks;  // rows that share the 32 banks
+    constexpr int kMix = kChunks >= 8 ? 7 : kChunks - 1;
+    return (row * kChunks + (chunk ^ ((row / kRowsABank) & kMix))) * 16;  // bytes
+  }
+  [[nodiscard]] __device__ std::uint32_t at(int row, int chunk) const {
+    return base + static_cast<std::uint32_t>(offset(row, chunk));
+  }
+  // From the address of (row, chunk), with chunk < 2, to that of (row + rows, chunk + chunks), for multiples of 8
+  // and 2. One instruction, where at() would keep a register for each.
+  [[nodiscard]] __device__ static constexpr std::uint32_t move(std::uint32_t address, int rows, int chunks) {
+    return (address ^ static_cast<std::uint32_t>(chunks * 16)) + static_cast<std::uint32_t>(rows * kChunks * 16);
+  }
+};
+
+template <class T>
+struct Pair;
+template <>
+struct Pair<__half> {
+  using Type = __half2;
+};
+template <>
+struct Pair<__nv_bfloat16> {
+  using Type = __nv_bfloat162;
+};
+
+// The same bits as another type of the same size (CUDA's pairs are not what std::bit_cast takes).
+template <class To, class From>
+[[nodiscard]] __device__ inline To bits(const From& from) {
+  static_assert(sizeof(To) == sizeof(From));
+  To to;
+  memcpy(&to, &from, sizeof(To));
+  return to;
+}
+
+// Eight sums of 16-bit elements, each rounded to their type.
+template <class T>
+[[nodiscard]] __device__ inline uint4 add8(uint4 a, uint4 b) {
+  using P = typename Pair<T>::Type;
+  const auto add = [](std::uint32_t x, std::uint32_t y) {
+    return bits<std::uint32_t>(__hadd2(bits<P>(x), bits<P>(y)));
+  };
+  return {add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w)};
+}
+
+// The largest and the sum over the four lanes that share a row of an mma accumulator.
+[[nodiscard]] __device__ inline float quad_max(float x) {
+  x = fmaxf(x, __shfl_xor_sync(~0U, x, 1));
+  return fmaxf(x, __shfl_xor_sync(~0U, x, 2));
+}
+[[nodiscard]] __device__ inline float quad_sum(float x) {
+  x += __shfl_xor_sync(~0U, x, 1);
+  return x + __shfl_xor_sync(~0U, x, 2);
+}
+
+}  // namespace distr::cuda

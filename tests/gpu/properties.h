@@ -1,0 +1,38 @@
+// SPDX-License-Identifier: Apache-2.0
+// What must hold of every forward kernel beside its numbers on the shared problems.
+#pragma once
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "kernel.h"
+#include "support/cases.h"
+
+namespace distr::test {
+
+// Values at the ends of the number range, judged by O alone: the truth's LSE there is a matter of units.
+struct Extreme {
+  std::string name;
+  Instance instance;
+};
+[[nodiscard]] std::vector<Extreme> extremes(DType dtype);
+[[nodiscard]] std::string judge_extreme(const ForwardKernel& kernel, Instance instance);
+
+// Whether a kernel asks for finite values in V (include/distr/problem.h).
+[[nodiscard]] bool needs_finite_values(const std::string& kernel);
+
+// A value that is not finite in Q, K or V: it goes where exact attention takes it, and nowhere else.
+[[nodiscard]] std::vector<Instance> with_non_finite(const Case& test_case);
+
+struct Property {
+  const char* name;
+  // Why the kernel lacks it; empty: it has it, or does not serve the problem.
+  std::function<std::string(const ForwardKernel&, DType)> judge;
+};
+[[nodiscard]] std::vector<Property> properties();
+
+// What the public functions refuse on this device, and with which words. Empty: all is well.
+[[nodiscard]] std::string judge_refusals();
+
+}  // namespace distr::test

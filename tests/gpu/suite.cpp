@@ -1,0 +1,352 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/suite.h"
+
+#include <atomic>
+#include <cstdio>
+#include <functional>
+#include <map>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "gpu/device_run.h"
+#include "gpu/properties.h"
+#include "gpu/watchdog.h"
+#include "gpu/wrong.h"
+#include "support/oracle.h"
+
+namespace distr::test {
+namespace {
+
+constexpr DType kDTypes[] = {DType::f16, DType::bf16, DType::f32};
+
+// What compute-sanitizer sees: one case for each way that a kernel addresses memory.
+constexpr const char* kSmall[] = {"smallest",
+                                  "no keys",
+                                  "odd sizes",
+                                  "causal bottom-right, rows without keys",
+                                  "boolean mask",
+                                  "additive mask",
+                                  "additive mask, transposed",
+                                  "GQA",
+                                  "packed q, k, v",
+                                  "gaps between rows",
+                                  "one more than a tile",
+                                  "wide values",
+                                  "lsh, short last group",
+                                  "lsh, blocks of 3 rows",
+                                  "lsh, previous",
+                                  "energy, G 3 of 32",
+                                  "energy, previous, more queries"};
+
+// The kernel that this thread has under test: check_forward() and check_backward() take plain functions.
+thread_local const ForwardKernel* tested_forward = nullptr;
+thread_local const BackwardKernel* tested_backward = nullptr;
+
+void run_tested_forward(const Problem& p, const Grouping& g, const ForwardTensors& tensors, const Execution&) {
+  run_on_device(*tested_forward, p, g, tensors);
+}
+void run_tested_backward(const Problem& p, const Grouping& g, const BackwardTensors& tensors, const Execution&) {
+  run_on_device(*tested_backward, p, g, tensors);
+}
+
+std::string judge(const GroupingKernel& kernel, Instance instance) {
+  std::vector<std::int32_t> order(instance.order.size(), -1);
+  run_on_device(kernel, instance.test_case.problem, instance.test_case.grouping,
+                {instance.q_data(), instance.k_data(), order.data()});
+  return order.empty() ? "" : judge_order(instance, order.data());
+}
+std::string judge(const ForwardKernel& kernel, Instance instance) {
+  tested_forward = &kernel;
+  return check_forward(run_tested_forward, instance);
+}
+std::string judge(const BackwardKernel& kernel, Instance instance) {
+  tested_backward = &kernel;
+  return check_backward(run_tested_backward, instance);
+}
+
+struct Tally {
+  int passed = 0, failed = 0;
+  std::map<std::string, int> refused;  // by reason
+};
+
+class Checker {
+ public:
+  explicit Checker(const CheckOptions& options) : options_(options), watchdog_(options.time_limit) {}
+
+  // Every kernel that serves the case.
+  void check(const Case& test_case) {
+    const Watchdog::Guard guard(watchdog_, label(test_case));
+    check(Instance(test_case));
+  }
+
+  void check_non_finite(const Case& test_case) {
+    for (const Instance& instance : with_non_finite(test_case)) {
+      const bool in_values = instance.test_case.name.ends_with("in V");
+      const Watchdog::Guard guard(watchdog_, label(instance.test_case));
+      for (const auto& kernel : cuda_backend().forward) {
+        if (!in_values || !needs_finite_values(kernel.name)) {
+          check(kernel, instance);
+        }
+      }
+      for (const auto& kernel : cuda_backend().backward) {
+        check(kernel, instance);
+      }
+    }
+  }
+
+  void check_extremes(DType dtype) {
+    for (const Extreme& extreme : extremes(dtype)) {
+      const Watchdog::Guard guard(watchdog_, extreme.name);
+      for (const ForwardKernel& kernel : cuda_backend().forward) {
+        const Case& test_case = extreme.instance.test_case;
+        const bool asked_for = test_case.problem.mask.kind != MaskKind::none || !needs_finite_values(kernel.name);
+        if (asked_for && wanted(kernel.name) && kernel.supports(test_case.problem, test_case.grouping).empty()) {
+          record(kernel.name, label(test_case), caught([&] { return judge_extreme(kernel, extreme.instance); }));
+        }
+      }
+    }
+  }
+
+  void check_properties(DType dtype) {
+    for (const Property& property : properties()) {
+      for (const ForwardKernel& kernel : cuda_backend().forward) {
+        const Case& test_case = with_dtype(find("GQA"), dtype);
+        if (wanted(kernel.name) && kernel.supports(test_case.problem, test_case.grouping).empty()) {
+          const Watchdog::Guard guard(watchdog_, property.name);
+          record(kernel.name, std::string(property.name) + ", " + name_of(dtype),
+                 caught([&] { return property.judge(kernel, dtype); }));
+        }
+      }
+    }
+  }
+
+  void check_refusals() {
+    const Watchdog::Guard guard(watchdog_, "refusals");
+    record("refusals", "the public functions", caught(judge_refusals));
+  }
+  // Kernels that are wrong in one way each must not pass.
+  void check_that_wrong_kernels_fail() {
+    const Backend backend = cuda_backend();
+    check_twins(backend.grouping);
+    check_twins(backend.forward);
+    check_twins(backend.backward);
+  }
+
+  [[nodiscard]] int report() const {
+    int failed = 0;
+    for (const auto& [name, tally] : tallies_) {
+      std::printf("%-32s %5d passed, %d failed\n", name.c_str(), tally.passed, tally.failed);
+      for (const auto& [reason, count] : tally.refused) {
+        std::printf("    refused %d: %s\n", count, reason.c_str());
+      }
+      const bool idle = options_.filter.empty() && tally.passed + tally.failed == 0;
+      failed += tally.failed + (idle ? 1 : 0);
+    }
+    if (tallies_.empty()) {
+      std::printf("no kernel of that name, or no case\n");
+    }
+    return tallies_.empty() || failed > 0 ? 1 : 0;
+  }
+
+ private:
+  static std::string label(const Case& test_case) { return test_case.name + ", " + name_of(test_case.problem.dtype); }
+
+  [[nodiscard]] bool wanted(const std::string& kernel) const {
+    return kernel.find(options_.kernel) != std::string::npos;
+  }
+
+  template <class Kernel>
+  void check_twins(std::span<const Kernel> kernels) {
+    for (const Kernel& kernel : kernels) {
+      for (const Wrong<Kernel>& wrong : wrong_kernels(kernel)) {
+        const Case test_case = with_dtype(find(wrong.case_name), DType::f16);
+        if (wanted(kernel.name) && kernel.supports(test_case.problem, test_case.grouping).empty()) {
+          const Watchdog::Guard guard(watchdog_, std::string(kernel.name) + ", " + wrong.what);
+          const std::string fault = caught([&] { return judge(wrong.kernel, Instance(test_case)); });
+          record(std::string("wrong twins of ") + kernel.name, wrong.what, fault.empty() ? "was not caught" : "");
+        }
+      }
+    }
+  }
+
+  void check(const Instance& instance) {
+    const Backend backend = cuda_backend();
+    for (const auto& kernel : backend.grouping) {
+      check(kernel, instance);
+    }
+    for (const auto& kernel : backend.forward) {
+      check(kernel, instance);
+    }
+    for (const auto& kernel : backend.backward) {
+      check(kernel, instance);
+    }
+  }
+
+  // What is wrong by `judgement`, or what it throws.
+  template <class Judgement>
+  static std::string caught(const Judgement& judgement) {
+    try {
+      return judgement();
+    } catch (const Fault& fault) {
+      return fault.what();
+    } catch (const Error& error) {
+      return std::string("threw: ") + error.what();
+    }
+  }
+
+  template <class Kernel>
+  void check(const Kernel& kernel, const Instance& instance) {
+    if (!wanted(kernel.name)) {
+      return;
+    }
+    const Case& test_case = instance.test_case;
+    const std::string reason = kernel.supports(test_case.problem, test_case.grouping);
+    if (!reason.empty()) {
+      const std::lock_guard lock(mutex_);
+      ++tallies_[kernel.name].refused[reason];
+      return;
+    }
+    record(kernel.name, label(test_case), caught([&] { return judge(kernel, instance); }));
+  }
+
+  void record(const std::string& kernel, const std::string& what, const std::string& fault) {
+    const std::lock_guard lock(mutex_);
+    Tally& tally = tallies_[kernel];
+    ++(fault.empty() ? tally.passed : tally.failed);
+    if (!fault.empty()) {
+      std::printf("FAILED %s | %s: %s\n", kernel.c_str(), what.c_str(), fault.c_str());
+      std::fflush(stdout);
+    }
+  }
+
+  const CheckOptions& options_;
+  Watchdog watchdog_;
+  std::mutex mutex_;
+  std::map<std::string, Tally> tallies_;
+};
+
+Case large_case(const std::string& name, std::int64_t seq_q, std::int64_t seq_k, std::int64_t d, std::int64_t dv,
+                Strategy strategy, std::int64_t group_size, std::int64_t block) {
+  Case result;
+  result.name = name;
+  result.problem.seq_q = seq_q;
+  result.problem.seq_k = seq_k;
+  result.problem.head_dim = d;
+  result.problem.head_dim_v = dv;
+  result.problem = contiguous(result.problem);
+  result.grouping.strategy = strategy;
+  result.grouping.group_size = group_size;
+  result.grouping.block = block;
+  return result;
+}
+
+// Lengths that no tile divides, and enough of them for every stage of a pipeline.
+std::vector<Case> large_cases() {
+  const Strategy exact = Strategy::exact;
+  const Strategy lsh = Strategy::lsh;
+  const Strategy energy = Strategy::energy;
+  std::vector<Case> result{
+      large_case("large, exact, d 64", 1021, 2047, 64, 64, exact, 1, 128),
+      large_case("large, exact, d 128", 1500, 1000, 128, 128, exact, 1, 128),
+      large_case("large, exact, d 32", 1999, 1001, 32, 32, exact, 1, 128),
+      large_case("large, exact, d 96 and 40", 777, 1333, 96, 40, exact, 1, 64),
+      large_case("large, exact, d 256", 515, 1030, 256, 256, exact, 1, 64),
+      large_case("large, lsh, d 64, G 2", 1201, 1531, 64, 64, lsh, 2, 128),
+      large_case("large, lsh, d 128, G 2", 1025, 1111, 128, 128, lsh, 2, 128),
+      large_case("large, lsh, d 128, G 4, l 64", 1000, 1200, 128, 128, lsh, 4, 64),
+      large_case("large, lsh, d 64, G 8, l 256", 1300, 1100, 64, 64, lsh, 8, 256),
+      large_case("large, lsh, d 80, G 3", 1000, 1000, 80, 80, lsh, 3, 128),
+      large_case("large, lsh, d 32, G 2, one block", 1111, 1999, 32, 32, lsh, 2, 1 << 20),
+      large_case("large, energy, d 64, G 2", 1201, 1531, 64, 64, energy, 2, 128),
+      large_case("large, energy, d 128, G 4", 1025, 1111, 128, 128, energy, 4, 128),
+      large_case("large, energy, d 256, G 2, l 64", 700, 900, 256, 256, energy, 2, 64),
+      large_case("large, energy, d 128, G 8, l 256", 1400, 1000, 128, 128, energy, 8, 256),
+      large_case("large, energy, d 64, G 2, one block", 1400, 1000, 64, 64, energy, 2, 1 << 20),
+  };
+  const std::size_t count = result.size();
+  for (std::size_t n = 0; n < count; n += 2) {  // every other one causal as well, in turn with both corners
+    Case causal = result[n];
+    causal.name += ", causal";
+    causal.problem.causal = n % 4 == 0 ? Causal::top_left : Causal::bottom_right;
+    causal.grouping.order_from = n % 8 < 4 ? OrderFrom::previous : OrderFrom::own;
+    result.push_back(causal);
+  }
+  Case heads = large_case("large, lsh, GQA", 600, 1100, 64, 64, lsh, 2, 64);
+  heads.problem.batch = 2;
+  heads.problem.heads_q = 4;
+  heads.problem.heads_kv = 2;
+  heads.problem = contiguous(heads.problem);
+  result.push_back(heads);
+  return result;
+}
+
+std::vector<Case> wanted_cases(const CheckOptions& options) {
+  std::vector<Case> all;
+  if (options.small) {
+    for (const char* name : kSmall) {
+      all.push_back(find(name));
+    }
+  } else {
+    all = large_cases();  // first, for they take longest
+    all.insert(all.end(), cases().begin(), cases().end());
+  }
+  std::vector<Case> result;
+  for (const Case& test_case : all) {
+    for (const DType dtype : kDTypes) {
+      if (test_case.name.find(options.filter) != std::string::npos) {
+        result.push_back(with_dtype(test_case, dtype));
+      }
+    }
+  }
+  return result;
+}
+
+// Pieces of work for the threads, the long ones first.
+std::vector<std::function<void()>> wanted_work(const CheckOptions& options, Checker& checker) {
+  std::vector<std::function<void()>> work;
+  for (const Case& test_case : wanted_cases(options)) {
+    work.emplace_back([&checker, test_case] { checker.check(test_case); });
+  }
+  if (options.small || !options.filter.empty()) {
+    return work;
+  }
+  for (const DType dtype : kDTypes) {
+    work.emplace_back([&checker, dtype] { checker.check_properties(dtype); });
+    work.emplace_back([&checker, dtype] { checker.check_extremes(dtype); });
+    for (const char* name : {"odd sizes", "causal, square", "padding mask", "additive mask", "energy", "lsh, mean"}) {
+      const Case test_case = with_dtype(find(name), dtype);
+      work.emplace_back([&checker, test_case] { checker.check_non_finite(test_case); });
+    }
+  }
+  work.emplace_back([&checker] { checker.check_refusals(); });
+  work.emplace_back([&checker] { checker.check_that_wrong_kernels_fail(); });
+  return work;
+}
+
+}  // namespace
+
+int check(const CheckOptions& options) {
+  Checker checker(options);
+  const std::vector<std::function<void()>> all = wanted_work(options, checker);
+  std::atomic<std::size_t> next = 0;
+  std::vector<std::thread> threads;
+  const int jobs = options.jobs > 0 ? options.jobs : static_cast<int>(std::thread::hardware_concurrency());
+  for (int n = 0; n < jobs; ++n) {
+    threads.emplace_back([&] {
+      try {
+        for (std::size_t index = next++; index < all.size(); index = next++) {
+          all[index]();
+        }
+      } catch (const std::exception& error) {
+        stop_here(error.what());
+      }
+    });
+  }
+  for (std::thread& thread : threads) {
+    thread.join();
+  }
+  return checker.report();
+}
+
+}  // namespace distr::test

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// `distr_gpu check`: every kernel of the CUDA backend on the shared problems and on larger ones.
+#pragma once
+
+#include <string>
+
+#include "support/cases.h"
+
+namespace distr::test {
+
+struct CheckOptions {
+  std::string filter;      // only cases whose name contains it
+  std::string kernel;      // only kernels whose name contains it
+  bool small = false;      // a few small cases, for compute-sanitizer
+  int jobs = 0;            // cases at a time; 0: one for each processor
+  double time_limit = 60;  // seconds for one case
+};
+
+// Prints what failed and a line for each kernel. Returns the exit status.
+int check(const CheckOptions& options);
+
+// Why an order is wrong: it must be the reference's but for columns that rounding may move. Empty: it is right.
+std::string judge_order(const Instance& instance, const std::int32_t* order);
+
+}  // namespace distr::test
