@@ -37,7 +37,7 @@ struct Softmax {
                          std::uint32_t (&probabilities)[C::kKeys / 16][C::kRowTiles][4],
                          float (&o)[C::kRowTiles][C::kDim / 8][4]) {
     float best[C::kRowTiles][2];
-    bool rises = false;
+    bool some_rise = false;
 #pragma unroll
     for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
@@ -48,10 +48,10 @@ struct Softmax {
           largest = fmaxf(largest, fmaxf(s[tile][n][half * 2], s[tile][n][half * 2 + 1]));
         }
         best[tile][half] = quad_max(largest);
-        rises |= (best[tile][half] - reference[tile][half]) * scale > kSlack;
+        some_rise |= rises(best, tile, half);
       }
     }
-    if (__any_sync(~0U, rises)) {
+    if (__any_sync(~0U, some_rise)) {
       follow(best, o);
     }
     float shift[C::kRowTiles][2];
@@ -77,12 +77,17 @@ struct Softmax {
     }
   }
 
+  [[nodiscard]] __device__ bool rises(const float (&best)[C::kRowTiles][2], int tile, int half) const {
+    return (best[tile][half] - reference[tile][half]) * scale > kSlack;
+  }
+
   __device__ void follow(const float (&best)[C::kRowTiles][2], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
 #pragma unroll
     for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float next = fmaxf(reference[tile][half], best[tile][half]);
+        // A row moves for its own sake alone: its bits must not depend on the rows beside it, which may be later ones.
+        const float next = rises(best, tile, half) ? best[tile][half] : reference[tile][half];
         const float factor = ptx::exp2((reference[tile][half] - finite(next)) * scale);
         reference[tile][half] = next;
         sum[tile][half] *= factor;
