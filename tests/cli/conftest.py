@@ -23,7 +23,7 @@ class Result:
     files: dict = field(default_factory=dict)  # option -> the array it wrote
 
 
-def run_binary(*arguments, timeout=30, **options):
+def run_binary(*arguments, timeout=120, **options):
     """Runs the command and waits for it."""
     words = [str(BINARY), *map(str, arguments)]
     done = subprocess.run(
@@ -46,7 +46,7 @@ def binary():
 
 @pytest.fixture
 def run():
-    """run(*arguments, timeout=30, **options of subprocess.run) -> Result."""
+    """run(*arguments, timeout=120, **options of subprocess.run) -> Result."""
     return run_binary
 
 

@@ -163,7 +163,7 @@ def test_standard_output_that_is_full(folders, binary):
     """The files are whole by then: only the report is lost, and the status says so."""
     with open("/dev/full", "w") as full:
         words = [binary, "attend", *arguments({"--strategy": "exact"}, *folders)]
-        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, timeout=30)
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, timeout=120)
     assert done.returncode == 1
     assert done.stderr.decode().count("\n") == 1 and b"standard output" in done.stderr
 

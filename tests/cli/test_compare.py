@@ -245,25 +245,28 @@ def test_plot_with_a_gnuplot_that_fails_leaves_no_file(compare, problem, out, ow
 
 @pytest.fixture
 def ended_while_drawing(binary, save, problem, out, own_temporary_folder, tmp_path):
-    """Ends a run with SIGTERM while a gnuplot that is slow draws."""
+    """Ends a run with SIGTERM while a gnuplot draws that never finishes: it lives as long as the run."""
     folder, environment = own_temporary_folder
     place = tmp_path / "bin"
     place.mkdir()
     fake = place / "gnuplot"
-    fake.write_text(f'#!/bin/sh\ncase "$*" in *--version*) exit 0;; esac\ntouch {tmp_path}/drawing\nexec sleep 2\n')
+    fake.write_text(
+        f'#!/bin/sh\ncase "$*" in *--version*) exit 0;; esac\ntouch {tmp_path}/drawing\n'
+        "while kill -0 $PPID; do sleep 0.05; done\n"
+    )
     fake.chmod(0o755)
     words = [word for name, x in zip("qkv", problem((40, 16))) for word in (f"--{name}", save(name, x))]
     words = [binary, "compare", *words, "--repeats", "1", "--plot", out / "p.png", "--json-out", out / "r.json"]
     environment |= {"PATH": f"{place}:/bin:/usr/bin"}
     process = subprocess.Popen(words, env=environment, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
     try:
-        for _ in range(200):
-            if (tmp_path / "drawing").exists():
+        for _ in range(12000):
+            if (tmp_path / "drawing").exists() or process.poll() is not None:
                 break
             time.sleep(0.01)
+        assert (tmp_path / "drawing").exists() and process.poll() is None
         process.send_signal(signal.SIGTERM)
-        assert process.wait(timeout=10) == -signal.SIGTERM
-        assert (tmp_path / "drawing").exists()
+        assert process.wait(timeout=120) == -signal.SIGTERM
     finally:
         process.kill()
         process.communicate()

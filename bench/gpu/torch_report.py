@@ -1,0 +1,203 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Tables and plots from the result file of torch_gpu.py: the paper's Table 1, Figure 9 and Section 4.7 on this GPU.
+
+Prints the tables (markdown) and writes <plots>_time.png, <plots>_ratio.png and <plots>_grouping.png.
+"""
+
+import argparse
+import json
+import pathlib
+
+import matplotlib
+
+matplotlib.use("Agg")
+import matplotlib.pyplot as plt  # noqa: E402
+
+METHODS = {  # (impl, strategy, group size): (name, colour, line)
+    ("sdpa_flash", None, None): ("FlashAttention-2", "black", "-"),
+    ("sdpa_cudnn", None, None): ("cuDNN", "grey", "-"),
+    ("distr", "exact", 1): ("exact", "tab:blue", "-"),
+    ("distr", "lsh", 2): ("LSH, G = 2", "tab:orange", "-"),
+    ("distr", "lsh", 4): ("LSH, G = 4", "tab:orange", "--"),
+    ("distr", "energy", 2): ("energy, G = 2", "tab:green", "-"),
+    ("distr", "energy", 4): ("energy, G = 4", "tab:green", "--"),
+}
+OURS = [method for method in METHODS if method[0] == "distr"]
+FLASH, CUDNN = list(METHODS)[:2]
+LONG = 4096  # from this N on the targets hold
+
+
+class Results:
+    """The rows by (op, (batch, heads, d, causal), method, N)."""
+
+    def __init__(self, path):
+        content = json.loads(path.read_text())
+        self.meta, self.rows = content["meta"], {}
+        for row in content["rows"]:
+            series = row["batch"], row["heads"], row["head_dim"], row["causal"]
+            method = row["impl"], row["strategy"], row["group_size"]
+            self.rows[row["op"], series, method, row["seq_q"]] = row
+        self.lengths = sorted({key[3] for key in self.rows})
+
+    def get(self, op, series, method, n, key="ms"):
+        return self.rows.get((op, series, method, n), {}).get(key)
+
+    def gpu_ms(self, op, series, method, n):
+        """Without the launches of short sequences, where they were left out: the time out of a graph."""
+        return self.get(op, series, method, n, "ms_graph") or self.get(op, series, method, n)
+
+    def series(self, op):
+        return sorted({key[1] for key in self.rows if key[0] == op}, key=lambda of: (of[0], of[3], of[2]))
+
+    def source(self):
+        meta = self.meta
+        versions = f"CUDA {meta['cuda']}, PyTorch {meta['torch']}, cuDNN {meta['cudnn']}"
+        return f"{meta['gpu']}, {versions}, commit {meta['commit']}"
+
+
+def label(series):
+    batch, heads, dim, causal = series
+    return f"B = {batch}, H = {heads}, d = {dim}{', causal' if causal else ''}"
+
+
+def number(value, digits=3):
+    return "-" if value is None else f"{value:.{digits}f}" if value < 100 else f"{value:.1f}"
+
+
+def table(head, rows):
+    return "\n".join("| " + " | ".join(map(str, row)) + " |" for row in (head, ["---"] * len(head), *rows))
+
+
+def times_table(results, op, batch, heads, causal):
+    """Like the paper's Table 1: ms by d and N."""
+    rows = []
+    for dim in (128, 64, 32):
+        for method, (name, *_) in METHODS.items():
+            times = [results.get(op, (batch, heads, dim, causal), method, n) for n in results.lengths]
+            if any(time is not None for time in times):
+                rows.append([dim, name, *map(number, times)])
+    return table(["d", "ms", *(f"N = {n}" for n in results.lengths)], rows)
+
+
+def ratio_table(results, op):
+    """Speed relative to FlashAttention-2, and how much of it holds for all lengths from LONG on."""
+    rows = []
+    for series in results.series(op):
+        for n in results.lengths:
+            flash = results.get(op, series, FLASH, n)
+            if flash is None:
+                continue
+            others = [results.get(op, series, method, n, "ratio_to_flash") for method in (CUDNN, *OURS)]
+            rows.append([label(series), n, number(flash), *(number(ratio, 2) for ratio in others)])
+    for dim in (32, 64, 128):
+        worst = []
+        for method in (CUDNN, *OURS):
+            ratios = [
+                row["ratio_to_flash"]
+                for (of_op, series, of_method, n), row in results.rows.items()
+                if (of_op, series[2], of_method) == (op, dim, method) and n >= LONG
+            ]
+            worst.append(number(min(ratios), 2) if ratios else "-")
+        rows.append([f"smallest of d = {dim}", f"from {LONG}", "", *worst])
+    names = [METHODS[method][0] for method in (CUDNN, *OURS)]
+    return table(["speed relative to FlashAttention-2", "N", "its ms", *names], rows)
+
+
+def grouping_table(results, batch, heads, dim):
+    """The paper's Section 4.7: the GPU's time for hash (or energies) and sorting, and its share of all at G = 2."""
+    rows = []
+    for n in results.lengths:
+        cells = []
+        for strategy in ("lsh", "energy"):
+            series, method = (batch, heads, dim, False), ("distr", strategy, 2)
+            part, whole = (results.gpu_ms(op, series, method, n) for op in ("grouping", "forward"))
+            cells += [number(part), "-" if not whole else f"{100 * part / whole:.1f} %"]
+        if set(cells) != {"-"}:
+            rows.append([n, *cells])
+    return table(["N", "LSH, ms", "share", "energy, ms", "share"], rows)
+
+
+def launch_table(results, batch, heads, dim):
+    """Short sequences: a call as it is, and what the GPU needs for it out of a captured graph; in microseconds."""
+    rows = []
+    for n in results.lengths:
+        cells = []
+        for method in METHODS:
+            found = [results.get("forward", (batch, heads, dim, False), method, n, key) for key in ("ms", "ms_graph")]
+            cells.append("-" if None in found else " / ".join(f"{1000 * ms:.0f}" for ms in found))
+        if set(cells) != {"-"}:
+            rows.append([n, *cells])
+    return table(["N", *(name for name, *_ in METHODS.values())], rows)
+
+
+def plot_methods(results, path, key, ylabel, scale):
+    """One panel for each causality and d, one line a method, at B = 1."""
+    every = [series for series in results.series("forward") if series[0] == 1]
+    dims, corners = sorted({series[2] for series in every}), sorted({series[3] for series in every})
+    figure, panels = plt.subplots(len(corners), len(dims), figsize=(4 * len(dims), 3.2 * len(corners)), squeeze=False)
+    for series in every:
+        panel = panels[corners.index(series[3])][dims.index(series[2])]
+        for method, (name, colour, line) in METHODS.items():
+            points = [(n, results.get("forward", series, method, n, key)) for n in results.lengths]
+            points = [point for point in points if point[1] is not None]
+            panel.plot(*zip(*points), line, color=colour, marker=".", label=name)
+        panel.set(title=label(series), xscale="log", yscale=scale, xlabel="N", ylabel=ylabel)
+        panel.set_xticks(results.lengths, [f"{n // 1024}K" for n in results.lengths])
+        panel.minorticks_off()
+        panel.grid(alpha=0.3)
+    finish(figure, panels[0][0], path, results)
+
+
+def plot_grouping(results, path):
+    figure, panel = plt.subplots(figsize=(6, 4))
+    for strategy, colour in (("lsh", "tab:orange"), ("energy", "tab:green")):
+        for series, line in zip([of for of in results.series("forward") if of[2] == 128 and not of[3]], ("-", "--")):
+            method = ("distr", strategy, 2)
+            points = []
+            for n in results.lengths:
+                part, whole = (results.gpu_ms(op, series, method, n) for op in ("grouping", "forward"))
+                if whole:
+                    points.append((n, 100 * part / whole))
+            panel.plot(*zip(*points), line, color=colour, marker=".", label=f"{strategy}, {label(series)}")
+    panel.set(xscale="log", xlabel="N", ylabel="grouping, % of the whole", title="G = 2", ylim=(0, None))
+    panel.set_xticks(results.lengths, [f"{n // 1024}K" for n in results.lengths])
+    panel.minorticks_off()
+    panel.grid(alpha=0.3)
+    finish(figure, panel, path, results)
+
+
+def finish(figure, panel, path, results):
+    panel.legend(fontsize="small")
+    figure.text(0.99, 0.005, f"{results.source()}; bf16, forward", ha="right", fontsize="x-small")
+    figure.tight_layout(rect=(0, 0.02, 1, 1))
+    figure.savefig(path, dpi=110, metadata={"Software": None})
+    plt.close(figure)
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--result", type=pathlib.Path, default="bench/results/h200/torch.json", help="of torch_gpu.py")
+    parser.add_argument("--plots", default="docs/h200", help="how the plots' paths begin")
+    options = parser.parse_args()
+    results = Results(options.result)
+    print(f"{results.source()}; bf16. Medians, grouping and fusion included.")
+    for op in ("forward", "forward_backward"):
+        for batch, heads in sorted({series[:2] for series in results.series(op)}):
+            for causal in (False, True):
+                print(f"\n## {op}, B = {batch}, H = {heads}{', causal' if causal else ''}\n")
+                print(times_table(results, op, batch, heads, causal))
+        if results.series(op):
+            print(f"\n## {op}, relative to FlashAttention-2\n\n{ratio_table(results, op)}")
+    for batch, heads, dim, causal in results.series("forward"):
+        if dim == 128 and not causal:
+            print(f"\n## Grouping, B = {batch}, H = {heads}, d = {dim}\n\n{grouping_table(results, batch, heads, dim)}")
+            print(f"\n## A call / its share of a graph, µs, B = {batch}, H = {heads}, d = {dim}\n")
+            print(launch_table(results, batch, heads, dim))
+    plot_methods(results, f"{options.plots}_time.png", "ms", "ms", "log")
+    plot_methods(results, f"{options.plots}_ratio.png", "ratio_to_flash", "speed relative to FA-2", "linear")
+    plot_grouping(results, f"{options.plots}_grouping.png")
+
+
+if __name__ == "__main__":
+    main()

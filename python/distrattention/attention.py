@@ -1,0 +1,95 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention with the contract of torch.nn.functional.scaled_dot_product_attention."""
+
+from distrattention import core  # first, for it says in words what is missing
+from distrattention.settings import Settings
+
+from torch.nn.attention.bias import CausalBias, CausalVariant  # isort: skip
+
+
+def scaled_dot_product_attention(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    dropout_p=0.0,
+    is_causal=False,
+    scale=None,
+    enable_gqa=False,
+    *,
+    strategy="auto",
+    group_size=2,
+    block_size=None,
+    estimator="mean",
+    order_from=None,
+    seed=0,
+    return_lse=False,
+):
+    """softmax(scale * q_hat k_hat^T + mask) V (paper, Equation 2), called like PyTorch's function of this name.
+
+    query [..., Hq, L, E], key [..., H, S, E] and value [..., H, S, Ev] are of one dtype (float16, bfloat16, float32, or
+    on the CPU float64) and device and have any strides; under autocast they are cast as PyTorch's are. E and Ev: 1 to
+    512.
+
+    attn_mask broadcasts to [..., Hq, L, S]: bool (True keeps), or float32 or the query's dtype and added to the scaled
+    scores, and then it gets a gradient when it requires one; or a torch.nn.attention.bias.CausalBias. is_causal is
+    anchored at the top left and excludes a mask. scale is 1/sqrt(E) when None. enable_gqa: Hq may be a multiple of H.
+    A query that sees no key gets 0. The keywords from `strategy` on are those of Settings; order_from=None is
+    "previous" for causal calls that require a gradient.
+
+    Returns out [..., Hq, L, Ev] of the query's dtype. With return_lse also the natural logarithm of the softmax's
+    denominators, [..., Hq, L] in float32 (float64 for float64), -inf where no key is seen; it is differentiable.
+
+    Raises ValueError (sizes, values), TypeError (dtypes, devices), NotImplementedError (dropout, nested and sparse
+    tensors, forward-mode and second derivatives), and RuntimeError for devices without kernels.
+    """
+    settings = Settings(strategy, group_size, block_size, estimator, order_from, seed)
+    if dropout_p != 0:
+        raise NotImplementedError(f"dropout_p is {dropout_p}; allowed: 0, as there is no dropout")
+    causal, attn_mask = _causality(query, key, attn_mask, is_causal)
+    query, key, value, attn_mask = core.autocast(query, key, value, attn_mask)
+    core.check((query, key, value), ("query", "key", "value"), attn_mask, enable_gqa)
+    training_causal = causal != "none" and core.will_require_grad(query, key, value)
+    out, lse = core.attend(query, key, value, attn_mask, causal, scale, settings, training_causal)
+    return (out, lse) if return_lse else out
+
+
+def explain(
+    query,
+    key,
+    value,
+    attn_mask=None,
+    is_causal=False,
+    scale=None,
+    *,
+    operation="forward",
+    strategy="auto",
+    group_size=2,
+    block_size=None,
+    estimator="mean",
+    order_from="own",
+):
+    """What scaled_dot_product_attention() would do with these tensors, without doing it: their data are not read.
+
+    operation: "grouping", "forward" or "backward". Returns a dict: "choice", a sentence that says what the strategy
+    came to and why; "kernel", the name of the kernel that would run ("" for none); "kernels", for each kernel of the
+    device why it would not serve ("" if it would). Raises as scaled_dot_product_attention().
+    """
+    settings = Settings(strategy, group_size, block_size, estimator, order_from)
+    causal, attn_mask = _causality(query, key, attn_mask, is_causal)
+    core.check((query, key, value), ("query", "key", "value"), attn_mask, True)
+    return core.explain(query, key, value, attn_mask, causal, scale, settings, operation)
+
+
+def _causality(query, key, mask, is_causal):
+    """(which corner causality is anchored to, or "none"; what is left of the mask)."""
+    if is_causal and mask is not None:
+        raise ValueError("attn_mask and is_causal=True were both given; allowed: one of them")
+    if not isinstance(mask, CausalBias):
+        return "top_left" if is_causal else "none", mask
+    if (mask.seq_len_q, mask.seq_len_kv) != (query.shape[-2], key.shape[-2]):
+        raise ValueError(
+            f"attn_mask is a CausalBias for {mask.seq_len_q} queries and {mask.seq_len_kv} keys; "
+            f"allowed: {query.shape[-2]} and {key.shape[-2]}"
+        )
+    return "top_left" if mask.variant == CausalVariant.UPPER_LEFT else "bottom_right", None

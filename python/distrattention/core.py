@@ -1,0 +1,189 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What all entries share: the check of their tensors, and attention of tensors that have passed it."""
+
+import logging
+import sys
+
+from distrattention import ops  # first, for it says in words what is missing
+from distrattention.settings import DEFAULT_BLOCK
+
+import torch  # isort: skip
+import torch.utils.checkpoint  # isort: skip
+
+_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_LOG = logging.getLogger("distrattention")
+_logged = set()
+_is_tracked_by_func = getattr(torch._C._functorch, "is_gradtrackingtensor", lambda tensor: False)
+
+
+def attend(query, key, value, mask, causal, scale, settings, training_causal):
+    """(out [..., Hq, N, dv], lse [..., Hq, N]) of tensors that check() lets pass, with any number of axes from 2 on.
+
+    causal: "none", "top_left" or "bottom_right"; anything but "none" excludes a mask. Hq may be a multiple of H.
+    training_causal: whether gradients will be asked for and the attention is causal (by a mask, too): what a
+    settings.order_from of None goes by.
+    """
+    _refuse_transforms(query, key, value, mask)
+    (q, k, v), mask = four_axes((query, key, value), mask)
+    group_size, block_size = resolve(settings, query)
+    order_from = settings.order_from or ("previous" if training_causal else "own")
+    order = None
+    if settings.strategy != "exact" and group_size > 1:
+        grouping = (settings.strategy, group_size, block_size, order_from, settings.seed)
+        order = ops.make_grouping(q, k, causal, *grouping, flat=True)
+    arguments = (causal, scale, settings.strategy, group_size, block_size, settings.estimator, order_from)
+    if settings.strategy == "auto" and not torch.compiler.is_compiling() and _LOG.isEnabledFor(logging.INFO):
+        _log_choice(q, k, v, mask, "forward", *arguments)
+    out, lse = ops.forward(q, k, v, mask, order, *arguments)
+    if query.dim() == 4:
+        return out, lse
+    return out.reshape(*query.shape[:-1], value.shape[-1]), lse.reshape(query.shape[:-1])
+
+
+def explain(query, key, value, mask, causal, scale, settings, operation="forward"):
+    """What attend() would do with these tensors, as the dict that attention.explain() describes."""
+    four, mask = four_axes((query, key, value), mask)
+    group_size, block_size = resolve(settings, query)
+    order_from = settings.order_from or "own"
+    text = ops.explain(
+        *four, mask, operation, causal, scale, settings.strategy, group_size, block_size, settings.estimator, order_from
+    )
+    lines = [line.split(": ", 1) if ": " in line else (line.rstrip(": "), "") for line in text.split("\n")]
+    return {"choice": lines[0][1], "kernel": lines[1][1], "kernels": dict(lines[2:])}
+
+
+def resolve(settings, query):
+    """(group_size, block_size) as the operators take them: group_size 1 where there is nothing to group."""
+    d = query.shape[-1]
+    if settings.strategy == "exact" or d <= 1:
+        return 1, DEFAULT_BLOCK
+    if settings.group_size > d:
+        raise ValueError(f"group_size is {settings.group_size}; allowed: 1 to {d}, the last size of query")
+    return settings.group_size, settings.block_size or DEFAULT_BLOCK
+
+
+def four_axes(tensors, mask):
+    """The tensors with four axes, [batch, heads, rows, columns], and the mask to go with them."""
+    rank = tensors[0].dim()
+    if rank == 4:
+        return tensors, mask
+    if rank < 4:
+        return tuple(tensor[(None,) * (4 - rank)] for tensor in tensors), mask
+    leading = tensors[0].shape[:-3]
+    if mask is not None and mask.dim() > 3:
+        mask = mask[(None,) * (rank - mask.dim())]
+        if all(size == 1 for size in mask.shape[:-3]):
+            mask = mask.flatten(0, -4)
+        else:
+            mask = mask.expand(*leading, *mask.shape[-3:]).flatten(0, -4)
+    return tuple(tensor.flatten(0, -4) for tensor in tensors), mask
+
+
+def check(tensors, names, mask=None, grouped_heads=False):
+    """Raises, naming the argument, unless query, key and value (and the mask) fit each other and can be served."""
+    query, key, value = tensors
+    for name, tensor in (*zip(names, tensors), *([("attn_mask", mask)] if mask is not None else ())):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; allowed: a torch.Tensor")
+        if tensor.is_nested or tensor.layout != torch.strided:
+            kind = "a nested tensor" if tensor.is_nested else f"of layout {tensor.layout}"
+            raise NotImplementedError(f"{name} is {kind}; allowed: dense tensors (layout torch.strided)")
+        if tensor.device != query.device:
+            raise TypeError(f"{name} is on {tensor.device}; allowed: {query.device}, where {names[0]} is")
+    for name, tensor in zip(names, tensors):
+        if tensor.dtype not in _DTYPES:
+            raise TypeError(f"{name} is {tensor.dtype}; allowed: float16, bfloat16, float32, float64")
+        if tensor.dtype == torch.float64 and tensor.is_cuda:
+            raise TypeError(f"{name} is {tensor.dtype} on {tensor.device}; allowed there: float16, bfloat16, float32")
+        if tensor.dtype != query.dtype:
+            raise TypeError(f"{name} is {tensor.dtype}; allowed: {query.dtype}, which {names[0]} has")
+        if tensor.dim() != query.dim() or tensor.dim() < 2:
+            raise ValueError(f"{name} has {tensor.dim()} axes; allowed: 2 or more, as many as {names[0]}")
+        if tensor.shape[:-3] != query.shape[:-3]:
+            raise ValueError(
+                f"the leading sizes of {name} are {tuple(tensor.shape[:-3])}; "
+                f"allowed: {tuple(query.shape[:-3])}, those of {names[0]}"
+            )
+    if key.shape[-1] != query.shape[-1]:
+        raise ValueError(f"the last size of {names[1]} is {key.shape[-1]}; allowed: {query.shape[-1]}, as {names[0]}")
+    if value.shape[-2] != key.shape[-2]:
+        raise ValueError(f"{names[2]} has {value.shape[-2]} rows; allowed: {key.shape[-2]}, as many as {names[1]}")
+    if query.dim() > 2:
+        _check_heads(*(tensor.shape[-3] for tensor in tensors), names, grouped_heads)
+    if mask is not None:
+        _check_mask(mask, query, key)
+
+
+def _check_heads(heads_q, heads_k, heads_v, names, grouped):
+    if heads_v != heads_k:
+        raise ValueError(f"{names[2]} has {heads_v} heads; allowed: {heads_k}, as many as {names[1]}")
+    if heads_q == heads_k:
+        return
+    if not grouped:
+        raise ValueError(f"{names[1]} has {heads_k} heads; allowed: {heads_q}, as {names[0]}, or enable_gqa=True")
+    if heads_k == 0 or heads_q % heads_k != 0:
+        raise ValueError(f"{names[1]} has {heads_k} heads; allowed: a divisor of {heads_q}, the heads of {names[0]}")
+
+
+def _check_mask(mask, query, key):
+    if mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise TypeError(f"attn_mask is {mask.dtype}; allowed: bool, float32 or {query.dtype}, the query's")
+    target = (*query.shape[:-1], key.shape[-2])
+    fits = mask.dim() <= len(target) and all(
+        size == 1 or size == wanted for size, wanted in zip(reversed(mask.shape), reversed(target))
+    )
+    if not fits:
+        raise ValueError(f"the shape of attn_mask is {tuple(mask.shape)}; allowed: what broadcasts to {target}")
+
+
+def autocast(*tensors):
+    """The tensors as PyTorch's SDPA takes them under autocast: all floating-point ones but float64 are cast."""
+    device = getattr(tensors[0], "device", None)
+    if device is None or device.type == "meta" or not torch.is_autocast_enabled(device.type):
+        return tensors
+    dtype = torch.get_autocast_dtype(device.type)
+
+    def cast(tensor):
+        floating = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
+        return tensor.to(dtype) if floating and tensor.dtype != torch.float64 else tensor
+
+    return tuple(map(cast, tensors))
+
+
+def will_require_grad(*tensors):
+    """Whether gradients with respect to any of the tensors will be asked for, now or in a checkpoint's second pass."""
+    if torch.is_grad_enabled():
+        return any(tensor.requires_grad for tensor in tensors)
+    return not torch.compiler.is_compiling() and _in_reentrant_checkpoint()
+
+
+def _in_reentrant_checkpoint():
+    # A reentrant activation checkpoint makes its first pass without a graph: nothing of the tensors tells it from
+    # inference, but its second pass, with a graph, must choose the same grouping. Hence the look up the stack.
+    first_pass = torch.utils.checkpoint.CheckpointFunction.forward.__code__
+    frame = sys._getframe()
+    while frame is not None and frame.f_code is not first_pass:
+        frame = frame.f_back
+    return frame is not None
+
+
+def _refuse_transforms(*tensors):
+    # Without this, torch.library drops tangents silently where no input requires a gradient.
+    if torch.compiler.is_compiling():
+        return
+    tensors = [tensor for tensor in tensors if tensor is not None]
+    forward_ad = torch.autograd.forward_ad
+    may_have_tangents = forward_ad._current_level >= 0  # which takes no time to ask
+    if may_have_tangents and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+        raise NotImplementedError("there is no forward-mode differentiation of attention; allowed: reverse mode")
+    if any(map(_is_tracked_by_func, tensors)):
+        raise NotImplementedError("attention cannot be differentiated by torch.func; allowed: torch.autograd")
+
+
+def _log_choice(q, k, v, mask, *arguments):
+    """Says once for each kind of problem what strategy `auto` came to."""
+    problem = (q.shape, k.shape, v.shape[-1], q.dtype, q.device, *arguments)
+    if problem not in _logged:
+        _logged.add(problem)
+        text = ops.explain(q, k, v, mask, *arguments)
+        _LOG.info("q %s, k %s: %s", tuple(q.shape), tuple(k.shape), text.replace("\n", "; "))

@@ -1,0 +1,143 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention with the contract of the flash-attn package: [B, S, H, D], causal at the bottom right, GQA unasked."""
+
+from distrattention.core import attend, autocast, check, will_require_grad
+from distrattention.settings import Settings
+
+import torch  # isort: skip
+
+
+def flash_attn_func(
+    q,
+    k,
+    v,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    *,
+    learnable_sink=None,
+    strategy="auto",
+    group_size=2,
+    block_size=None,
+    estimator="mean",
+    order_from=None,
+    seed=0,
+):
+    """Attention of q [B, Sq, Hq, D], k [B, Sk, H, D] and v [B, Sk, H, Dv], Hq a multiple of H, any strides.
+
+    softmax_scale is 1/sqrt(D) when None. causal is anchored at the bottom right: query i sees keys j <= i + Sk - Sq,
+    and one that sees none gets 0. The backward is deterministic whatever `deterministic` says. Dtypes and the keywords
+    from `strategy` on: as in scaled_dot_product_attention(). Name the arguments: other versions order them differently.
+
+    Returns out [B, Sq, Hq, Dv]; with return_attn_probs (out, lse, None) with lse [B, Hq, Sq], natural logarithm,
+    differentiable; there are no attention probabilities to return.
+
+    Raises NotImplementedError for dropout_p, window_size, softcap, alibi_slopes and learnable_sink, else as
+    scaled_dot_product_attention().
+    """
+    settings = Settings(strategy, group_size, block_size, estimator, order_from, seed)
+    _refuse(dropout_p, window_size, softcap, alibi_slopes, learnable_sink=learnable_sink)
+    q, k, v = autocast(q, k, v)
+    _require_axes((q, k, v), 4, "[batch, rows, heads, columns]")
+    q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
+    check((q, k, v), ("q", "k", "v"), None, True)
+    out, lse = _flash(q, k, v, softmax_scale, causal, settings)
+    out = out.transpose(1, 2)
+    return (out, lse, None) if return_attn_probs else out
+
+
+def flash_attn_varlen_func(
+    q,
+    k,
+    v,
+    cu_seqlens_q,
+    cu_seqlens_k,
+    max_seqlen_q,
+    max_seqlen_k,
+    dropout_p=0.0,
+    softmax_scale=None,
+    causal=False,
+    window_size=(-1, -1),
+    softcap=0.0,
+    alibi_slopes=None,
+    deterministic=False,
+    return_attn_probs=False,
+    block_table=None,
+    *,
+    learnable_sink=None,
+    strategy="auto",
+    group_size=2,
+    block_size=None,
+    estimator="mean",
+    order_from=None,
+    seed=0,
+):
+    """Attention of B sequences of several lengths, one behind the other: q [Tq, Hq, D], k [Tk, H, D], v [Tk, H, Dv].
+
+    cu_seqlens_q and cu_seqlens_k, int32 [B + 1], hold where the sequences start, and last Tq and Tk; max_seqlen_q and
+    max_seqlen_k are at least their longest lengths. Blocks of rows, and so the orders of columns, start anew with each
+    sequence: the result is that of flash_attn_func() on each. The lengths are read on the host.
+
+    Returns out [Tq, Hq, Dv]; with return_attn_probs (out, lse [Hq, Tq], None). Raises as flash_attn_func(), and
+    NotImplementedError for block_table.
+    """
+    settings = Settings(strategy, group_size, block_size, estimator, order_from, seed)
+    _refuse(dropout_p, window_size, softcap, alibi_slopes, learnable_sink=learnable_sink, block_table=block_table)
+    q, k, v = autocast(q, k, v)
+    _require_axes((q, k, v), 3, "[rows of all sequences, heads, columns]")
+    q, k, v = (tensor.transpose(0, 1) for tensor in (q, k, v))  # [H, T, D]
+    check((q, k, v), ("q", "k", "v"), None, True)
+    lengths_q = _lengths("cu_seqlens_q", cu_seqlens_q, q.shape[1], "max_seqlen_q", max_seqlen_q)
+    lengths_k = _lengths("cu_seqlens_k", cu_seqlens_k, k.shape[1], "max_seqlen_k", max_seqlen_k)
+    if len(lengths_q) != len(lengths_k):
+        raise ValueError(f"cu_seqlens_k has {len(lengths_k)} sequences; allowed: {len(lengths_q)}, as cu_seqlens_q")
+    sequences = zip(q.split(lengths_q, 1), k.split(lengths_k, 1), v.split(lengths_k, 1))
+    results = [_flash(*sequence, softmax_scale, causal, settings) for sequence in sequences]
+    if not results:  # no sequence: nothing but the shapes matters
+        results = [_flash(q, k, v, softmax_scale, causal, settings)]
+    out, lse = (torch.cat(parts, 1) for parts in zip(*results))
+    out = out.transpose(0, 1)
+    return (out, lse, None) if return_attn_probs else out
+
+
+def _flash(q, k, v, scale, causal, settings):
+    training_causal = bool(causal) and will_require_grad(q, k, v)
+    return attend(q, k, v, None, "bottom_right" if causal else "none", scale, settings, training_causal)
+
+
+def _refuse(dropout_p, window_size, softcap, alibi_slopes, **others):
+    if dropout_p != 0:
+        raise NotImplementedError(f"dropout_p is {dropout_p}; allowed: 0, as there is no dropout")
+    if tuple(window_size) != (-1, -1):
+        raise NotImplementedError(f"window_size is {window_size}; allowed: (-1, -1), as there are no sliding windows")
+    if softcap != 0:
+        raise NotImplementedError(f"softcap is {softcap}; allowed: 0, as scores cannot be capped")
+    for name, value in (("alibi_slopes", alibi_slopes), *others.items()):
+        if value is not None:
+            raise NotImplementedError(f"{name} was given; allowed: None, as it is not there")
+
+
+def _require_axes(tensors, count, meaning):
+    for name, tensor in zip("qkv", tensors):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; allowed: a torch.Tensor")
+        if tensor.dim() != count:
+            raise ValueError(f"{name} has {tensor.dim()} axes; allowed: {count}, {meaning}")
+
+
+def _lengths(name, starts, total, name_of_longest, longest):
+    """The lengths of the sequences that start at `starts`."""
+    if starts.dtype != torch.int32 or starts.dim() != 1 or len(starts) == 0:
+        raise ValueError(f"{name} is {starts.dtype} {tuple(starts.shape)}; allowed: int32 [sequences + 1]")
+    starts = starts.tolist()
+    lengths = [end - start for start, end in zip(starts, starts[1:])]
+    if starts[0] != 0 or starts[-1] != total or any(length < 0 for length in lengths):
+        raise ValueError(f"{name} is {starts}; allowed: from 0 to {total}, the number of rows, never falling")
+    if lengths and max(lengths) > longest:
+        raise ValueError(f"{name_of_longest} is {longest}; allowed: {max(lengths)}, the longest sequence, and above")
+    return lengths

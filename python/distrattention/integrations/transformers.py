@@ -1,0 +1,228 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Hugging Face transformers: `register()`, then attn_implementation="distr" in any model that takes an interface.
+
+    from distrattention.integrations.transformers import register
+
+    register("distr", strategy="energy", group_size=2)
+    model = AutoModel.from_pretrained(name, attn_implementation="distr")  # or model.set_attn_implementation("distr")
+
+Where a call's settings come from, the last one that speaks:
+  1. `register(...)`;
+  2. its `per_layer`, a mapping of module.layer_idx to Settings, or a function of the attention module;
+  3. an attribute `distr_settings` on the attention module, which is the way for modules without layer_idx (ViT):
+     model.layers[0].attention.distr_settings = Settings(strategy="exact");
+  4. the model call: model(**inputs, strategy="lsh", group_size=4), but not generate(), which refuses what it does not
+     know. Several names can be registered, and changed at run time.
+
+What is approximated: calls with at least one block of query rows (block_size, 128 unless set), and shorter ones that
+have no more keys than rows. Decoding is exact: one row, or fewer rows than a block against more keys (speculative
+decoding, short chunks of a prompt, a short padded prompt in a static cache). A chunk of a prompt comes with a mask.
+
+With order_from None, causal attention takes the order of the previous block (`previous`) in training, be its causality
+a flag or a mask: where the module is in training mode, or an input requires grad. So does the attention of a decoder
+to its encoder where the module says is_decoder. Else it is `own`. A perplexity is measured in evaluation mode: pass
+order_from="previous" there, or rows see a little of their future.
+
+A row that sees no key (of padding at the left) is 0.
+"""
+
+import difflib
+from collections.abc import Callable, Iterable, Mapping
+
+import torch
+from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+from transformers.utils import logging
+
+from distrattention.attention import scaled_dot_product_attention
+from distrattention.core import will_require_grad
+from distrattention.settings import DEFAULT_BLOCK, FIELDS, Settings
+
+logger = logging.get_logger(__name__)
+
+PerLayer = Mapping[int, Settings] | Callable[[nn.Module], Settings | None]
+
+# What changes the result and is not offered here: refused by name, unless None.
+REFUSED = {
+    "softcap": "a cap on the scores",
+    "s_aux": "attention sinks",
+    "sinks": "attention sinks",
+    "head_mask": "a mask on heads",
+    "layer_head_mask": "a mask on heads",
+    "alibi": "a bias by distance; allowed: position_bias, or an additive attention_mask",
+    "indices": "sparse attention",
+    "block_indices": "sparse attention",
+    "cache": "a paged cache",
+    "block_table": "a paged cache",
+}
+
+# What models hand on to their attention function, and what does not change the result: the mask holds it already, or
+# it concerns the model's outputs. Anything else is refused, since a misspelt setting, or a new kind of attention in a
+# later version, would otherwise be dropped in silence. That is workable: the 154 architectures of transformers 5.23
+# that run here from a small configuration hand on nothing that this file does not name. register(ignore=...) adds some.
+HARMLESS = {
+    *("position_ids", "cache_position", "position_embeddings", "token_type_ids", "seq_idx"),
+    *("encoder_hidden_states", "encoder_attention_mask", "past_key_values", "use_cache", "mm_token_type_ids"),
+    *("labels", "num_items_in_batch", "logits_to_keep", "return_dict", "deterministic"),
+    *("output_hidden_states", "output_attentions", "output_router_logits"),
+}
+PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+
+
+def register(
+    name: str = "distr", *, per_layer: PerLayer | None = None, ignore: Iterable[str] = (), **settings
+) -> None:
+    """Makes attn_implementation=`name` mean DistrAttention, in the registries of attention functions and of masks.
+
+    name: without "flash", "|" and "/", which transformers reads in its own ways, and not a name that it has already. A
+        name registered here before gets the new settings, for models in use too.
+    per_layer: settings of single layers; a function may return None for those registered. See the module's notes.
+    ignore: names of further arguments that a model hands on to its attention and that change nothing there.
+    settings: the fields of `Settings`.
+
+    Raises ValueError for a name, setting or layer that is not allowed.
+    """
+    known = AttentionInterface().get(name)
+    if name == "eager" or any(mark in name for mark in ("flash", "|", "/")) or not name:
+        raise ValueError(f"name is {name!r}; allowed: one without 'flash', '|' and '/', and not 'eager'")
+    if known is not None and not hasattr(known, "distr_settings"):
+        raise ValueError(f"name is {name!r}, which transformers or another package has registered; allowed: a new name")
+    registered = Settings(**settings)
+    if isinstance(per_layer, Mapping):
+        for layer, chosen in per_layer.items():
+            if not isinstance(layer, int) or not isinstance(chosen, Settings):
+                raise ValueError(f"per_layer has {layer!r}: {chosen!r}; allowed: an int: distrattention.Settings")
+    AttentionInterface.register(name, _attention_function(registered, per_layer, HARMLESS | set(ignore)))
+    AttentionMaskInterface.register(name, sdpa_mask)
+
+
+def _attention_function(registered: Settings, per_layer: PerLayer | None, harmless: set[str]) -> Callable:
+    def distr_attention_forward(
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,
+        **kwargs,
+    ) -> tuple[Tensor, None]:
+        """query [B, Hq, L, d], key [B, Hkv, S, d], value [B, Hkv, S, dv] -> ([B, L, Hq, dv], no weights)."""
+        overrides = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
+        position_bias = kwargs.pop("position_bias", None)
+        _check_arguments(kwargs, harmless, dropout, attention_mask, key)
+        if attention_mask is not None:
+            _check_mask(attention_mask, query, key)
+        if kwargs.get("output_attentions"):
+            logger.warning_once("DistrAttention has no attention weights to return: use attn_implementation='eager'.")
+
+        causal = is_causal if is_causal is not None else getattr(module, "is_causal", True)
+        rows = query.shape[2]
+        causal_flag = rows > 1 and attention_mask is None and causal
+        if causal_flag and key.shape[2] > rows:  # the start of a static cache: the keys behind are not filled yet
+            key, value = key[:, :, :rows], value[:, :, :rows]
+        if position_bias is not None:
+            attention_mask = _biased_mask(position_bias, attention_mask, causal_flag, rows, key.shape[2])
+            causal_flag = False
+
+        arguments = {**_settings(module, registered, per_layer).asdict(), **overrides}
+        if rows == 1 or rows < min(key.shape[2], arguments["block_size"] or DEFAULT_BLOCK):
+            arguments["strategy"] = "exact"
+        if arguments["order_from"] is None and (causal or getattr(module, "is_decoder", False)):
+            arguments["order_from"] = "previous" if _in_training(module, query, key, value) else "own"
+        output = scaled_dot_product_attention(
+            query,
+            key,
+            value,
+            attn_mask=attention_mask,
+            is_causal=causal_flag,
+            scale=scaling,
+            enable_gqa=getattr(module, "num_key_value_groups", 1) > 1,
+            **arguments,
+        )
+        return output.transpose(1, 2).contiguous(), None
+
+    distr_attention_forward.distr_settings = registered
+    return distr_attention_forward
+
+
+def _settings(module: nn.Module, registered: Settings, per_layer: PerLayer | None) -> Settings:
+    """The settings of a layer: the module's own, else those of `per_layer`, else the registered ones."""
+    chosen = getattr(module, "distr_settings", None)
+    if chosen is None and isinstance(per_layer, Mapping):
+        layer = getattr(module, "layer_idx", None)
+        if layer is None:
+            raise ValueError(
+                f"{type(module).__name__} has no layer_idx for per_layer; allowed: a function of the module, or an "
+                "attribute distr_settings on the module"
+            )
+        chosen = per_layer.get(layer)
+    elif chosen is None and per_layer is not None:
+        chosen = per_layer(module)
+    if chosen is None:
+        return registered
+    if not isinstance(chosen, Settings):
+        raise ValueError(f"the settings of {type(module).__name__} are {chosen!r}; allowed: distrattention.Settings")
+    return chosen
+
+
+def _in_training(module: nn.Module, *tensors: Tensor) -> bool:
+    """The module's mode counts too, as a run in training mode should not depend on what requires a gradient."""
+    return module.training or will_require_grad(*tensors)
+
+
+def _check_arguments(kwargs: dict, harmless: set[str], dropout: float, mask: Tensor | None, key: Tensor) -> None:
+    """Raises for everything that would change the result and is not offered, by name."""
+    if dropout > 0:
+        raise NotImplementedError(
+            f"dropout on the attention weights is {dropout}; allowed: 0 (attention_dropout or "
+            "attention_probs_dropout_prob of the model's configuration), or evaluation mode"
+        )
+    for name, value in kwargs.items():
+        if value is None or name in harmless:
+            continue
+        if name in REFUSED:
+            raise NotImplementedError(f"{name} ({REFUSED[name]}) is not supported; allowed: None")
+        if name == "sliding_window":
+            if mask is None and key.shape[2] > value:
+                raise NotImplementedError(
+                    f"sliding_window is {value}, fewer than {key.shape[2]} keys, without a mask that holds it; "
+                    "allowed: a mask made for this attention implementation"
+                )
+        elif name in PACKED:
+            if mask is None and name.startswith("cu_seq_lens") and value.shape[0] > 2:
+                raise NotImplementedError(
+                    f"{name} packs {value.shape[0] - 1} sequences, without a mask that parts them; allowed: such a mask"
+                )
+        else:
+            close = difflib.get_close_matches(name, FIELDS, 1)
+            hint = f" (did you mean {close[0]}?)" if close else ""
+            raise TypeError(
+                f"{name} reached the attention function, where it is not known{hint}; if it does not change "
+                f"attention, allow it by register(..., ignore=({name!r},))"
+            )
+
+
+def _check_mask(mask: Tensor, query: Tensor, key: Tensor) -> None:
+    """A mask has the shape of the scores, or 1 where it repeats; but one number for all keys would do nothing, and is
+    a mask on heads, which old models multiplied with the weights."""
+    scores = (*query.shape[:3], key.shape[2])
+    shape = tuple(mask.shape)
+    fits = len(shape) == 4 and shape[3] == scores[3] and all(n in (1, m) for n, m in zip(shape, scores))
+    if not fits:
+        raise ValueError(
+            f"attention_mask is {list(shape)}; allowed: [B, Hq, L, S] = {list(scores)}, with 1 where it repeats over "
+            "B, Hq or L (boolean, True where attended, or added to the scores). Masks on heads are not supported"
+        )
+
+
+def _biased_mask(bias: Tensor, mask: Tensor | None, causal: bool, rows: int, keys: int) -> Tensor:
+    """T5's bias on the scores, [1 or B, Hq, L, S], with what the mask or causality hides at -inf."""
+    bias = bias[..., :keys]
+    if mask is None and causal:
+        mask = torch.ones(rows, keys, dtype=torch.bool, device=bias.device).tril()
+    if mask is None:
+        return bias
+    return bias.masked_fill(~mask, -torch.inf) if mask.dtype == torch.bool else bias + mask

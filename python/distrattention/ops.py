@@ -1,0 +1,170 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators torch.ops.distrattention.{make_grouping, forward, backward}: library, fake kernels, gradients, vmap.
+
+Schemas and kernels are in C++ (python/ops.cpp). Tensors are [B, H, N, d] with any strides, a mask of rank 0 to 4
+broadcasts to [B, Hq, Nq, Nk]; an order of the columns is int32 [B, Hq, blocks, d] or flat, [B, Hq, blocks * d] (what
+torch.export can trace for lengths below and above block_size alike). Operators are functional: they return new tensors
+and change none. The settings that follow the tensors are those of distrattention.Settings, resolved.
+"""
+
+from pathlib import Path
+
+import distrattention
+
+try:
+    import torch
+except ImportError as error:
+    raise distrattention.UnavailableError(f"torch cannot be imported ({error}); install torch 2.10 or later") from error
+
+OLDEST_TORCH = (2, 10)
+
+
+def _find_library():
+    for folder in distrattention.__path__:  # an editable installation has two: of the sources and of what was built
+        for path in Path(folder).glob("libdistrattention_ops.*"):
+            return path
+    raise distrattention.UnavailableError(
+        f"no libdistrattention_ops in {', '.join(distrattention.__path__)}; install the package: pip install ."
+    )
+
+
+def _load():
+    if tuple(int(part) for part in torch.__version__.split(".")[:2]) < OLDEST_TORCH:
+        raise distrattention.UnavailableError(f"torch is {torch.__version__}; allowed: 2.10 and later")
+    library = _find_library()
+    try:
+        torch.ops.load_library(library)
+    except OSError as error:
+        raise distrattention.UnavailableError(
+            f"torch {torch.__version__} could not load {library.name}: {error}"
+        ) from error
+
+
+_load()
+make_grouping = torch.ops.distrattention.make_grouping
+forward = torch.ops.distrattention.forward
+backward = torch.ops.distrattention.backward
+explain = torch.ops.distrattention.explain
+describe = torch.ops.distrattention.describe
+
+
+def lse_dtype(dtype):
+    """The dtype of LSE and of a mask's gradient: float32, and float64 for float64 tensors."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+# Fake kernels: shapes, strides and dtypes of what the operators return.
+
+
+@torch.library.register_fake("distrattention::make_grouping")
+def _(q, k, causal="none", strategy="auto", group_size=2, block_size=128, order_from="own", seed=0, flat=False):
+    blocks, d = (q.shape[2] + block_size - 1) // block_size, q.shape[3]
+    return q.new_empty((*q.shape[:2], *((blocks * d,) if flat else (blocks, d))), dtype=torch.int32)
+
+
+@torch.library.register_fake("distrattention::forward")
+def _(q, k, v, mask=None, order=None, *settings):
+    b, h, n, _ = q.shape
+    return q.new_empty((b, n, h, v.shape[3])).transpose(1, 2), q.new_empty((b, h, n), dtype=lse_dtype(q.dtype))
+
+
+def _dense_like(tensor):
+    dense = torch.empty_like(tensor)
+    return dense if dense.shape[-1] <= 1 or dense.stride(-1) == 1 else tensor.new_empty(tensor.shape)
+
+
+@torch.library.register_fake("distrattention::backward")
+def _(grad_out, grad_lse, q, k, v, mask, order, out, lse, mask_gradient=False, *settings):
+    shape = mask.shape if mask is not None and mask_gradient else (0,)
+    return _dense_like(q), _dense_like(k), _dense_like(v), q.new_empty(shape, dtype=lse_dtype(q.dtype))
+
+
+# Gradients: of O and LSE with respect to Q, K, V and an additive mask, the order held constant.
+
+
+def _setup_context(ctx, inputs, output):
+    q, k, v, mask, order, *settings = inputs
+    ctx.save_for_backward(q, k, v, mask, order, *output)
+    ctx.settings = settings
+    ctx.set_materialize_grads(False)
+
+
+def _gradients(ctx, grad_out, grad_lse):
+    q, k, v, mask, order, out, lse = ctx.saved_tensors
+    no_settings = (None,) * len(ctx.settings)
+    if grad_out is None and grad_lse is None:
+        return (None,) * 5 + no_settings
+    if grad_out is None:
+        grad_out = torch.zeros_like(out)
+    mask_gradient = mask is not None and ctx.needs_input_grad[3]
+    tensors = (grad_out, grad_lse, q, k, v, mask, order, out, lse)
+    *grads, grad_mask = backward(*tensors, mask_gradient, *ctx.settings)
+    return (*grads, grad_mask.to(mask.dtype) if mask_gradient else None, None, *no_settings)
+
+
+torch.library.register_autograd("distrattention::forward", _gradients, setup_context=_setup_context)
+
+
+def _no_second_gradients(ctx, *grads):
+    raise NotImplementedError("distrattention has no second derivatives: the gradient of attention was differentiated")
+
+
+torch.library.register_autograd("distrattention::backward", _no_second_gradients)
+
+
+# vmap: the mapped axis becomes a part of the batch.
+
+
+def _fold(tensor, axis, size):
+    """[V * B, ...] of a tensor [B, ...] that is mapped along `axis`, or shared by all V samples where that is None."""
+    if tensor is None:
+        return None
+    mapped = tensor.unsqueeze(0).expand(size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
+    return mapped.flatten(0, 1)
+
+
+def _fold_mask(mask, axis, size, batch, own_gradient):
+    """The mask of the folded call; one that all samples share stays as it is unless each needs its own gradient."""
+    if mask is None or (axis is None and not own_gradient and (mask.dim() < 4 or mask.shape[0] == 1)):
+        return mask
+    mapped = mask.unsqueeze(0).expand(size, *mask.shape) if axis is None else mask.movedim(axis, 0)
+    mapped = mapped.reshape(size, *(1,) * (5 - mapped.dim()), *mapped.shape[1:])
+    return mapped.expand(size, batch, *mapped.shape[2:]).flatten(0, 1)
+
+
+def _unfold(tensor, size):
+    return tensor.unflatten(0, (size, tensor.shape[0] // size))
+
+
+@torch.library.register_vmap("distrattention::make_grouping")
+def _(info, axes, q, k, *settings):
+    size = info.batch_size
+    return _unfold(make_grouping(_fold(q, axes[0], size), _fold(k, axes[1], size), *settings), size), 0
+
+
+@torch.library.register_vmap("distrattention::forward")
+def _(info, axes, q, k, v, mask=None, order=None, *settings):
+    size = info.batch_size
+    axes = (*axes, None, None)  # of a mask and an order that were left out
+    q, k, v = (_fold(tensor, axis, size) for tensor, axis in zip((q, k, v), axes))
+    mask = _fold_mask(mask, axes[3], size, q.shape[0] // size, False)
+    results = forward(q, k, v, mask, _fold(order, axes[4], size), *settings)
+    return tuple(_unfold(result, size) for result in results), (0, 0)
+
+
+@torch.library.register_vmap("distrattention::backward")
+def _(info, axes, grad_out, grad_lse, q, k, v, mask, order, out, lse, mask_gradient=False, *settings):
+    size = info.batch_size
+    grad_out, grad_lse, q, k, v, order, out, lse = (
+        _fold(tensor, axes[at], size)
+        for at, tensor in ((0, grad_out), (1, grad_lse), (2, q), (3, k), (4, v), (6, order), (7, out), (8, lse))
+    )
+    batch = q.shape[0] // size
+    folded = _fold_mask(mask, axes[5], size, batch, mask_gradient)
+    tensors = (grad_out, grad_lse, q, k, v, folded, order, out, lse)
+    *grads, grad_mask = (_unfold(grad, size) for grad in backward(*tensors, mask_gradient, *settings))
+    if mask_gradient and mask is not None:
+        shape = mask.shape if axes[5] is None else mask.movedim(axes[5], 0).shape[1:]
+        repeated = len(shape) < 4 or shape[0] == 1  # over the batch
+        grad_mask = (grad_mask.sum(1) if repeated else grad_mask).reshape(size, *shape)
+    return (*grads, grad_mask), (0, 0, 0, 0)

@@ -1,0 +1,127 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A block of code in which torch's own attention is DistrAttention: for models that offer no hook."""
+
+import re
+import types
+import warnings
+
+import torch
+import torch.nn.functional as F
+from torch.overrides import TorchFunctionMode
+
+from distrattention.attention import scaled_dot_product_attention
+from distrattention.settings import Settings
+
+POLICIES = ("error", "warn", "silent")
+
+# Attention that torch fuses with what is around it. In a mode, eager code leaves these alone, compiled code does not.
+_FUSED = (
+    torch._native_multi_head_attention,
+    torch._transformer_encoder_layer_fwd,
+    torch.ops.aten._native_multi_head_attention.default,
+    torch.ops.aten._transformer_encoder_layer_fwd.default,
+)
+
+
+class replace_sdpa(TorchFunctionMode):
+    """Within the block, every call of torch.nn.functional.scaled_dot_product_attention is this package's.
+
+        with distrattention.replace_sdpa(strategy="energy", group_size=2):
+            model(images)
+
+    Calls that nn.MultiheadAttention makes are included (with need_weights=True it makes none, and is left alone).
+
+    on_unsupported: what happens to a call that this package refuses (dropout, or attention over channels, say).
+        "error" raises the refusal; "warn" lets the next block outside, and in the end torch's own function, take the
+        call, and warns once for each kind of refusal; "silent" does so without a word.
+    settings: the fields of `Settings`. With order_from None, is_causal calls that require grad take the order of the
+        previous block; a mask does not tell whether it is causal, so pass order_from="previous" to train a model
+        whose causality arrives as a mask.
+
+    Blocks nest (the innermost decides), may be entered again, and end with an exception too. A block holds for the
+    thread that entered it. Activation checkpointing repeats the forward within the backward: keep both in the block.
+
+    torch.compile traces through a block, around the compiled function or inside it. Inside it, turn off
+    torch.backends.mha.set_fastpath_enabled() where torch.nn.TransformerEncoderLayer or nn.MultiheadAttention run
+    without gradients: compiled code does not ask a mode before it takes their fused operators.
+
+    Raises ValueError for a policy, and ValueError or TypeError for a setting, that is not allowed.
+    """
+
+    def __init__(self, *, on_unsupported="error", **settings):
+        super().__init__()
+        if on_unsupported not in POLICIES:
+            raise ValueError(f"on_unsupported is {on_unsupported!r}; allowed: {', '.join(map(repr, POLICIES))}")
+        self.on_unsupported = on_unsupported
+        self.settings = Settings(**settings)
+        self.warned = set()
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if function is F.scaled_dot_product_attention:
+            return self._attend(*args, **kwargs)
+        if function in _CALLERS:
+            with self:  # a mode is off while it answers
+                return _CALLERS[function](*args, **kwargs)
+        if function in _FUSED:
+            self._pass_on(
+                NotImplementedError(
+                    "torch's fused encoder layer hides its attention; allowed: "
+                    "torch.backends.mha.set_fastpath_enabled(False) before the model is compiled"
+                )
+            )
+        return function(*args, **kwargs)
+
+    def _attend(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
+        arguments = (query, key, value, attn_mask, dropout_p, is_causal)
+        try:
+            if self.settings.strategy in ("lsh", "energy"):
+                _refuse_channels(query, key, value, attn_mask, is_causal, scale)
+            return scaled_dot_product_attention(
+                *arguments, scale=scale, enable_gqa=enable_gqa, **self.settings.asdict()
+            )
+        except (NotImplementedError, TypeError, ValueError) as refusal:
+            self._pass_on(refusal)
+        return F.scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
+
+    def _pass_on(self, refusal):
+        """Returns when the call may go to torch's own function."""
+        if self.on_unsupported == "error":
+            raise refusal
+        kind = re.sub(r"\d+", "#", str(refusal))
+        if self.on_unsupported == "warn" and kind not in self.warned:
+            self.warned.add(kind)
+            message = f"torch's own attention takes calls that DistrAttention refuses: {refusal}"
+            warnings.warn(message, stacklevel=4)  # at the call of torch's function
+
+
+def _refuse_channels(query, key, value, attn_mask, is_causal, scale):
+    """XCiT's cross-covariance attention mixes channels: its tensors are [B, H, d, N], and tokens are no features to
+    group. It has normalised its rows (scale 1), is square and wider than long, and has no mask."""
+    square = query.shape == key.shape == value.shape
+    if square and query.shape[-1] > query.shape[-2] and scale == 1.0 and attn_mask is None and not is_causal:
+        raise NotImplementedError(
+            f"query {list(query.shape)} with scale 1.0 looks like attention over channels (XCiT), whose tokens are in "
+            "the last dimension and cannot be grouped; allowed: strategies 'exact' and 'auto', or on_unsupported"
+        )
+
+
+def _unguarded(function):
+    """The Python function, less the check by which it would hand its call to a mode instead of running."""
+    unchecked = {"has_torch_function": lambda tensors: False, "has_torch_function_unary": lambda tensor: False}
+    values = {**function.__globals__, **unchecked}
+    copy = types.FunctionType(function.__code__, values, function.__name__, function.__defaults__, function.__closure__)
+    copy.__kwdefaults__ = function.__kwdefaults__
+    return copy
+
+
+# Functions that a mode meets as a whole, and that call attention: the backward does where checkpoints are recomputed.
+_CALLERS = {
+    function: _unguarded(function)
+    for function in (
+        F.multi_head_attention_forward,
+        torch.Tensor.backward,
+        torch.autograd.backward,
+        torch.autograd.grad,
+    )
+}

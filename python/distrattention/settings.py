@@ -1,0 +1,65 @@
+# SPDX-License-Identifier: Apache-2.0
+"""How attention is approximated: the dial."""
+
+import dataclasses
+
+STRATEGIES = ("auto", "exact", "lsh", "energy")
+ESTIMATORS = ("sample", "mean")
+ORDERS_FROM = ("own", "previous")
+DEFAULT_BLOCK = 128  # l, the rows of Q that share one order of the columns
+_INT64_MAX = 2**63 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """What every entry of the package takes as keywords, as one immutable value.
+
+    strategy: "auto" (exact where an approximation cannot pay, else what measures best), "exact", "lsh" (the paper's:
+        columns of Q with neighbouring hashes share a group) or "energy" (keep the ceil(d / G) columns that weigh most).
+    group_size: G, the columns of a group; 1 is exact attention, at most d.
+    block_size: l, the rows of Q that share one order of the columns; None: 128. At least the number of queries: one
+        order for all.
+    estimator: what stands for a group's columns of Q under "lsh", their "mean" or a "sample" (the paper).
+    order_from: the rows that a block's order is computed from: "own" (the paper; a row sees a little of its future) or
+        "previous" (the block before: strictly causal). None: "previous" for causal calls that require a gradient, else
+        "own".
+    seed: of the projections of "lsh", 0 to 2^63 - 1.
+
+    Raises ValueError or TypeError naming the value and what is allowed.
+    """
+
+    strategy: str = "auto"
+    group_size: int = 2
+    block_size: int | None = None
+    estimator: str = "mean"
+    order_from: str | None = None
+    seed: int = 0
+
+    def __post_init__(self):
+        _require_name("strategy", self.strategy, STRATEGIES)
+        _require_name("estimator", self.estimator, ESTIMATORS)
+        if self.order_from is not None:
+            _require_name("order_from", self.order_from, ORDERS_FROM)
+        _require_int("group_size", self.group_size, 1)
+        if self.block_size is not None:
+            _require_int("block_size", self.block_size, 1)
+        _require_int("seed", self.seed, 0)
+
+    def asdict(self):
+        """The settings as keywords of scaled_dot_product_attention()."""
+        return {field: getattr(self, field) for field in FIELDS}
+
+
+FIELDS = tuple(field.name for field in dataclasses.fields(Settings))
+
+
+def _require_name(name, value, allowed):
+    if value not in allowed:
+        raise ValueError(f"{name} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
+
+
+def _require_int(name, value, low):
+    if isinstance(value, bool) or not isinstance(value, int):
+        raise TypeError(f"{name} is {value!r}; allowed: an int from {low} on")
+    if not low <= value <= _INT64_MAX:
+        raise ValueError(f"{name} is {value}; allowed: {low} to 2^63 - 1")

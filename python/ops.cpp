@@ -1,0 +1,208 @@
+// SPDX-License-Identifier: Apache-2.0
+// The torch operators distrattention::{make_grouping, forward, backward}, and {explain, describe}, which tell what
+// would run and what was built. Written against LibTorch's stable ABI: one binary serves every torch from the version
+// on that CMakeLists.txt targets. Fake kernels and autograd formulas are in distrattention/ops.py.
+#include <torch/csrc/stable/library.h>
+
+#include <string>
+#include <tuple>
+#include <vector>
+
+#include "distr/version.h"
+#include "tensors.h"
+
+namespace distr::binding {
+namespace {
+
+using Sizes = std::vector<std::int64_t>;
+
+const void* data(const OptionalTensor& tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
+const std::int32_t* order_data(const OptionalTensor& order) { return static_cast<const std::int32_t*>(data(order)); }
+
+// order int32 [B, Hq, blocks, d], or [B, Hq, blocks * d] when `flat`: an axis that is 1 for short sequences alone would
+// make torch.export refuse a range of lengths.
+Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& causal, const std::string& strategy,
+                     std::int64_t group_size, std::int64_t block_size, const std::string& order_from, std::int64_t seed,
+                     bool flat) {
+  const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in);
+  Call call = make_call(q, k, k, {causal, strategy, "mean", order_from, {}, group_size, block_size, seed});
+  validate(call.problem, call.grouping);
+  const auto shape = order_shape(call.problem, call.grouping);
+  const Sizes sizes =
+      flat ? Sizes{q.size(0), q.size(1), shape[2] * q.size(3)} : Sizes{q.size(0), q.size(1), shape[2], q.size(3)};
+  Tensor order = empty(q, sizes, ScalarType::Int);
+  add_workspace(call, Operation::grouping, q);
+  make_grouping(
+      call.problem, call.grouping,
+      {.q = q.const_data_ptr(), .k = k.const_data_ptr(), .order = static_cast<std::int32_t*>(order.mutable_data_ptr())},
+      call.execution);
+  return order;
+}
+
+// O [B, Hq, Nq, dv], in memory [B, Nq, Hq, dv]: the transpose that follows attention in models then costs nothing;
+// LSE [B, Hq, Nq].
+std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+                                   const OptionalTensor& mask, const OptionalTensor& order_in,
+                                   const std::string& causal, std::optional<double> scale, const std::string& strategy,
+                                   std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
+                                   const std::string& order_from) {
+  const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
+  Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
+  const OptionalTensor order = add_mask_and_order(call, q, mask, order_in);
+  Tensor o = torch::stable::transpose(empty(q, {q.size(0), q.size(2), q.size(1), v.size(3)}, q.scalar_type()), 1, 2);
+  Tensor lse = empty(q, {q.size(0), q.size(1), q.size(2)}, lse_type(call.problem));
+  call.problem.o = strides_of(o);
+  add_workspace(call, Operation::forward, q);
+  distr::forward(call.problem, call.grouping,
+                 {.q = q.const_data_ptr(),
+                  .k = k.const_data_ptr(),
+                  .v = v.const_data_ptr(),
+                  .mask = data(mask),
+                  .order = order_data(order),
+                  .o = o.mutable_data_ptr(),
+                  .lse = lse.mutable_data_ptr()},
+                 call.execution);
+  return {o, lse};
+}
+
+// dQ, dK, dV, laid out like Q, K, V without their holes; dMask in the mask's shape and LSE's dtype, [0] when not
+// wanted.
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
+    const Tensor& d_o_in, const OptionalTensor& d_lse_in, const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+    const OptionalTensor& mask, const OptionalTensor& order_in, const Tensor& o_in, const Tensor& lse_in,
+    bool mask_gradient, const std::string& causal, std::optional<double> scale, const std::string& strategy,
+    std::int64_t group_size, std::int64_t block_size, const std::string& estimator, const std::string& order_from) {
+  // The library writes dQ, dK and dV with the strides that it reads Q, K and V with.
+  Tensor d_q = dense_like(q_in), d_k = dense_like(k_in), d_v = dense_like(v_in);
+  const Tensor q = laid_out_like(d_q, q_in), k = laid_out_like(d_k, k_in), v = laid_out_like(d_v, v_in);
+  Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
+  const OptionalTensor order = add_mask_and_order(call, q, mask, order_in);
+
+  const Sizes lse_shape{q.size(0), q.size(1), q.size(2)};
+  const Sizes o_shape{q.size(0), q.size(1), q.size(2), v.size(3)};
+  const ScalarType type_of_lse = lse_type(call.problem);
+  require(q, "out", o_in, q.scalar_type(), o_shape);
+  require(q, "the gradient of out", d_o_in, q.scalar_type(), o_shape);
+  require(q, "lse", lse_in, type_of_lse, lse_shape);
+  const Tensor o = laid_out_like(dense_like(o_in), o_in), d_o = laid_out_like(o, d_o_in);
+  const Tensor lse = torch::stable::contiguous(lse_in);
+  OptionalTensor d_lse;
+  if (d_lse_in) {
+    require(q, "the gradient of lse", *d_lse_in, type_of_lse, lse_shape);
+    d_lse = torch::stable::contiguous(*d_lse_in);
+  }
+  call.problem.o = strides_of(o);
+
+  const bool want_mask = mask && mask_gradient;
+  const auto mask_sizes = want_mask ? Sizes(mask->sizes().begin(), mask->sizes().end()) : Sizes{0};
+  Tensor d_mask = empty(q, mask_sizes, type_of_lse);
+  add_workspace(call, Operation::backward, q);
+  distr::backward(call.problem, call.grouping,
+                  {.q = q.const_data_ptr(),
+                   .k = k.const_data_ptr(),
+                   .v = v.const_data_ptr(),
+                   .mask = data(mask),
+                   .order = order_data(order),
+                   .o = o.const_data_ptr(),
+                   .lse = lse.const_data_ptr(),
+                   .d_o = d_o.const_data_ptr(),
+                   .d_lse = data(d_lse),
+                   .d_q = d_q.mutable_data_ptr(),
+                   .d_k = d_k.mutable_data_ptr(),
+                   .d_v = d_v.mutable_data_ptr(),
+                   .d_mask = want_mask ? d_mask.mutable_data_ptr() : nullptr},
+                  call.execution);
+  return {d_q, d_k, d_v, d_mask};
+}
+
+// What a call with these tensors would do, one "key: value" a line; their data are not read.
+std::string explain(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask,
+                    const std::string& operation, const std::string& causal, std::optional<double> scale,
+                    const std::string& strategy, std::int64_t group_size, std::int64_t block_size,
+                    const std::string& estimator, const std::string& order_from) {
+  Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
+  add_mask_and_order(call, q, mask, {});
+  const auto wanted = named<Operation, 3>(
+      "operation", operation,
+      {{{"grouping", Operation::grouping}, {"forward", Operation::forward}, {"backward", Operation::backward}}});
+  const Explanation found = distr::explain(wanted, call.problem, call.grouping, call.execution.device);
+  std::string result = "choice: " + found.choice + "\nkernel: " + found.kernel;
+  for (const KernelVerdict& verdict : found.verdicts) {
+    result += "\n" + verdict.kernel.name + ": " + verdict.reason;
+  }
+  return result;
+}
+
+// What the CUDA kernels could run on: names of devices, or why there is none.
+std::string cuda_devices() {
+  std::string names;
+  for (const std::string& name : device_names(Device::cuda)) {
+    names += (names.empty() ? "" : ", ") + name;
+  }
+  if (!names.empty()) {
+    return names;
+  }
+  Problem any;
+  any.seq_q = any.seq_k = 1;
+  any.head_dim = any.head_dim_v = 64;
+  Grouping exact;
+  exact.strategy = Strategy::exact;
+  const Explanation found = distr::explain(Operation::forward, contiguous(any), exact, Device::cuda);
+  return found.verdicts.empty() ? "none, as this build has no CUDA kernels"
+                                : "none, as " + found.verdicts.back().reason;
+}
+
+// What was built and what the machine has for it, one "key: value" a line.
+std::string describe() {
+  const auto name_of = [](Operation operation) {
+    return std::array{"grouping", "forward", "backward"}[static_cast<std::size_t>(operation)];
+  };
+  std::string result = std::string("version: ") + distr::version() + "\ninstruction set: " + distr::instruction_set() +
+                       "\nCUDA kernels: " + DISTR_CUDA_BUILD + "\nCUDA devices for them: " + cuda_devices();
+  for (const KernelInfo& kernel : distr::list()) {
+    result += std::string("\nkernel: ") + name_of(kernel.operation) + " " + kernel.name;
+  }
+  return result;
+}
+
+}  // namespace
+
+STABLE_TORCH_LIBRARY(distrattention, m) {
+  m.def(
+      "make_grouping(Tensor q, Tensor k, str causal='none', str strategy='auto', int group_size=2, "
+      "int block_size=128, str order_from='own', int seed=0, bool flat=False) -> Tensor");
+  m.def(
+      "forward(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? order=None, str causal='none', "
+      "float? scale=None, str strategy='exact', int group_size=1, int block_size=128, str estimator='mean', "
+      "str order_from='own') -> (Tensor out, Tensor lse)");
+  m.def(
+      "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? order, "
+      "Tensor out, Tensor lse, bool mask_gradient=False, str causal='none', float? scale=None, str strategy='exact', "
+      "int group_size=1, int block_size=128, str estimator='mean', str order_from='own') "
+      "-> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_mask)");
+  m.def(
+      "explain(Tensor q, Tensor k, Tensor v, Tensor? mask=None, str operation='forward', str causal='none', "
+      "float? scale=None, str strategy='auto', int group_size=2, int block_size=128, str estimator='mean', "
+      "str order_from='own') -> str");
+  m.def("describe() -> str");
+}
+
+STABLE_TORCH_LIBRARY_IMPL(distrattention, CPU, m) {
+  m.impl("make_grouping", TORCH_BOX(&make_grouping));
+  m.impl("forward", TORCH_BOX(&forward));
+  m.impl("backward", TORCH_BOX(&backward));
+}
+
+// In a build without CUDA kernels too: the library refuses such tensors in words.
+STABLE_TORCH_LIBRARY_IMPL(distrattention, CUDA, m) {
+  m.impl("make_grouping", TORCH_BOX(&make_grouping));
+  m.impl("forward", TORCH_BOX(&forward));
+  m.impl("backward", TORCH_BOX(&backward));
+}
+
+STABLE_TORCH_LIBRARY_IMPL(distrattention, CompositeExplicitAutograd, m) {
+  m.impl("explain", TORCH_BOX(&explain));
+  m.impl("describe", TORCH_BOX(&describe));
+}
+
+}  // namespace distr::binding

@@ -1,0 +1,253 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "tensors.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+
+namespace distr::binding {
+namespace {
+
+std::string text(torch::headeronly::IntHeaderOnlyArrayRef sizes) {
+  std::string result = "[";
+  for (const std::int64_t size : sizes) {
+    result += (result.size() == 1 ? "" : ", ") + std::to_string(size);
+  }
+  return result + "]";
+}
+
+DType dtype_of(const char* name, const Tensor& tensor) {
+  switch (tensor.scalar_type()) {
+    case ScalarType::Half:
+      return DType::f16;
+    case ScalarType::BFloat16:
+      return DType::bf16;
+    case ScalarType::Float:
+      return DType::f32;
+    case ScalarType::Double:
+      return DType::f64;
+    default:
+      invalid(std::string("the dtype of ") + name + " is " + torch::headeronly::toString(tensor.scalar_type()) +
+              "; allowed: Half, BFloat16, Float, Double");
+  }
+}
+
+// "cuda:1"
+std::string text(const torch::stable::Device& device) {
+  return device.is_cuda() ? "cuda:" + std::to_string(device.index()) : device.is_cpu() ? "cpu" : "another device";
+}
+
+void require_device(const Tensor& q, const char* name, const Tensor& tensor) {
+  if (tensor.device() != q.device()) {
+    invalid(std::string(name) + " is on " + text(tensor.device()) + "; allowed: " + text(q.device()) + ", where q is");
+  }
+}
+
+bool has_unit_rows(const Tensor& tensor) { return tensor.size(-1) <= 1 || tensor.stride(-1) == 1; }
+
+bool is_aligned(const Tensor& tensor) {
+  constexpr std::uintptr_t kAlignment = 16;  // of the widest loads from a GPU's memory
+  return !tensor.is_cuda() || reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
+}
+
+// What `allocate` returns; its failure in words, which torch before 2.13 keeps for its log.
+template <class Allocate>
+Tensor allocated(const Tensor& like, const Allocate& allocate) {
+  try {
+    return allocate();
+  } catch (const std::exception& error) {
+    throw Error(Status::out_of_memory, (like.is_cuda() ? "CUDA out of memory. On " : "out of memory: on ") +
+                                           text(like.device()) + " torch cannot allocate a tensor: " + error.what());
+  }
+}
+
+// torch's CUDA part is a library of its own, absent from torch without CUDA: hence not linked, but found where it is.
+void* current_cuda_stream(std::int32_t device) {
+  using GetStream = AOTITorchError(std::int32_t device_index, void** stream);
+  static GetStream* const get_stream = [] {
+    void* const library = dlopen("libtorch_cuda.so", RTLD_LAZY | RTLD_NOLOAD);
+    void* const symbol = library == nullptr ? nullptr : dlsym(library, "aoti_torch_get_current_cuda_stream");
+    return reinterpret_cast<GetStream*>(symbol);
+  }();
+  void* stream = nullptr;
+  if (get_stream == nullptr || get_stream(device, &stream) != TORCH_SUCCESS) {
+    throw Error(Status::unsupported,
+                "torch does not tell its current CUDA stream; allowed: a torch that was built with CUDA");
+  }
+  return stream;
+}
+
+void run_in_torch(int threads, const std::function<void(int)>& body) {
+  torch::stable::parallel_for(0, threads, 1, [&body](std::int64_t begin, std::int64_t end) {
+    for (std::int64_t thread = begin; thread < end; ++thread) {
+      body(static_cast<int>(thread));
+    }
+  });
+}
+
+Problem make_problem(const Tensor& q, const Tensor& k, const Tensor& v, const Settings& settings) {
+  for (const auto& [name, tensor] : {std::pair{"q", &q}, std::pair{"k", &k}, std::pair{"v", &v}}) {
+    if (tensor->dim() != 4) {
+      invalid(std::string("the shape of ") + name + " is " + text(tensor->sizes()) +
+              "; allowed: [batch, heads, rows, columns]");
+    }
+  }
+  require(q, "k", k, q.scalar_type(), {q.size(0), k.size(1), k.size(2), q.size(3)});
+  require(q, "v", v, q.scalar_type(), {q.size(0), k.size(1), k.size(2), v.size(3)});
+  Problem problem;
+  problem.dtype = dtype_of("q", q);
+  problem.batch = q.size(0);
+  problem.heads_q = q.size(1);
+  problem.heads_kv = k.size(1);
+  problem.seq_q = q.size(2);
+  problem.seq_k = k.size(2);
+  problem.head_dim = q.size(3);
+  problem.head_dim_v = v.size(3);
+  if (problem.heads_q == 0 && problem.heads_kv == 0) {  // to the library, what is empty has no batch
+    problem.batch = 0;
+    problem.heads_q = problem.heads_kv = 1;
+  }
+  problem.q = strides_of(q);
+  problem.k = strides_of(k);
+  problem.v = strides_of(v);
+  problem.scale = settings.scale;
+  problem.causal = named<Causal, 3>(
+      "causal", settings.causal,
+      {{{"none", Causal::none}, {"top_left", Causal::top_left}, {"bottom_right", Causal::bottom_right}}});
+  return problem;
+}
+
+Grouping make_grouping(const Settings& settings) {
+  Grouping grouping;
+  grouping.strategy = named<Strategy, 4>("strategy", settings.strategy,
+                                         {{{"auto", Strategy::automatic},
+                                           {"exact", Strategy::exact},
+                                           {"lsh", Strategy::lsh},
+                                           {"energy", Strategy::energy}}});
+  grouping.group_size = settings.group_size;
+  grouping.block = settings.block_size;
+  grouping.estimator = named<Estimator, 2>("estimator", settings.estimator,
+                                           {{{"sample", Estimator::sample}, {"mean", Estimator::mean}}});
+  grouping.order_from = named<OrderFrom, 2>("order_from", settings.order_from,
+                                            {{{"own", OrderFrom::own}, {"previous", OrderFrom::previous}}});
+  grouping.seed = static_cast<std::uint64_t>(settings.seed);
+  return grouping;
+}
+
+Mask make_mask(const Tensor& q, const Tensor& tensor) {
+  require_device(q, "the mask", tensor);
+  if (tensor.dim() > 4) {
+    invalid("the shape of the mask is " + text(tensor.sizes()) + "; allowed: at most 4 axes");
+  }
+  Mask mask;
+  if (tensor.scalar_type() == ScalarType::Bool) {
+    mask.kind = MaskKind::boolean;
+  } else {
+    mask.kind = MaskKind::additive;
+    mask.dtype = dtype_of("the mask", tensor);
+  }
+  mask.rank = static_cast<int>(tensor.dim());
+  std::copy(tensor.sizes().begin(), tensor.sizes().end(), mask.shape.begin());
+  std::copy(tensor.strides().begin(), tensor.strides().end(), mask.strides.begin());
+  return mask;
+}
+
+}  // namespace
+
+void invalid(const std::string& message) { throw Error(Status::invalid_argument, message); }
+
+ScalarType lse_type(const Problem& problem) {
+  return problem.lse_dtype() == DType::f64 ? ScalarType::Double : ScalarType::Float;
+}
+
+void require(const Tensor& q, const char* name, const Tensor& tensor, ScalarType type,
+             const std::vector<std::int64_t>& shape) {
+  require_device(q, name, tensor);
+  if (tensor.scalar_type() != type) {
+    invalid(std::string("the dtype of ") + name + " is " + torch::headeronly::toString(tensor.scalar_type()) +
+            "; allowed: " + torch::headeronly::toString(type));
+  }
+  const auto sizes = tensor.sizes();
+  if (!std::equal(sizes.begin(), sizes.end(), shape.begin(), shape.end())) {
+    invalid(std::string("the shape of ") + name + " is " + text(sizes) + "; allowed: " + text(shape));
+  }
+}
+
+Strides strides_of(const Tensor& tensor) { return {tensor.stride(0), tensor.stride(1), tensor.stride(2)}; }
+
+Tensor empty(const Tensor& q, const std::vector<std::int64_t>& sizes, ScalarType type) {
+  return allocated(q, [&] { return torch::stable::new_empty(q, sizes, type); });
+}
+
+Tensor with_unit_rows(const Tensor& tensor) {
+  if (has_unit_rows(tensor) && is_aligned(tensor)) {
+    return tensor;
+  }
+  const auto sizes = tensor.sizes();
+  Tensor copy = empty(tensor, {sizes.begin(), sizes.end()}, tensor.scalar_type());
+  torch::stable::copy_(copy, tensor);
+  return copy;
+}
+
+Tensor dense_like(const Tensor& tensor) {
+  Tensor result = allocated(tensor, [&] { return torch::stable::empty_like(tensor); });
+  const auto sizes = tensor.sizes();
+  return has_unit_rows(result) ? result : empty(tensor, {sizes.begin(), sizes.end()}, tensor.scalar_type());
+}
+
+Tensor laid_out_like(const Tensor& layout, const Tensor& tensor) {
+  const auto have = tensor.strides();
+  const auto want = layout.strides();
+  if (std::equal(have.begin(), have.end(), want.begin(), want.end()) && is_aligned(tensor)) {
+    return tensor;
+  }
+  Tensor copy = allocated(layout, [&] { return torch::stable::empty_like(layout); });
+  torch::stable::copy_(copy, tensor);
+  return copy;
+}
+
+Call make_call(const Tensor& q, const Tensor& k, const Tensor& v, const Settings& settings) {
+  Call call{make_problem(q, k, v, settings), make_grouping(settings), {}, {}, {}};
+  if (q.is_cuda()) {
+    const std::int32_t device = q.get_device_index();
+    call.guard.emplace(device);
+    call.execution.device = Device::cuda;
+    call.execution.stream = current_cuda_stream(device);
+  } else {
+    call.execution.threads = static_cast<int>(torch::stable::get_num_threads());
+    call.execution.parallel = run_in_torch;
+  }
+  return call;
+}
+
+OptionalTensor add_mask_and_order(Call& call, const Tensor& q, const OptionalTensor& mask,
+                                  const OptionalTensor& order) {
+  if (mask) {
+    call.problem.mask = make_mask(q, *mask);
+  }
+  if (!order) {
+    return {};
+  }
+  validate(call.problem, call.grouping);
+  const auto shape = order_shape(call.problem, call.grouping);
+  if (order->dim() == 3) {
+    require(q, "the order", *order, ScalarType::Int, {q.size(0), q.size(1), shape[2] * q.size(3)});
+  } else {
+    require(q, "the order", *order, ScalarType::Int, {q.size(0), q.size(1), shape[2], q.size(3)});
+  }
+  return torch::stable::contiguous(*order);
+}
+
+void add_workspace(Call& call, Operation operation, const Tensor& q) {
+  if (call.execution.device != Device::cuda) {
+    return;
+  }
+  const std::size_t bytes = workspace_bytes(operation, call.problem, call.grouping, call.execution);
+  if (bytes > 0) {
+    call.workspace = empty(q, {static_cast<std::int64_t>(bytes)}, ScalarType::Byte);
+    call.execution.workspace = call.workspace->mutable_data_ptr();
+    call.execution.workspace_bytes = bytes;
+  }
+}
+
+}  // namespace distr::binding

@@ -1,0 +1,83 @@
+// SPDX-License-Identifier: Apache-2.0
+// From torch's tensors to the library's Problem. Everything here throws distr::Error (a std::runtime_error, Python's
+// RuntimeError) that names the tensor or value and what is allowed.
+#pragma once
+
+#include <torch/csrc/stable/accelerator.h>
+#include <torch/csrc/stable/ops.h>
+#include <torch/csrc/stable/tensor.h>
+
+#include <array>
+#include <cstdint>
+#include <optional>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "distr/attention.h"
+
+namespace distr::binding {
+
+using torch::headeronly::ScalarType;
+using torch::stable::Tensor;
+using OptionalTensor = std::optional<Tensor>;
+
+[[noreturn]] void invalid(const std::string& message);
+
+// The value that goes by `name`.
+template <class Value, std::size_t size>
+Value named(const char* what, const std::string& name, const std::array<std::pair<const char*, Value>, size>& values) {
+  std::string allowed;
+  for (const auto& [key, value] : values) {
+    if (name == key) {
+      return value;
+    }
+    allowed += (allowed.empty() ? "" : ", ") + std::string(key);
+  }
+  invalid(std::string(what) + " is '" + name + "'; allowed: " + allowed);
+}
+
+// Float; Double where dtype is f64: of LSE and of a mask's gradient.
+[[nodiscard]] ScalarType lse_type(const Problem& problem);
+
+// Requires the dtype, the shape and q's device.
+void require(const Tensor& q, const char* name, const Tensor& tensor, ScalarType type,
+             const std::vector<std::int64_t>& shape);
+
+[[nodiscard]] Strides strides_of(const Tensor& tensor);
+
+// An uninitialized, contiguous tensor on q's device.
+[[nodiscard]] Tensor empty(const Tensor& q, const std::vector<std::int64_t>& sizes, ScalarType type);
+// The tensor, or a copy, with what the kernels want: contiguous rows, and on CUDA an address that 16 divides.
+[[nodiscard]] Tensor with_unit_rows(const Tensor& tensor);
+// An uninitialized tensor that is laid out like `tensor`, without its holes and repetitions, and with contiguous rows.
+[[nodiscard]] Tensor dense_like(const Tensor& tensor);
+// The tensor with the strides of `layout`, copied where it has others, or on CUDA an address that 16 does not divide.
+[[nodiscard]] Tensor laid_out_like(const Tensor& layout, const Tensor& tensor);
+
+// Everything but the tensors that says what attention is wanted, as the operators take it.
+struct Settings {
+  std::string causal = "none", strategy = "auto", estimator = "mean", order_from = "own";
+  std::optional<double> scale;
+  std::int64_t group_size = 1, block_size = 1, seed = 0;
+};
+
+struct Call {
+  Problem problem;
+  Grouping grouping;
+  // CPU: torch's threads, as many as torch.set_num_threads() says, from its pool. CUDA: torch's current stream.
+  Execution execution;
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;  // CUDA: q's device is the current one
+  OptionalTensor workspace;                                      // CUDA: memory of torch's caching allocator
+};
+
+// For Q [B, Hq, Nq, d], K [B, H, Nk, d], V [B, H, Nk, dv] with contiguous rows. Problem::o is left to the caller.
+[[nodiscard]] Call make_call(const Tensor& q, const Tensor& k, const Tensor& v, const Settings& settings);
+// Adds the mask, if there is one; returns the order as the library wants it, if there is one: contiguous. It may come
+// as [B, Hq, blocks, d] or flat, [B, Hq, blocks * d].
+OptionalTensor add_mask_and_order(Call& call, const Tensor& q, const OptionalTensor& mask, const OptionalTensor& order);
+// On CUDA, gives the call the workspace that it needs, once everything else of it is set; on the CPU the library
+// allocates its own. It goes back to torch with the call: what reuses it comes later on the same stream.
+void add_workspace(Call& call, Operation operation, const Tensor& q);
+
+}  // namespace distr::binding

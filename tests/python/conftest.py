@@ -1,0 +1,108 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What the tests of the Python package share: seeds, torch's settings, and an oracle that knows nothing of the library.
+
+Run with the package installed, or with PYTHONPATH on a folder that it was installed into:
+    python -m pytest tests/python
+"""
+
+import math
+
+import pytest
+import torch
+
+
+@pytest.fixture(autouse=True)
+def torch_state():
+    """Every test starts from one seed, and leaves torch's threads and compilations as it found them."""
+    threads = torch.get_num_threads()
+    torch.manual_seed(20)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.fixture
+def problem():
+    return make_problem
+
+
+@pytest.fixture
+def textbook():
+    return textbook_attention
+
+
+@pytest.fixture
+def no_worse_than():
+    return require_no_worse
+
+
+def make_problem(batch=2, heads=4, heads_kv=None, n=70, m=None, d=16, dv=None, dtype=torch.float64, grad=False):
+    """q [batch, heads, n, d], k [batch, heads_kv, m, d] and v [batch, heads_kv, m, dv], normal."""
+    heads_kv, m, dv = heads_kv or heads, n if m is None else m, dv or d
+    shapes = (batch, heads, n, d), (batch, heads_kv, m, d), (batch, heads_kv, m, dv)
+    return [torch.randn(shape, dtype=torch.float64).to(dtype).requires_grad_(grad) for shape in shapes]
+
+
+def textbook_attention(
+    q,
+    k,
+    v,
+    mask=None,
+    *,
+    causal="none",
+    scale=None,
+    order=None,
+    strategy="exact",
+    group_size=1,
+    block_size=128,
+    estimator="mean",
+    order_from="own",
+):
+    """(out, lse) by the paper's equations over N x N scores, differentiable in q, k, v and mask; the order is given.
+
+    Works in the dtype of q, with S and the softmax in float32 at least.
+    """
+    group_heads = q.shape[1] // k.shape[1]
+    k, v = (tensor.repeat_interleave(group_heads, 1) for tensor in (k, v))
+    n, m, d = q.shape[2], k.shape[2], q.shape[3]
+    rows = []
+    for block, start in enumerate(range(0, max(n, 1), block_size)):
+        q_b, k_b = q[:, :, start : start + block_size], k
+        if order is not None and n > 0 and not (order_from == "previous" and block == 0):
+            index = order[:, :, block].long().unsqueeze(2)  # [B, H, 1, d]
+            q_b = q_b.gather(3, index.expand(-1, -1, q_b.shape[2], -1))
+            k_b = k_b.gather(3, index.expand(-1, -1, m, -1))
+            groups = math.ceil(d / group_size)
+            if strategy == "energy":
+                q_b, k_b = q_b[..., :groups], k_b[..., :groups]
+            else:
+                q_runs, k_runs = q_b.split(group_size, 3), k_b.split(group_size, 3)
+                q_b = torch.stack([run.mean(3) if estimator == "mean" else run[..., 0] for run in q_runs], 3)
+                k_b = torch.stack([run.sum(3) for run in k_runs], 3)
+        rows.append(q_b @ k_b.transpose(2, 3))
+    wide = torch.float64 if q.dtype == torch.float64 else torch.float32
+    scores = torch.cat(rows, 2).to(wide) * (1 / math.sqrt(d) if scale is None else scale)
+    if causal != "none":
+        offset = m - n if causal == "bottom_right" else 0
+        mask = torch.ones(n, m, dtype=torch.bool).tril(offset)
+    if mask is not None and mask.dtype == torch.bool:
+        scores = scores.masked_fill(~mask, -math.inf)
+    elif mask is not None:
+        scores = scores + mask
+    lse = scores.logsumexp(3)
+    seen = lse > -math.inf
+    weights = torch.exp(scores - torch.where(seen, lse, 0).unsqueeze(3)) * seen.unsqueeze(3)
+    return weights.to(q.dtype) @ v, lse
+
+
+def require_no_worse(actual, exact, plain, what=""):
+    """`actual` errs at most twice as much as `plain`, which a plain implementation in the same dtype gives."""
+    assert actual.shape == exact.shape and torch.equal(actual.isfinite(), exact.isfinite()), what
+    finite = exact.isfinite()
+    actual, exact, plain = (tensor.detach()[finite].double() for tensor in (actual, exact, plain))
+    if actual.numel() == 0:
+        return
+    eps = torch.finfo(torch.float32).eps
+    bound = 2 * (plain - exact).abs().max() + 4 * eps * exact.abs().max() + eps**2
+    worst = (actual - exact).abs().argmax()
+    difference = (actual - exact).abs()[worst]
+    assert difference <= bound, f"{what}: {actual[worst]} for {exact[worst]} at {worst}, bound {bound}"

@@ -1,0 +1,279 @@
+# SPDX-License-Identifier: Apache-2.0
+"""scaled_dot_product_attention: PyTorch's contract, held against PyTorch's own function."""
+
+import logging
+
+import pytest
+import torch
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
+from torch.nn.functional import scaled_dot_product_attention as sdpa
+
+import distrattention
+from distrattention import Settings, ops, scaled_dot_product_attention
+
+F64 = torch.float64
+
+
+def randn(*shape, **options):
+    return torch.randn(*shape, dtype=F64, **options)
+
+
+CALLS = {  # arguments and keywords of PyTorch's function
+    "4 axes": lambda: ((randn(2, 3, 50, 16), randn(2, 3, 60, 16), randn(2, 3, 60, 9)), {}),
+    "3 axes": lambda: ((randn(3, 50, 16), randn(3, 60, 16), randn(3, 60, 9)), {}),
+    "2 axes": lambda: ((randn(50, 16), randn(60, 16), randn(60, 9)), {}),
+    "5 axes": lambda: ((randn(2, 2, 3, 50, 16), randn(2, 2, 3, 60, 16), randn(2, 2, 3, 60, 9)), {}),
+    "6 axes, no batch": lambda: ([randn(2, 0, 1, 2, 5, 4)] * 3, {}),
+    "causal": lambda: ([randn(2, 3, 50, 16)] * 3, {"is_causal": True}),
+    "causal, more keys": lambda: ((randn(2, 3, 50, 16), randn(2, 3, 60, 16), randn(2, 3, 60, 9)), {"is_causal": True}),
+    "causal, more queries": lambda: ((randn(3, 60, 8), randn(3, 50, 8), randn(3, 50, 9)), {"is_causal": True}),
+    "scale": lambda: ([randn(2, 3, 50, 16)] * 3, {"scale": 0.1}),
+    "negative scale": lambda: ([randn(2, 3, 50, 16)] * 3, {"scale": -0.2}),
+    "gqa": lambda: ((randn(2, 6, 50, 16), randn(2, 2, 60, 16), randn(2, 2, 60, 9)), {"enable_gqa": True}),
+    "gqa, 3 axes": lambda: ((randn(6, 50, 16), randn(2, 60, 16), randn(2, 60, 9)), {"enable_gqa": True}),
+    "gqa, causal": lambda: ((randn(2, 6, 50, 8), *[randn(2, 1, 50, 8)] * 2), {"enable_gqa": True, "is_causal": True}),
+    "bool mask": lambda: ([randn(2, 3, 50, 16)] * 3, {"attn_mask": torch.rand(2, 3, 50, 50) > 0.5}),
+    "bool mask, a row": lambda: ([randn(2, 3, 50, 16)] * 3, {"attn_mask": torch.rand(2, 1, 1, 50) > 0.5}),
+    "bool mask, a column": lambda: ([randn(2, 3, 50, 16)] * 3, {"attn_mask": torch.rand(3, 50, 1) > 0.5}),
+    "bool mask, nothing seen": lambda: ([randn(2, 3, 50, 16)] * 3, {"attn_mask": torch.zeros(50, 50).bool()}),
+    "float mask": lambda: ([randn(2, 3, 50, 16)] * 3, {"attn_mask": randn(50, 50)}),
+    "float mask with -inf": lambda: (
+        [randn(2, 3, 50, 16)] * 3,
+        {"attn_mask": randn(50, 50).masked_fill(torch.rand(50, 50) > 0.5, -torch.inf)},
+    ),
+    "float mask, repeated": lambda: ([randn(2, 3, 50, 16)] * 3, {"attn_mask": randn(50, 1).expand(2, 3, 50, 50)}),
+    "float mask, transposed": lambda: (
+        [randn(2, 3, 50, 16)] * 3,
+        {"attn_mask": randn(50, 2, 50, 3).transpose(0, 3).transpose(0, 1)},
+    ),
+    "mask, 3 axes": lambda: ([randn(3, 50, 16)] * 3, {"attn_mask": randn(3, 50, 50)}),
+    "mask, 5 axes": lambda: ([randn(2, 2, 3, 50, 16)] * 3, {"attn_mask": randn(2, 1, 3, 50, 50)}),
+    "mask of 4 axes, 5 axes": lambda: ([randn(2, 4, 3, 50, 16)] * 3, {"attn_mask": randn(4, 3, 50, 50)}),
+    "mask of ones before, 5 axes": lambda: ([randn(2, 2, 3, 50, 16)] * 3, {"attn_mask": randn(1, 1, 3, 50, 50)}),
+    "no queries": lambda: ((randn(1, 2, 0, 8), randn(1, 2, 5, 8), randn(1, 2, 5, 8)), {}),
+    "no keys": lambda: ((randn(1, 2, 5, 8), randn(1, 2, 0, 8), randn(1, 2, 0, 8)), {}),
+    "one row": lambda: ((randn(2, 3, 1, 16), randn(2, 3, 60, 16), randn(2, 3, 60, 9)), {}),
+    "one column": lambda: ([randn(2, 3, 9, 1)] * 3, {}),
+    "512 columns": lambda: ([randn(1, 1, 9, 512)] * 3, {}),
+    "views of one packed tensor": lambda: (randn(2, 50, 3, 4, 16).permute(2, 0, 3, 1, 4).unbind(0), {}),
+    "rows first": lambda: ([randn(2, 50, 3, 16).transpose(1, 2)] * 3, {}),
+    "columns in steps": lambda: ([randn(2, 3, 50, 32)[..., ::2]] * 3, {}),
+    "repeated batch": lambda: ([randn(1, 3, 50, 16).expand(2, -1, -1, -1)] * 3, {}),
+}
+
+
+@pytest.mark.parametrize("call", CALLS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_exact_is_pytorchs(call, grad):
+    """The same numbers as PyTorch's own function in float64, out and all gradients."""
+    tensors, keywords = CALLS[call]()
+    leaves = [tensor.detach().requires_grad_(grad) for tensor in tensors]
+    mask = keywords.get("attn_mask")
+    if grad and mask is not None and mask.is_floating_point():
+        leaves.append(mask.detach().requires_grad_())
+    results = []
+    for function, extra in ((scaled_dot_product_attention, {"strategy": "exact"}), (sdpa, {})):
+        if len(leaves) > 3:
+            keywords["attn_mask"] = leaves[3]
+        out = function(*leaves[:3], **keywords, **extra)
+        grads = torch.autograd.grad((out * torch.arange(out.numel()).view(out.shape)).sum(), leaves) if grad else ()
+        results.append((out, *grads))
+    for actual, expected in zip(*results):
+        assert actual.dtype == F64
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("call", ["4 axes", "causal", "gqa", "bool mask", "float mask", "views of one packed tensor"])
+def test_exact_errs_no_more_than_pytorch(dtype, call, no_worse_than):
+    tensors, keywords = CALLS[call]()
+    mask = keywords.pop("attn_mask", None)
+    narrow = [tensor.to(dtype).requires_grad_() for tensor in tensors]
+    narrow_mask = mask if mask is None or mask.dtype == torch.bool else mask.to(dtype)
+    wide = [tensor.detach().to(F64).requires_grad_() for tensor in narrow]
+    wide_mask = narrow_mask if mask is None or mask.dtype == torch.bool else narrow_mask.to(F64)
+    results = []
+    for function, inputs, this_mask in (
+        (scaled_dot_product_attention, narrow, narrow_mask),
+        (sdpa, wide, wide_mask),
+        (sdpa, narrow, narrow_mask),
+    ):
+        extra = {"strategy": "exact"} if function is scaled_dot_product_attention else {}
+        out = function(*inputs, attn_mask=this_mask, **keywords, **extra)
+        results.append((out, *torch.autograd.grad(out.sum(), inputs)))
+    for what, *values in zip(("out", "dq", "dk", "dv"), *results):
+        no_worse_than(*values, what=what)
+
+
+def test_no_heads():
+    """By itself, for PyTorch 2.11's own function kills the process."""
+    q, k, v = (torch.randn(2, 0, 5, 8, requires_grad=True) for _ in range(3))
+    out = scaled_dot_product_attention(q, k, v[..., :3])
+    assert out.shape == (2, 0, 5, 3)
+    out.sum().backward()
+    assert q.grad.shape == q.shape
+
+
+def test_mask_is_the_fourth_argument():
+    """Code that replaces PyTorch's function passes it by position."""
+    q, k, v = (randn(1, 2, 9, 4) for _ in range(3))
+    mask = torch.rand(9, 9) > 0.5
+    assert torch.equal(
+        scaled_dot_product_attention(q, k, v, mask, 0.0, False, strategy="exact"),
+        scaled_dot_product_attention(q, k, v, attn_mask=mask, strategy="exact"),
+    )
+
+
+@pytest.mark.parametrize("bias, corner", [(causal_upper_left, "top_left"), (causal_lower_right, "bottom_right")])
+def test_causal_bias(bias, corner, textbook):
+    q, k, v = randn(1, 2, 7, 4), randn(1, 2, 9, 4), randn(1, 2, 9, 4)
+    out = scaled_dot_product_attention(q, k, v, bias(7, 9), strategy="exact")
+    torch.testing.assert_close(out, textbook(q, k, v, causal=corner)[0])
+    with pytest.raises(ValueError, match="CausalBias for 7 queries and 8 keys; allowed: 7 and 9"):
+        scaled_dot_product_attention(q, k, v, bias(7, 8))
+
+
+def test_lse(textbook):
+    q, k, v = (randn(2, 3, 50, 16, requires_grad=True) for _ in range(3))
+    mask = torch.rand(50, 50) > 0.5
+    mask[7] = False
+    out, lse = scaled_dot_product_attention(q, k, v, mask, strategy="exact", return_lse=True)
+    expected = textbook(q, k, v, mask)[1]
+    torch.testing.assert_close(lse, expected)
+    assert (lse[:, :, 7] == -torch.inf).all() and (out[:, :, 7] == 0).all()
+    seen = torch.arange(50) != 7
+    for tensor in (lse, expected):
+        grad = torch.autograd.grad(tensor[:, :, seen].sum(), q, retain_graph=True)[0]
+        torch.testing.assert_close(grad, torch.autograd.grad(expected[:, :, seen].sum(), q, retain_graph=True)[0])
+    for dtype, wanted in ((torch.bfloat16, torch.float32), (torch.float32, torch.float32), (F64, F64)):
+        q, k, v = (torch.randn(2, 5, 4).to(dtype) for _ in range(3))
+        lse = scaled_dot_product_attention(q, k, v, return_lse=True)[1]
+        assert lse.dtype == wanted and lse.shape == (2, 5)
+
+
+def test_rows_that_see_nothing_have_finite_gradients():
+    q, k, v = (torch.randn(1, 2, 20, 8, requires_grad=True) for _ in range(3))
+    mask = torch.rand(20, 20) > 0.5
+    mask[3] = False
+    for strategy in ("exact", "lsh", "energy"):
+        out = scaled_dot_product_attention(q, k, v, mask, strategy=strategy)
+        grads = torch.autograd.grad(out.sum(), (q, k, v))
+        assert all(grad.isfinite().all() for grad in grads) and (grads[0][:, :, 3] == 0).all()
+
+
+@pytest.mark.parametrize("strategy", ["lsh", "energy"])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_approximations_are_the_textbooks(strategy, is_causal, textbook):
+    """Through the whole function: its grouping, its defaults, its gradients."""
+    q, k, v = randn(2, 4, 300, 12), randn(2, 2, 300, 12), randn(2, 2, 300, 5)
+    leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
+    causal = "top_left" if is_causal else "none"
+    order_from = "previous" if is_causal else "own"  # gradients are asked for
+    order = ops.make_grouping(q, k, causal, strategy, 3, 128, order_from, 5)
+    results = []
+    for out in (
+        scaled_dot_product_attention(
+            *leaves, None, 0.0, is_causal, None, True, strategy=strategy, group_size=3, seed=5
+        ),
+        textbook(*leaves, causal=causal, order=order, strategy=strategy, group_size=3, order_from=order_from)[0],
+    ):
+        results.append((out, *torch.autograd.grad(out.square().sum(), leaves)))
+    for actual, expected in zip(*results):
+        torch.testing.assert_close(actual, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_group_size_1_is_exact_to_the_bit():
+    q, k, v = (torch.randn(2, 3, 300, 16) for _ in range(3))
+    exact = scaled_dot_product_attention(q, k, v, strategy="exact")
+    for strategy in ("auto", "lsh", "energy"):
+        assert torch.equal(exact, scaled_dot_product_attention(q, k, v, strategy=strategy, group_size=1))
+
+
+def test_order_from_follows_causality_and_gradients():
+    """None is `previous` for causal calls that require a gradient, else `own`; what is named is taken."""
+    q, k, v = (torch.randn(1, 2, 400, 16) for _ in range(3))
+
+    def run(grad, **keywords):
+        return scaled_dot_product_attention(
+            q.clone().requires_grad_(grad), k, v, strategy="energy", **keywords
+        ).detach()
+
+    own, previous = (run(False, is_causal=True, order_from=order_from) for order_from in ("own", "previous"))
+    assert not torch.equal(own, previous)
+    assert torch.equal(run(False, is_causal=True), own)
+    assert torch.equal(run(True, is_causal=True), previous)
+    assert torch.equal(run(True, is_causal=True, order_from="own"), own)
+    with torch.no_grad():
+        assert torch.equal(run(True, is_causal=True), own)
+    assert torch.equal(run(True), run(True, order_from="own"))
+
+
+def test_previous_is_strictly_causal():
+    """With `previous` no output changes when later rows do; with `own` some do, so the check can fail."""
+    q, k, v = (torch.randn(1, 2, 400, 16) for _ in range(3))
+    changed = [tensor.clone() for tensor in (q, k, v)]
+    for tensor in changed:
+        tensor[:, :, 200:] += torch.randn(1, 2, 200, 16) * torch.linspace(0, 4, 16)
+    for strategy in ("lsh", "energy"):
+        same = {}
+        for order_from in ("own", "previous"):
+            settings = dict(strategy=strategy, block_size=64, order_from=order_from, is_causal=True)
+            before, after = (
+                scaled_dot_product_attention(*tensors, **settings)[:, :, :200] for tensors in ((q, k, v), changed)
+            )
+            same[order_from] = torch.equal(before, after)
+        assert same == {"own": False, "previous": True}
+
+
+def test_seed_and_estimator_and_block_size_matter():
+    q, k, v = (torch.randn(1, 2, 400, 16) for _ in range(3))
+    base = dict(strategy="lsh", group_size=2, block_size=64, estimator="mean", seed=0)
+    out = scaled_dot_product_attention(q, k, v, **base)
+    assert torch.equal(out, scaled_dot_product_attention(q, k, v, **base))
+    for change in (
+        dict(seed=1),
+        dict(estimator="sample"),
+        dict(block_size=128),
+        dict(group_size=4),
+        dict(strategy="energy"),
+    ):
+        assert not torch.equal(out, scaled_dot_product_attention(q, k, v, **base | change))
+    one_order = scaled_dot_product_attention(q, k, v, **base | dict(block_size=400))
+    assert torch.equal(one_order, scaled_dot_product_attention(q, k, v, **base | dict(block_size=2**62)))
+
+
+def test_settings_are_the_keywords():
+    settings = Settings("lsh", 4, 64, "sample", "previous", 3)
+    q, k, v = (torch.randn(1, 2, 100, 16) for _ in range(3))
+    keywords = settings.asdict()
+    assert torch.equal(
+        scaled_dot_product_attention(q, k, v, **keywords),
+        scaled_dot_product_attention(
+            q, k, v, strategy="lsh", group_size=4, block_size=64, estimator="sample", order_from="previous", seed=3
+        ),
+    )
+    assert hash(settings) == hash(Settings(**keywords)) and settings == Settings(**keywords)
+
+
+def test_explain_says_what_auto_chooses():
+    short, long = (torch.empty(1).expand(1, 2, n, 64) for n in (64, 4096))
+    assert distrattention.explain(short, short, short)["choice"].startswith("exact")
+    small_heads = long[..., :32]
+    assert distrattention.explain(small_heads, small_heads, small_heads)["choice"].startswith("exact, as heads of ")
+    found = distrattention.explain(long, long, long, operation="backward")
+    assert found["choice"].startswith("energy") and found["kernel"] == "cpu/backward"
+    assert found["kernels"] == {"cpu/backward": "", "reference/backward": ""}
+    double = distrattention.explain(*(tensor.double() for tensor in (short, short, short)))
+    assert double["kernel"] == "reference/forward" and "f64" in double["kernels"]["cpu/forward"]
+    with pytest.raises(RuntimeError, match="operation is 'sideways'; allowed: grouping, forward, backward"):
+        distrattention.explain(short, short, short, operation="sideways")
+
+
+def test_auto_is_logged_once_for_each_problem(caplog):
+    q = torch.randn(1, 1, 77, 64)
+    with caplog.at_level(logging.INFO, logger="distrattention"):
+        for _ in range(2):
+            scaled_dot_product_attention(q, q, q)
+        scaled_dot_product_attention(q, q, q, strategy="energy")
+    messages = [record.getMessage() for record in caplog.records if record.name == "distrattention"]
+    assert len(messages) == 1 and "exact, as 77 rows" in messages[0]

@@ -1,0 +1,171 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What scaled_dot_product_attention refuses: each error names the argument, its value and what is allowed."""
+
+import math
+
+import pytest
+import torch
+
+from distrattention import Settings, scaled_dot_product_attention
+
+
+def tensors(**options):
+    return {name: torch.randn(2, 4, 9, 8, **options) for name in ("query", "key", "value")}
+
+
+def changed(**changes):
+    return lambda: tensors() | {name: change() for name, change in changes.items()}
+
+
+def nested():
+    return torch.nested.nested_tensor([torch.randn(4, 9, 8), torch.randn(4, 5, 8)], layout=torch.strided)
+
+
+def jagged():
+    return torch.nested.nested_tensor([torch.randn(4, 8), torch.randn(2, 8)], layout=torch.jagged)
+
+
+R = torch.randn
+REFUSED = {
+    "dropout": (changed(dropout_p=lambda: 0.1), NotImplementedError, "dropout_p is 0.1; allowed: 0"),
+    "negative dropout": (changed(dropout_p=lambda: -1), NotImplementedError, "dropout_p is -1"),
+    "mask and causal": (
+        changed(attn_mask=lambda: R(9, 9), is_causal=lambda: True),
+        ValueError,
+        "attn_mask and is_causal=True were both given; allowed: one of them",
+    ),
+    "a list": (changed(key=lambda: [1.0]), TypeError, "key is a list; allowed: a torch.Tensor"),
+    "integers": (
+        lambda: {n: t.int() for n, t in tensors().items()},
+        TypeError,
+        "query is torch.int32; allowed: float16",
+    ),
+    "complex": (lambda: tensors(dtype=torch.complex64), TypeError, "query is torch.complex64"),
+    "float8": (lambda: {n: t.to(torch.float8_e4m3fn) for n, t in tensors().items()}, TypeError, "torch.float8_e4m3fn"),
+    "two dtypes": (
+        changed(value=lambda: R(2, 4, 9, 8).double()),
+        TypeError,
+        "value is torch.float64; allowed: torch.fl",
+    ),
+    "two devices": (changed(key=lambda: R(2, 4, 9, 8, device="meta")), TypeError, "key is on meta; allowed: cpu"),
+    "a mask elsewhere": (changed(attn_mask=lambda: R(9, 9, device="meta")), TypeError, "attn_mask is on meta"),
+    "one axis": (
+        lambda: {n: R(8) for n in ("query", "key", "value")},
+        ValueError,
+        "query has 1 axes; allowed: 2 or more",
+    ),
+    "other rank": (changed(key=lambda: R(4, 9, 8)), ValueError, "key has 3 axes; allowed: 2 or more, as many as query"),
+    "other batch": (
+        changed(key=lambda: R(1, 4, 9, 8)),
+        ValueError,
+        r"leading sizes of key are \(1,\); allowed: \(2,\)",
+    ),
+    "other columns": (changed(key=lambda: R(2, 4, 9, 7)), ValueError, "last size of key is 7; allowed: 8"),
+    "other rows": (changed(value=lambda: R(2, 4, 8, 8)), ValueError, "value has 8 rows; allowed: 9"),
+    "fewer heads": (
+        changed(key=lambda: R(2, 2, 9, 8), value=lambda: R(2, 2, 9, 8)),
+        ValueError,
+        "key has 2 heads; allowed: 4, as query, or enable_gqa=True",
+    ),
+    "heads that do not divide": (
+        changed(key=lambda: R(2, 3, 9, 8), value=lambda: R(2, 3, 9, 8), enable_gqa=lambda: True),
+        ValueError,
+        "key has 3 heads; allowed: a divisor of 4",
+    ),
+    "no heads to share": (
+        changed(key=lambda: R(2, 0, 9, 8), value=lambda: R(2, 0, 9, 8), enable_gqa=lambda: True),
+        ValueError,
+        "key has 0 heads; allowed: a divisor of 4",
+    ),
+    "two numbers of kv heads": (
+        changed(key=lambda: R(2, 2, 9, 8), enable_gqa=lambda: True),
+        ValueError,
+        "value has 4 heads; allowed: 2, as many as key",
+    ),
+    "an integer mask": (
+        changed(attn_mask=lambda: torch.ones(9, 9).int()),
+        TypeError,
+        "attn_mask is torch.int32; allowed",
+    ),
+    "a double mask": (
+        changed(attn_mask=lambda: R(9, 9).double()),
+        TypeError,
+        "attn_mask is torch.float64; allowed: bool",
+    ),
+    "a mask too short": (
+        changed(attn_mask=lambda: R(9, 8)),
+        ValueError,
+        r"shape of attn_mask is \(9, 8\); allowed: what",
+    ),
+    "a mask of more axes": (
+        changed(attn_mask=lambda: R(1, 1, 1, 9, 9)),
+        ValueError,
+        r"\(1, 1, 1, 9, 9\); allowed: what",
+    ),
+    "a mask that would grow the batch": (changed(attn_mask=lambda: R(3, 1, 9, 9)), ValueError, "broadcasts to"),
+    "a multiplicative head mask": (changed(attn_mask=lambda: R(4)), ValueError, r"attn_mask is \(4,\); allowed: what"),
+    "nested": (
+        lambda: dict.fromkeys(("query", "key", "value"), nested()),
+        NotImplementedError,
+        "query is a nested tensor",
+    ),
+    "jagged": (
+        lambda: dict.fromkeys(("query", "key", "value"), jagged()),
+        NotImplementedError,
+        "query is a nested tensor",
+    ),
+    "sparse": (
+        changed(key=lambda: R(2, 4, 9, 8).to_sparse()),
+        NotImplementedError,
+        "key is of layout torch.sparse_coo",
+    ),
+    "no columns": (
+        lambda: {n: R(2, 4, 9, 0) for n in ("query", "key", "value")},
+        RuntimeError,
+        "head_dim is 0; allowed: 1",
+    ),
+    "too many columns": (changed(value=lambda: R(2, 4, 9, 513)), RuntimeError, "head_dim_v is 513; allowed: 1 to 512"),
+    "no scale": (changed(scale=lambda: math.nan), RuntimeError, "scale is nan; allowed: a finite number"),
+    "a strategy": (
+        changed(strategy=lambda: "fast"),
+        ValueError,
+        "strategy is 'fast'; allowed: 'auto', 'exact', 'lsh', 'en",
+    ),
+    "an estimator": (changed(estimator=lambda: "max"), ValueError, "estimator is 'max'; allowed: 'sample', 'mean'"),
+    "an order": (changed(order_from=lambda: "next"), ValueError, "order_from is 'next'; allowed: 'own', 'previous'"),
+    "groups of none": (changed(group_size=lambda: 0), ValueError, "group_size is 0; allowed: 1 to"),
+    "groups too large": (changed(group_size=lambda: 9), ValueError, "group_size is 9; allowed: 1 to 8"),
+    "groups of a half": (changed(group_size=lambda: 2.0), TypeError, "group_size is 2.0; allowed: an int"),
+    "groups of True": (changed(group_size=lambda: True), TypeError, "group_size is True; allowed: an int"),
+    "blocks of none": (changed(block_size=lambda: 0), ValueError, "block_size is 0; allowed: 1 to"),
+    "a negative seed": (changed(seed=lambda: -1), ValueError, "seed is -1; allowed: 0 to"),
+    "a seed too large": (changed(seed=lambda: 2**63), ValueError, "seed is 9223372036854775808; allowed: 0 to"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_refused(what):
+    arguments, error, message = REFUSED[what]
+    with pytest.raises(error, match=message):
+        scaled_dot_product_attention(**arguments())
+
+
+def test_unknown_keywords_are_not_swallowed():
+    with pytest.raises(TypeError, match="softcap"):
+        scaled_dot_product_attention(**tensors(), softcap=1.0)
+
+
+def test_exact_and_one_column_need_no_group_size():
+    """The default group_size of 2 is no reason to refuse heads of one column; `exact` does not look at it."""
+    one = torch.randn(2, 5, 1)
+    assert scaled_dot_product_attention(one, one, one).shape == one.shape
+    eight = torch.randn(2, 5, 8)
+    assert scaled_dot_product_attention(eight, eight, eight, strategy="exact", group_size=100).shape == eight.shape
+
+
+def test_settings_raise_when_they_are_made():
+    for keywords in (dict(strategy="best"), dict(group_size=0), dict(block_size=-1), dict(order_from="mine")):
+        with pytest.raises(ValueError, match="allowed"):
+            Settings(**keywords)
+    with pytest.raises(AttributeError):
+        Settings().group_size = 3

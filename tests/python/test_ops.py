@@ -1,0 +1,275 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The operators: registration, fake kernels, values and gradients against the textbook."""
+
+import itertools
+
+import pytest
+import torch
+
+from distrattention import ops
+
+OPERATORS = torch.ops.distrattention
+EXACT = ("none", None, "exact", 1, 128, "mean", "own")  # causal, scale, strategy, G, l, estimator, order_from
+LSH = ("none", None, "lsh", 2, 32, "mean", "own")
+GROUPINGS = [
+    dict(strategy=strategy, group_size=group_size, block_size=32, estimator=estimator, order_from=order_from)
+    for strategy, group_size, estimator, order_from in [
+        ("lsh", 2, "mean", "own"),
+        ("lsh", 3, "sample", "own"),
+        ("lsh", 4, "mean", "previous"),
+        ("energy", 2, "mean", "own"),
+        ("energy", 5, "mean", "previous"),
+    ]
+]
+
+
+def order_of(q, k, grouping, causal="none"):
+    arguments = (grouping["strategy"], grouping["group_size"], grouping["block_size"], grouping["order_from"], 0)
+    return ops.make_grouping(q, k, causal, *arguments)
+
+
+def settings_of(grouping, causal="none", scale=None):
+    return (causal, scale, *grouping.values())
+
+
+def views_of_one_tensor(d=8):
+    """q, k, v as views of one packed [B, N, 3, H, d], as timm makes them."""
+    packed = torch.randn(2, 33, 3, 2, d)
+    return packed.permute(2, 0, 3, 1, 4).unbind(0)
+
+
+LAYOUTS = {
+    "contiguous": lambda: [torch.randn(2, 2, 33, 8) for _ in range(3)],
+    "packed": views_of_one_tensor,
+    "rows first": lambda: [torch.randn(2, 33, 2, 8).transpose(1, 2) for _ in range(3)],
+    "columns first": lambda: [torch.randn(2, 2, 8, 33).transpose(2, 3) for _ in range(3)],
+    "repeated heads": lambda: [torch.randn(2, 1, 33, 8).expand(-1, 4, -1, -1) for _ in range(3)],
+    "gqa": lambda: [torch.randn(2, 4, 33, 8), torch.randn(2, 2, 17, 8), torch.randn(2, 2, 17, 5)],
+    "no rows": lambda: [torch.randn(2, 2, 0, 8), torch.randn(2, 2, 7, 8), torch.randn(2, 2, 7, 8)],
+    "no keys": lambda: [torch.randn(2, 2, 7, 8), torch.randn(2, 2, 0, 8), torch.randn(2, 2, 0, 8)],
+    "no batch": lambda: [torch.randn(0, 2, 7, 8) for _ in range(3)],
+    "no heads": lambda: [torch.randn(2, 0, 7, 8) for _ in range(3)],
+    "one column": lambda: [torch.randn(2, 2, 9, 1) for _ in range(3)],
+    "half": lambda: [torch.randn(1, 2, 9, 8).half() for _ in range(3)],
+    "bfloat16": lambda: [torch.randn(1, 2, 9, 8).bfloat16() for _ in range(3)],
+    "double": lambda: [torch.randn(1, 2, 9, 8).double() for _ in range(3)],
+}
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("grad", [False, True])
+def test_opcheck(layout, grad):
+    q, k, v = (tensor.detach().requires_grad_(grad) for tensor in LAYOUTS[layout]())
+    settings = EXACT if q.shape[3] == 1 else LSH
+    grouping = ("none", *settings[2:5], "own", 0)
+    torch.library.opcheck(OPERATORS.make_grouping.default, (q, k, *grouping))
+    order = ops.make_grouping(q, k, *grouping)
+    torch.library.opcheck(OPERATORS.forward.default, (q, k, v, None, order, *settings))
+    torch.library.opcheck(OPERATORS.forward.default, (q, k, v))  # with the schema's defaults: exact
+    out, lse = ops.forward(q, k, v, None, order, *settings)
+    # It has no derivative of its own, so its inputs require none.
+    saved = [tensor.detach() for tensor in (torch.randn_like(out), torch.randn_like(lse), q, k, v)]
+    saved += [None, order, out.detach(), lse.detach(), False]
+    torch.library.opcheck(OPERATORS.backward.default, (*saved, *settings))
+
+
+MASKS = {
+    "boolean": lambda: torch.rand(2, 1, 33, 33) > 0.3,
+    "additive": lambda: torch.randn(33, 33),
+    "additive, a row": lambda: torch.randn(2, 1, 1, 33),
+    "additive, repeated": lambda: torch.randn(33, 1).expand(2, 2, 33, 33),
+    "additive, transposed": lambda: torch.randn(33, 33).T,
+    "additive, scalar": lambda: torch.randn(()),
+}
+
+
+@pytest.mark.parametrize("mask", MASKS)
+def test_opcheck_with_a_mask(mask):
+    mask = MASKS[mask]()
+    additive = mask.dtype != torch.bool
+    q, k, v = LAYOUTS["contiguous"]()
+    arguments = (q.requires_grad_(), k, v, mask.requires_grad_(additive), None, *EXACT)
+    torch.library.opcheck(OPERATORS.forward.default, arguments)
+    with torch.no_grad():
+        out, lse = ops.forward(*arguments)
+    mask, q = mask.detach(), q.detach()
+    saved = (torch.randn_like(out), None, q, k, v, mask, None, out, lse)
+    torch.library.opcheck(OPERATORS.backward.default, (*saved, additive, *EXACT))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+@pytest.mark.parametrize("grouping", range(len(GROUPINGS)))
+def test_narrow_types_err_no_more_than_a_plain_implementation(dtype, grouping, problem, textbook, no_worse_than):
+    grouping = GROUPINGS[grouping]
+    q, k, v = problem(n=150, d=32, dtype=dtype, grad=True)
+    order = order_of(q, k, grouping, "top_left")
+    weight = torch.randn(q.shape, dtype=dtype)
+    results = []
+    for function, tensors in (
+        (None, (q, k, v)),
+        (textbook, [tensor.detach().double().requires_grad_() for tensor in (q, k, v)]),
+        (textbook, (q, k, v)),
+    ):
+        if function is None:
+            out, lse = ops.forward(*tensors, None, order, *settings_of(grouping, "top_left"))
+        else:
+            out, lse = function(*tensors, causal="top_left", order=order, **grouping)
+        grads = torch.autograd.grad(out, tensors, weight.to(out.dtype))
+        results.append((out, lse, *grads))
+    for name, *values in zip(("out", "lse", "dq", "dk", "dv"), *results):
+        no_worse_than(*values, what=name)
+
+
+@pytest.mark.parametrize("grouping", [0, 1, 3])
+def test_gradcheck(grouping, problem):
+    """The order is held constant: with it recomputed, the function of q and k would jump."""
+    grouping = GROUPINGS[grouping]
+    q, k, v = problem(batch=1, heads=2, heads_kv=1, n=9, d=6, grad=True)
+    mask = torch.randn(2, 9, 9, dtype=torch.float64, requires_grad=True)
+    order = order_of(q, k, grouping)
+    torch.autograd.gradcheck(lambda *leaves: ops.forward(*leaves, order, *settings_of(grouping)), (q, k, v, mask))
+
+
+def test_gradients_of_lse_alone_and_of_out_alone(problem, textbook):
+    q, k, v = problem(grad=True)
+    for index in (0, 1):
+        actual = torch.autograd.grad(ops.forward(q, k, v, None, None, *EXACT)[index].sum(), (q, k))
+        wanted = torch.autograd.grad(textbook(q, k, v)[index].sum(), (q, k))
+        for x, y in zip(actual, wanted):
+            torch.testing.assert_close(x, y)
+
+
+def test_a_mask_keeps_its_dtype_in_its_gradient(problem):
+    q, k, v = problem(dtype=torch.bfloat16)
+    for dtype in (torch.bfloat16, torch.float32):
+        mask = torch.randn(70, 70, dtype=dtype, requires_grad=True)
+        ops.forward(q, k, v, mask, None, *EXACT)[0].sum().backward()
+        assert mask.grad.dtype == dtype and mask.grad.abs().max() > 0
+
+
+def test_second_derivatives_raise(problem):
+    q, k, v = problem(grad=True)
+    (first,) = torch.autograd.grad(ops.forward(q, k, v)[0].sum(), q, create_graph=True)
+    with pytest.raises(NotImplementedError, match="second derivatives"):
+        torch.autograd.grad(first.sum(), q)
+
+
+def test_forward_mode_raises(problem):
+    q, k, v = problem(grad=True)
+    forward_ad = torch.autograd.forward_ad
+    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward mode"):
+        ops.forward(forward_ad.make_dual(q, torch.ones_like(q)), k, v)
+
+
+def test_results_are_new_tensors(problem):
+    """Functional: no output shares memory with an input, whatever the layout, also where nothing has to be computed."""
+    for make in LAYOUTS.values():
+        q, k, v = make()
+        before = [tensor.clone() for tensor in (q, k, v)]
+        out, lse = ops.forward(q, k, v, None, None, *EXACT)
+        order = ops.make_grouping(q, k, "none", "exact", 1)
+        grads = ops.backward(torch.ones_like(out), None, q, k, v, None, None, out, lse, False, *EXACT)
+        inputs = {tensor.untyped_storage().data_ptr() for tensor in (q, k, v) if tensor.numel()}
+        outputs = [tensor.untyped_storage().data_ptr() for tensor in (out, lse, order, *grads) if tensor.numel()]
+        assert inputs.isdisjoint(outputs) and len(set(outputs)) == len(outputs)
+        assert all(map(torch.equal, before, (q, k, v)))
+
+
+@pytest.mark.parametrize("layout", ["contiguous", "packed", "rows first", "columns first", "repeated heads"])
+def test_layout_changes_no_bit(layout):
+    """Strides are read in place or copied; either way the numbers are those of contiguous tensors."""
+    tensors = LAYOUTS[layout]()
+    results = []
+    for q, k, v in (tensors, [tensor.contiguous() for tensor in tensors]):
+        order = ops.make_grouping(q, k, *("none", *LSH[2:5], "own", 0))
+        out, lse = ops.forward(q, k, v, None, order, *LSH)
+        grad = torch.linspace(-1, 1, out.numel()).view(out.shape)
+        if len(results):  # and so are those of the gradient that arrives
+            grad = grad.transpose(2, 3).contiguous().transpose(2, 3)
+        results.append((order, out, lse, *ops.backward(grad, None, q, k, v, None, order, out, lse, False, *LSH)))
+    for one, other in zip(*results):
+        assert torch.equal(one, other)
+
+
+def test_out_lies_rows_first():
+    """[B, N, H, dv] in memory: the transpose and reshape that follow attention in models copy nothing."""
+    q, k, v = LAYOUTS["contiguous"]()
+    out, _ = ops.forward(q, k, v)
+    assert out.transpose(1, 2).is_contiguous()
+
+
+REFUSED = {
+    "q has three axes": (lambda q, k, v: (q[0], k, v), "the shape of q"),
+    "k has another dtype": (lambda q, k, v: (q, k.double(), v), "dtype of k is Double; allowed: Float"),
+    "an integer q": (lambda q, k, v: (q.int(), k.int(), v.int()), "dtype of q is Int"),
+    "k has another batch": (lambda q, k, v: (q, k[:1], v), "the shape of k"),
+    "k has other columns": (lambda q, k, v: (q, k[..., :4], v), "the shape of k"),
+    "v has other rows": (lambda q, k, v: (q, k, v[:, :, :4]), "the shape of v"),
+    "heads that do not divide": (lambda q, k, v: (q[:, :1], k, v), "heads_q is 1"),
+    "a mask of five axes": (lambda q, k, v: (q, k, v, torch.zeros(1, 1, 1, 33, 33)), "at most 4 axes"),
+    "a mask that does not fit": (lambda q, k, v: (q, k, v, torch.zeros(32, 33)), "does not broadcast"),
+    "an integer mask": (lambda q, k, v: (q, k, v, torch.zeros(33, 33).int()), "dtype of the mask is Int"),
+    "an unknown strategy": (
+        lambda q, k, v: (q, k, v, None, None, "none", None, "best"),
+        "'best'; allowed: auto, exact",
+    ),
+    "an unknown corner": (lambda q, k, v: (q, k, v, None, None, "left"), "causal is 'left'; allowed: none"),
+    "groups of no column": (lambda q, k, v: (q, k, v, None, None, "none", None, "lsh", 0), "group_size is 0"),
+    "groups too large": (lambda q, k, v: (q, k, v, None, None, "none", None, "lsh", 9), "allowed: 1 to 8"),
+    "blocks of no row": (lambda q, k, v: (q, k, v, None, None, "none", None, "lsh", 2, 0), "block is 0"),
+    "no order": (lambda q, k, v: (q, k, v, None, None, "none", None, "lsh", 2), "the order is null"),
+    "an order of floats": (lambda q, k, v: (q, k, v, None, torch.zeros(2, 2, 1, 8)), "dtype of the order is Float"),
+    "an order of another shape": (lambda q, k, v: (q, k, v, None, torch.zeros(2, 2, 2, 8).int()), "shape of the order"),
+    "an order that is none": (
+        lambda q, k, v: (q, k, v, None, torch.zeros(2, 2, 1, 8).int(), "none", None, "lsh", 2),
+        "no permutation",
+    ),
+    "mask and causal": (lambda q, k, v: (q, k, v, torch.zeros(33, 33), None, "top_left"), "mask and causal"),
+    "an infinite scale": (lambda q, k, v: (q, k, v, None, None, "none", float("inf")), "scale is inf"),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_forward_refuses(what):
+    change, message = REFUSED[what]
+    with pytest.raises(RuntimeError, match=message):
+        ops.forward(*change(*LAYOUTS["contiguous"]()))
+
+
+@pytest.mark.parametrize("which", ["grad_out", "grad_lse", "out", "lse"])
+def test_backward_refuses_what_does_not_fit(which):
+    q, k, v = LAYOUTS["contiguous"]()
+    out, lse = ops.forward(q, k, v, None, None, *EXACT)
+    tensors = dict(grad_out=out, grad_lse=lse, q=q, k=k, v=v, mask=None, order=None, out=out, lse=lse)
+    for wrong in (tensors[which][:1], tensors[which].double()):
+        with pytest.raises(RuntimeError, match="allowed"):
+            ops.backward(*(tensors | {which: wrong}).values(), False, *EXACT)
+
+
+def test_a_cuda_tensor_is_refused_in_words(problem):
+    """The dispatcher's entry for CUDA says what is missing; without a GPU, that there is one is all there is to see."""
+    for name in ("make_grouping", "forward", "backward"):
+        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"distrattention::{name}", "CUDA")
+    if torch.cuda.is_available():
+        q, k, v = (tensor.cuda() for tensor in problem(dtype=torch.float32))
+        with pytest.raises(RuntimeError, match="no CUDA kernels"):
+            ops.forward(q, k, v)
+
+
+def test_every_combination_of_settings_runs(problem):
+    q, k, v = problem(batch=1, heads=2, n=40, d=8, dtype=torch.float32)
+    combinations = itertools.product(
+        ("none", "top_left", "bottom_right"),
+        ("auto", "lsh", "energy"),
+        (1, 3, 8),
+        (1, 16, 1 << 40),
+        ("mean", "sample"),
+        ("own", "previous"),
+    )
+    for causal, strategy, group_size, block_size, estimator, order_from in combinations:
+        order = ops.make_grouping(q, k, causal, strategy, group_size, block_size, order_from, 7)
+        assert torch.equal(order.sort(3).values, torch.arange(8, dtype=torch.int32).expand(order.shape))
+        out, lse = ops.forward(
+            q, k, v, None, order, causal, None, strategy, group_size, block_size, estimator, order_from
+        )
+        assert out.isfinite().all() and lse.isfinite().all()

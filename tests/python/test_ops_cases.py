@@ -1,0 +1,104 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The shared list of problems, tests/cases.json, in float64: the operators, which take the C++ reference, against the
+textbook, values and gradients. The C++ tests hold the other dtypes against that reference."""
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+
+from distrattention import ops
+
+CASES = json.loads((Path(__file__).parents[1] / "cases.json").read_text())["cases"]
+VALUES = {
+    "heavy": lambda x: x**3,
+    "huge": lambda x: 100 * x,
+    "tiny": lambda x: x / 1000,
+    "constant": lambda x: 0 * x + 0.5,
+}
+
+
+def test_the_list_is_there():
+    assert len(CASES) >= 60
+
+
+def laid_out(layout, tensor):
+    """The values of a tensor [B, H, N, d] in another layout."""
+    if layout == "bnhd":
+        return tensor.transpose(1, 2).contiguous().transpose(1, 2)
+    if layout == "gaps":
+        wide = tensor.new_full((*tensor.shape[:3], tensor.shape[3] + 5), torch.nan)
+        wide[..., : tensor.shape[3]] = tensor
+        return wide[..., : tensor.shape[3]]
+    return tensor
+
+
+def tensors_of(case):
+    """q, k, v of the case, in its layout."""
+    batch, heads, d = case.get("batch", 1), case.get("heads", 1), case["dim"]
+    heads_kv, n, m = case.get("heads_kv", heads), case["seq_q"], case.get("seq_k", case["seq_q"])
+    values = case.get("values", "normal")
+    shapes = (batch, heads, n, d), (batch, heads_kv, m, d), (batch, heads_kv, m, case.get("dim_v", d))
+    tensors = [VALUES.get(values, lambda x: x)(torch.randn(shape, dtype=torch.float64)) for shape in shapes]
+    if values.startswith("best"):  # all queries lean to where one key points
+        tensors[0] = tensors[0] / 4 + 1
+        tensors[1][:, :, {"best_first": 0, "best_last": m - 1, "best_middle": m // 2}[values]] = 4
+    if case.get("layout") == "packed":
+        return torch.stack([tensor.transpose(1, 2) for tensor in tensors], 2).permute(2, 0, 3, 1, 4).unbind(0)
+    return [laid_out(case.get("layout"), tensor) for tensor in tensors]
+
+
+def mask_of(case, q, k):
+    mask = case.get("mask")
+    if mask is None:
+        return None
+    full = (*q.shape[:3], k.shape[2])[4 - len(mask["shape"]) :]
+    shape = [size or length for size, length in zip(mask["shape"], full)]
+    if mask.get("transposed"):
+        shape.reverse()
+    if mask["kind"] == "hidden":
+        values = torch.zeros(shape, dtype=torch.bool)
+    elif mask["kind"] == "boolean":
+        values = torch.rand(shape) > 0.3
+    else:
+        values = torch.randn(shape, dtype=torch.float32 if mask.get("dtype") == "f32" else torch.float64)
+        values = values.masked_fill(torch.rand(shape) > 0.8, -torch.inf)
+    return values.permute(*reversed(range(values.dim()))) if mask.get("transposed") else values
+
+
+def settings_of(case):
+    strategy = case.get("strategy", "exact")
+    return dict(
+        strategy=strategy,
+        group_size=case.get("group_size", 1 if strategy == "exact" else 2),
+        block_size=case.get("block", 128),
+        estimator=case.get("estimator", "mean"),
+        order_from=case.get("order_from", "own"),
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
+def test_case(case, textbook):
+    q, k, v = (tensor.detach().requires_grad_() for tensor in tensors_of(case))
+    mask = mask_of(case, q, k)
+    leaves = (q, k, v) if mask is None or mask.dtype == torch.bool else (q, k, v, mask.requires_grad_())
+    settings, causal, scale = settings_of(case), case.get("causal", "none"), case.get("scale")
+    grouping = (settings["strategy"], settings["group_size"], settings["block_size"], settings["order_from"])
+    order = ops.make_grouping(q, k, causal, *grouping, case.get("seed", 0))
+    weight = torch.randn(*q.shape[:3], v.shape[3], dtype=q.dtype)
+    results = []
+    for out, lse in (
+        ops.forward(q, k, v, mask, order, causal, scale, *settings.values()),
+        textbook(q, k, v, mask, causal=causal, scale=scale, order=order, **settings),
+    ):
+        seen = lse > -torch.inf
+        total = (out * weight).sum() + (lse[seen] * weight[..., 0][seen]).sum()
+        results.append((out, lse, *torch.autograd.grad(total, leaves)))
+    # Probabilities are exp(S - LSE): what rounds LSE is a relative error of everything behind it.
+    rounding = 1e-13 * (1 + results[1][1][seen].abs().max().item() if seen.any() else 1)
+    for what, actual, exact in zip(("out", "lse", "dq", "dk", "dv", "dmask"), *results):
+        size = exact[exact.isfinite()].abs().max().item() if exact.isfinite().any() else 0
+        torch.testing.assert_close(
+            actual, exact, rtol=0, atol=rounding * max(size, 1), msg=lambda text: f"{what}: {text}"
+        )

@@ -1,0 +1,362 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The gauge: its numbers against independent ones, the models it meets, and what it writes."""
+
+import json
+import math
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import distrattention
+from distrattention import Settings, report
+from distrattention.gauge.measure import Call, output_errors, total_variations
+
+SETTINGS = [
+    Settings("lsh", 2),
+    Settings("lsh", 3, estimator="sample", block_size=16, seed=5),
+    Settings("lsh", 3, block_size=48, order_from="previous"),
+    Settings("energy", 2, block_size=32),
+    Settings("energy", 3, block_size=16, order_from="previous"),
+    Settings("energy", 20, block_size=500),
+]
+
+
+def normal(*shape, seed=0):
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+def make_call(kind):
+    query, key, value = normal(2, 4, 90, 20), normal(2, 4, 70, 20, seed=1), normal(2, 4, 70, 8, seed=2)
+    if kind == "grouped heads":
+        return Call(query, key[:, :2], value[:, :2], scale=0.5)
+    if kind == "bool mask":
+        mask = torch.rand(2, 1, 90, 70, generator=torch.Generator().manual_seed(3)) < 0.5
+        mask[:, :, 7] = False  # a row that sees no key
+        return Call(query, key, value, mask)
+    if kind == "added mask":
+        return Call(query, key, value, normal(4, 1, 70, seed=4))
+    if kind == "three dimensions":
+        return Call(query[0], key[0], value[0], normal(90, 70, seed=4) > 0)
+    if kind == "five dimensions":
+        return Call(query[:, None], key[:, None], value[:, None], normal(90, 70, seed=4))
+    return Call(query, key, value, causal=kind)
+
+
+CAUSAL = ("none", "top_left", "bottom_right")
+KINDS = (*CAUSAL, "grouped heads", "bool mask", "added mask", "three dimensions", "five dimensions")
+
+
+def probabilities(call, settings):
+    """P [..., Hq, Nq, Nk] as the kernels have it: attention's output where V is the identity."""
+    keys = call.key.shape[-2]
+    identity = torch.eye(keys).expand(*call.key.shape[:-1], keys)
+    return Call(call.query, call.key, identity, call.mask, call.causal, call.scale).run(settings)[0]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_total_variation_is_that_of_the_kernels(kind):
+    call = make_call(kind)
+    found = total_variations(call, SETTINGS, [call.order(s) for s in SETTINGS], max_rows=10**6)
+    exact = probabilities(call, Settings("exact"))
+    for settings, variation in zip(SETTINGS, found):
+        expected = ((probabilities(call, settings) - exact).abs().sum(-1) / 2).mean().item()
+        assert variation == pytest.approx(expected, abs=2e-6), settings
+        assert 0.01 < variation < 1, settings
+
+
+def test_total_variation_looks_at_evenly_spread_rows_and_at_least_one_a_head():
+    call = make_call("none")
+    settings = [Settings("energy", 2, block_size=16)]
+    orders = [call.order(s) for s in settings]
+    of_rows = (probabilities(call, settings[0]) - probabilities(call, Settings("exact"))).abs().sum(-1) / 2
+    seven, one = of_rows[:, :, [n * 90 // 7 for n in range(7)]].mean().item(), of_rows[:, :, 0].mean().item()
+    assert total_variations(call, settings, orders, max_rows=8 * 7) == pytest.approx([seven], abs=2e-6)
+    assert total_variations(call, settings, orders, max_rows=1) == pytest.approx([one], abs=2e-6)
+
+
+class Largest(TorchDispatchMode):
+    """The most bytes that hold a result within the block."""
+
+    bytes = 0
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        for tensor in result if isinstance(result, tuple) else (result,):
+            if isinstance(tensor, torch.Tensor):
+                self.bytes = max(self.bytes, tensor.untyped_storage().nbytes())
+        return result
+
+
+@pytest.mark.parametrize("masked", [False, True])
+def test_nothing_is_as_large_as_the_scores(masked):
+    n = 8192
+    query = normal(1, 1, n, 16)
+    mask = torch.ones(n, 1, dtype=torch.bool).expand(n, n) if masked else None
+    call = Call(query, query, query, mask)
+    settings = [Settings("lsh", 2), Settings("energy", 2)]
+    with Largest() as largest:
+        found = total_variations(call, settings, [call.order(s) for s in settings], max_rows=1024)
+    assert min(found) > 0
+    assert largest.bytes == 4 << 22 < n * n
+
+
+def test_output_errors_by_hand():
+    exact = torch.tensor([[3.0, 4.0], [0.0, 0.0], [1.0, 0.0], [2.0, 0.0]])
+    output = torch.tensor([[3.0, 4.0], [9.0, 9.0], [0.0, 1.0], [0.0, 0.0]])
+    error, cosine = output_errors(output, exact)
+    assert error == pytest.approx(math.sqrt((81 + 81 + 1 + 1 + 4) / 30))
+    assert cosine == 0
+    assert output_errors(-exact, exact) == pytest.approx((2.0, -1.0))
+    assert output_errors(exact, exact) == (0.0, pytest.approx(1.0))
+    assert output_errors(torch.zeros(2, 2), torch.zeros(2, 2)) == (0.0, 1.0)
+    assert output_errors(torch.ones(2, 2), torch.zeros(2, 2)) == (math.inf, 1.0)
+    assert all(math.isnan(x) for x in output_errors(torch.full((2, 2), torch.nan), torch.ones(2, 2)))
+
+
+class Attention(nn.Module):
+    def __init__(self, **options):
+        super().__init__()
+        self.qkv = nn.Linear(64, 192)
+        self.options = options
+
+    def forward(self, x):  # [B, N, 64]
+        q, k, v = self.qkv(x).reshape(*x.shape[:2], 3, 2, 32).permute(2, 0, 3, 1, 4)
+        return x + F.scaled_dot_product_attention(q, k, v, **self.options).transpose(1, 2).flatten(2)
+
+
+def tiny(*options):
+    torch.manual_seed(0)
+    return nn.Sequential(*(Attention(**o) for o in options)).eval()
+
+
+def errors_by_hand(layer, x, settings):
+    """What one layer's attention errs on the input `x` of the exact model."""
+    seen = []
+    with torch.no_grad(), pytest.MonkeyPatch.context() as patch:
+        true = F.scaled_dot_product_attention
+        patch.setattr(F, "scaled_dot_product_attention", lambda *a, **k: seen.append((a, k)) or true(*a, **k))
+        following = layer(x)
+    (arguments, options), = seen
+    exact = true(*arguments, **options)
+    outputs = [distrattention.scaled_dot_product_attention(*arguments, **options, **s.asdict()) for s in settings]
+    return [((o - exact).norm() / exact.norm()).item() for o in outputs], following
+
+
+def test_each_layer_gets_the_exact_inputs_and_the_outputs_add_up():
+    model, x = tiny({}, {"is_causal": True}, {}), normal(2, 200, 64)
+    settings = [Settings("energy", 2), Settings("lsh", 4, block_size=64)]
+    found = report(model, x, settings, repeats=1)
+    assert [layer.name for layer in found.layers] == ["0", "1", "2"]
+    assert [layer.causal for layer in found.layers] == ["none", "top_left", "none"]
+    following = x
+    for block, layer in zip(model, found.layers):
+        assert layer.query == layer.key == (2, 2, 200, 32) and layer.head_dim_v == 32 and layer.mask is None
+        expected, following = errors_by_hand(block, following, settings)
+        assert [m.error for m in layer.measurements] == pytest.approx(expected, rel=1e-4)
+        assert min(expected) > 0.01
+    for n, s in enumerate(settings):
+        with torch.no_grad(), distrattention.replace_sdpa(**s.asdict()):
+            expected = ((model(x) - following).norm() / following.norm()).item()
+        assert found.outputs[0].name == "output"
+        assert found.outputs[0].errors[n] == pytest.approx(expected, rel=1e-4)
+
+
+def test_exact_settings_do_not_err_and_auto_says_what_it_took():
+    settings = [Settings("exact"), Settings("lsh", 1), Settings("auto")]
+    found = report(tiny({}), normal(1, 64, 64), settings, repeats=1)
+    for m in found.layers[0].measurements:
+        assert m.strategy != "energy" and m.error == m.total_variation == 0
+        assert m.row_cosine_min == pytest.approx(1)
+    assert max(found.outputs[0].errors) < 1e-5
+    assert "auto G=2 (exact)" in found.table()
+
+
+def test_times_are_positive_and_speed_is_their_ratio():
+    layer = report(tiny({}), normal(1, 300, 64), [Settings("energy", 2)], repeats=3).layers[0]
+    assert layer.exact_ms > 0 and layer.torch_ms > 0 and layer.measurements[0].ms > 0
+    assert layer.measurements[0].speed == pytest.approx(layer.exact_ms / layer.measurements[0].ms)
+
+
+def test_the_model_runs_as_it_would_and_nothing_stays_behind():
+    model, x = tiny({}, {}), normal(1, 50, 64)
+    outputs = []
+    report(model, lambda m: outputs.append(m(x)) or outputs[-1], [Settings("energy", 2)], repeats=1)
+    assert torch.equal(outputs[0], model(x)) and not outputs[0].requires_grad
+    assert not torch.equal(outputs[1], model(x))
+    hooks = nn.modules.module
+    assert not hooks._global_forward_pre_hooks and not hooks._global_forward_hooks
+
+    def fails(module, inputs):
+        raise KeyError("inside")
+
+    model[1].register_forward_pre_hook(fails)
+    with pytest.raises(KeyError, match="inside"):
+        report(model, x, repeats=1)
+    assert not hooks._global_forward_pre_hooks and not hooks._global_forward_hooks
+    assert torch.overrides._get_current_function_mode() is None
+
+
+def test_calls_that_cannot_be_approximated_are_listed_with_the_reason():
+    model = tiny({}, {"dropout_p": 0.5})
+    found = report(model, normal(1, 64, 64), [Settings("energy", 2)], repeats=1)
+    assert found.layers[0].left_out is None
+    assert "dropout_p is 0.5" in found.layers[1].left_out and found.layers[1].measurements == ()
+    assert found.outputs == () and found.outputs_left_out == "1 of 2 calls cannot be approximated"
+    assert "left out: dropout_p is 0.5" in found.table()
+
+
+@pytest.mark.parametrize("wrong, message", [
+    (lambda: report(tiny({}).train(), normal(1, 8, 64)), "the model is in training mode; allowed: evaluation mode"),
+    (lambda: report(nn.Linear(4, 4).eval(), normal(1, 4)), "Linear made no call that can be met; allowed"),
+    (lambda: report(tiny({}), normal(1, 8, 64), repeats=0), "repeats 0"),
+    (lambda: report(tiny({}), normal(1, 8, 64), [Settings("energy", 33)]), "33"),
+])
+def test_bad_input(wrong, message):
+    with pytest.raises(ValueError, match=message):
+        wrong()
+
+
+def test_a_batch_of_another_type():
+    with pytest.raises(TypeError, match="batch is a int; allowed: tensor, mapping"):
+        report(tiny({}), 3)
+
+
+def bert(implementation):
+    transformers = pytest.importorskip("transformers")
+    import distrattention.integrations.transformers
+
+    distrattention.integrations.transformers.register()
+    torch.manual_seed(0)
+    config = transformers.BertConfig(
+        vocab_size=50, hidden_size=64, num_hidden_layers=2, num_attention_heads=2, intermediate_size=64,
+        initializer_range=0.2, attn_implementation=implementation,
+    )
+    return transformers.BertModel(config).eval()
+
+
+def test_transformers_with_sdpa_and_with_distr_give_the_same_errors():
+    mask = torch.ones(2, 150, dtype=torch.long)
+    mask[1, 100:] = 0
+    ids = torch.randint(50, (2, 150), generator=torch.Generator().manual_seed(0))
+    batch = {"input_ids": ids, "attention_mask": mask}
+    settings = [Settings("energy", 2), Settings("lsh", 2)]
+    by_sdpa, by_distr = (report(bert(name), batch, settings, repeats=1) for name in ("sdpa", "distr"))
+    assert [layer.name for layer in by_sdpa.layers] == [f"encoder.layer.{n}.attention.self" for n in (0, 1)]
+    assert {layer.mask for layer in by_sdpa.layers} == {"bool mask 2x1x150x150"}
+    assert [o.name for o in by_sdpa.outputs] == ["last_hidden_state", "pooler_output"]
+    for one, other in zip(by_sdpa.layers, by_distr.layers, strict=True):
+        assert (one.name, one.query, one.mask) == (other.name, other.query, other.mask)
+        for a, b in zip(one.measurements, other.measurements, strict=True):
+            assert a.error == pytest.approx(b.error, rel=1e-3) and a.error > 0.01
+            assert a.total_variation == pytest.approx(b.total_variation, rel=1e-3)
+    for one, other in zip(by_sdpa.outputs, by_distr.outputs, strict=True):
+        assert one.errors == pytest.approx(other.errors, rel=1e-3) and min(one.errors) > 1e-3
+
+
+def test_llama_with_grouped_heads():
+    transformers = pytest.importorskip("transformers")
+    torch.manual_seed(0)
+    config = transformers.LlamaConfig(
+        vocab_size=50, hidden_size=128, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2,
+        intermediate_size=64, initializer_range=0.2, attn_implementation="sdpa",
+    )
+    model = transformers.LlamaForCausalLM(config).eval()
+    ids = torch.randint(50, (1, 200), generator=torch.Generator().manual_seed(0))
+    found = report(model, {"input_ids": ids, "use_cache": False}, [Settings("energy", 2)], repeats=1)
+    assert [(layer.name, layer.causal) for layer in found.layers] == [
+        (f"model.layers.{n}.self_attn", "top_left") for n in (0, 1)
+    ]
+    assert [o.name for o in found.outputs] == ["logits"]
+    assert all(0.01 < layer.measurements[0].error < 1 for layer in found.layers)
+
+
+def test_flash_style_calls_are_met():
+    class Flash(nn.Module):
+        def forward(self, x):  # [B, N, H, d]
+            return distrattention.flash_attn_func(x[:, -20:], x, x, causal=True, strategy="lsh")
+
+    found = report(Flash().eval(), normal(1, 60, 2, 32), [Settings("energy", 2), Settings("exact")], repeats=1)
+    layer, = found.layers
+    assert (layer.causal, layer.query, layer.key) == ("bottom_right", (1, 2, 20, 32), (1, 2, 60, 32))
+    assert layer.torch_ms is None and layer.measurements[0].error > 0.01
+    assert found.outputs[0].errors == (pytest.approx(layer.measurements[0].error, rel=1e-4), 0)
+    assert "causal, bottom right" in found.table() and "torch's own" not in found.table()
+
+
+def test_timm_and_what_is_no_attention_over_tokens():
+    timm = pytest.importorskip("timm")
+    torch.manual_seed(0)
+    vit = timm.models.VisionTransformer(img_size=32, patch_size=4, embed_dim=64, depth=2, num_heads=2, num_classes=5)
+    found = report(vit.eval(), normal(2, 3, 32, 32), [Settings("energy", 2)], repeats=1)
+    assert [layer.name for layer in found.layers] == ["blocks.0.attn", "blocks.1.attn"]
+    assert all(m.error > 0.01 for layer in found.layers for m in layer.measurements)
+    timm.layers.set_fused_attn(True, experimental=True)
+    try:
+        xcit = timm.create_model("xcit_nano_12_p16_224", num_classes=5, img_size=160).eval()
+    finally:
+        timm.layers.set_fused_attn(True)
+    found = report(xcit, normal(1, 3, 160, 160), [Settings("energy", 2)], repeats=1)
+    assert sum("attention over channels" in (layer.left_out or "") for layer in found.layers) == 12
+
+
+def test_torch_encoder_layers_are_met():
+    torch.manual_seed(0)
+    layer = nn.TransformerEncoderLayer(64, 2, 64, batch_first=True)
+    model = nn.TransformerEncoder(layer, 2).eval()
+    found = report(model, normal(2, 140, 64), [Settings("energy", 2)], repeats=1)
+    assert [layer.name for layer in found.layers] == ["layers.0.self_attn", "layers.1.self_attn"]
+
+
+def test_compiled_models_are_met():
+    model = tiny({}, {})
+    found = report(torch.compile(model), normal(1, 64, 64), [Settings("energy", 2)], repeats=1)
+    assert len(found.layers) == 2 and found.outputs[0].errors[0] > 0
+
+
+def test_nested_outputs_and_shapes_that_differ():
+    class Many(nn.Module):
+        calls = 0
+
+        def forward(self, x):
+            y = F.scaled_dot_product_attention(x, x, x)
+            self.calls += 1
+            return {"a": [y, (y.sum(),)], "ids": y.argmax(-1), "grows": y[..., : self.calls]}
+
+    found = report(Many().eval(), normal(1, 2, 40, 32), [Settings("energy", 2), Settings("exact")], repeats=1)
+    assert [o.name for o in found.outputs] == ["a[0]", "a[1][0]", "grows"]
+    assert found.outputs[0].errors[0] > 0.01 and found.outputs[2].errors == (None, None)
+
+
+def test_json_and_table_and_plot(tmp_path):
+    settings = [Settings("energy", 2), Settings("lsh", 4, None, "sample", "previous", 3)]
+    found = report(tiny({}, {"dropout_p": 0.1}), normal(1, 200, 64), settings, repeats=1)
+    found.to_json(tmp_path / "report.json")
+    written = json.loads((tmp_path / "report.json").read_text(), parse_constant=pytest.fail)
+    assert set(written) == {"meta", "settings", "layers", "outputs", "outputs_left_out"}
+    assert written["settings"][0]["strategy"] == "energy" and written["settings"][1]["order_from"] == "previous"
+    assert written["layers"][0]["measurements"][0]["error"] == found.layers[0].measurements[0].error
+    assert written["layers"][1]["left_out"].startswith("dropout_p")
+    table = str(found)
+    assert "lsh sample G=4 previous seed=3" in table and f"{found.layers[0].measurements[1].error:.3f}" in table
+    pytest.importorskip("matplotlib")
+    found.plot(tmp_path / "report.svg")
+    drawn = (tmp_path / "report.svg").read_text()
+    assert drawn.count('id="line2d') > 10 and "<svg" in drawn
+    found.plot(tmp_path / "report.png")
+    assert (tmp_path / "report.png").read_bytes()[:4] == b"\x89PNG"
+
+
+def test_numbers_that_are_not_finite_are_null_in_json():
+    x = normal(1, 2, 64, 32)
+    x[0, 0, 3, 3] = torch.nan
+
+    class Plain(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x, x, x)
+
+    found = report(Plain().eval(), x, [Settings("lsh", 2)], repeats=1)
+    assert math.isnan(found.layers[0].measurements[0].error)
+    assert json.loads(found.json(), parse_constant=pytest.fail)["layers"][0]["measurements"][0]["error"] is None
