@@ -7,7 +7,7 @@
 //     dS  = P * (dO V^T - D)
 //     dV^T += dO^T P        dk_hat^T = scale q_hat^T dS, spread over the columns of dK^T
 //     dq_hat += scale dS k_hat                              by all tasks of the head, in the order of their keys
-//   dQ = dq_hat spread over its columns                     when all tasks are done
+//   dQ = dq_hat spread over its columns                     by the last task that adds to it
 //
 // A tile's counter says how many tasks have added to its dq_hat; a task waits for its turn. Tasks are taken in the
 // order of their keys, so the one that is waited for is always under way: no deadlock, and the same bits for any number
@@ -30,30 +30,6 @@
 
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
-
-// dQ of one tile: dq_hat spread over the columns of its groups.
-template <class T>
-void write_dq(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, const QueryTile& tile,
-              const float* dq_hat) {
-  const std::int64_t stride = padded(problem.head_dim);
-  const std::int64_t first_row = (tile.b * problem.heads_q + tile.h) * problem.seq_q + tile.first;
-  T* d_q =
-      static_cast<T*>(tensors.d_q) + tile.b * problem.q.batch + tile.h * problem.q.head + tile.first * problem.q.row;
-  for (const Segment& segment : find_segments(problem, grouping, tensors.order, tile)) {
-    const common::Groups& groups = segment.groups;
-    for (std::int64_t n = segment.first; n < segment.first + segment.rows; ++n) {
-      T* row = d_q + n * problem.q.row;
-      std::fill_n(row, problem.head_dim, common::from_float<T>(0));
-      for (std::int64_t g = 0; g < groups.count; ++g) {
-        const std::int64_t members = grouping.estimator == Estimator::sample ? 1 : groups.size(g);
-        const float share = dq_hat[(first_row + n) * stride + g] / static_cast<float>(members);
-        for (std::int64_t member = 0; member < members; ++member) {
-          row[groups.column(g, member)] = common::from_float<T>(share);
-        }
-      }
-    }
-  }
-}
 
 // The gradient of an additive mask: dS summed over the axes that the mask repeats along. A task owns the mask's
 // elements of a tile of queries and a strip of keys, and computes all their dS anew, so that no two tasks share a sum.
@@ -129,9 +105,6 @@ void backward_of(const Problem& problem, const Grouping& grouping, const Backwar
   common::parallel_for(execution, plan.num_tasks(), [&](std::int64_t index, int thread) {
     KeyStripTask<T>(problem, grouping, tensors, plan, execution.workspace, thread)
         .run(index / plan.strips(), index % plan.strips());
-  });
-  common::parallel_for(execution, plan.num_tiles(), [&](std::int64_t tile, int) {
-    write_dq<T>(problem, grouping, tensors, plan.tile(tile), dq_hat);
   });
   if (tensors.d_mask != nullptr) {
     common::parallel_for(execution, plan.num_mask_tasks(), [&](std::int64_t index, int thread) {

@@ -7,9 +7,7 @@
 //     for each tile of 128 keys that some of its queries see:
 //       K^T, V to floats in the cache
 //       for each block in the tile:  k_hat^T = sums of rows of K^T  or just pointers to the kept rows
-//                                    S = q_hat k_hat^T
-//       each row: P = online softmax of S
-//       O += P V
+//         for each 24 of its rows:   S = q_hat k_hat^T;  P = online softmax of S, row by row;  O += P V
 //     O /= row sums
 //
 // Few tiles and many keys: several tasks share the keys of a tile, and their partial results are merged in order.
@@ -112,8 +110,8 @@ class ForwardTask {
         continue;  // saw no key
       }
       const float maximum = std::max(state.maximum, other.maximum);
-      const float keep = state.maximum == maximum ? 1.0F : exp2_nonpositive(state.maximum - maximum);
-      const float take = other.maximum == maximum ? 1.0F : exp2_nonpositive(other.maximum - maximum);
+      const float keep = state.maximum == maximum ? 1.0F : power_of_2(state.maximum - maximum);
+      const float take = other.maximum == maximum ? 1.0F : power_of_2(other.maximum - maximum);
       state = {maximum, state.sum * keep + other.sum * take};
       scale_or_clear_row(o_row(n), dv_stride_, keep);
       for (std::int64_t c = 0; c < dv_stride_ && take != 0; ++c) {
@@ -125,7 +123,6 @@ class ForwardTask {
   void clear() { std::fill_n(o_, tile_.rows * dv_stride_, 0.0F); }
 
  private:
-  [[nodiscard]] float* score_row(std::int64_t n) const { return scores_ + n * kTileKeys; }
   [[nodiscard]] float* o_row(std::int64_t n) const { return o_ + n * dv_stride_; }
 
   void attend_keys(std::int64_t first_key, std::int64_t keys) {
@@ -135,43 +132,54 @@ class ForwardTask {
     load_transposed(k + first_key * problem_.k.row, problem_.k.row, keys, problem_.head_dim, padded_keys, k_transposed_,
                     kTileKeys);
     load_rows(v + first_key * problem_.v.row, problem_.v.row, keys, problem_.head_dim_v, dv_stride_, v_, dv_stride_);
+    const bool finite = all_finite(v_, keys * dv_stride_);
     for (const Segment& segment : segments_) {
-      score(segment, padded_keys);
-    }
-    for (std::int64_t n = 0; n < tile_.rows; ++n) {
-      // Rows that see all keys of a full tile are scaled on the way through the softmax.
-      const bool plain =
-          plain_scores_ && keys == padded_keys && common::visible_keys(problem_, tile_.first + n) >= first_key + keys;
-      if (!plain) {
-        finish_scores(problem_, mask_, tile_, n, first_key, keys, padded_keys, score_row(n));
-      }
-      online_softmax(score_row(n), padded_keys, plain ? scale_ : one_, states_[static_cast<std::size_t>(n)], o_row(n),
-                     dv_stride_);
-    }
-    if (!all_finite(v_, keys * dv_stride_)) {
-      add_weighty_values(keys);
-    } else {
-      multiply({scores_, kTileKeys, 1, v_rows_.data(), o_, dv_stride_, tile_.rows,
-                round_up(problem_.head_dim_v, vector_length()), keys, true});
-    }
-  }
-
-  // S = q_hat k_hat^T of the segment's rows.
-  void score(const Segment& segment, std::int64_t padded_keys) {
-    KHatRows rows;
-    fuse_k(segment.groups, k_transposed_, padded_keys, k_hat_, rows);
-    multiply({q_hat_ + segment.first * d_stride_, d_stride_, 1, rows.data(), score_row(segment.first), kTileKeys,
-              segment.rows, padded_keys, segment.groups.count, false});
-  }
-
-  // O += P V without the keys of probability 0, hidden ones above all: 0 times NaN or infinity would be NaN.
-  void add_weighty_values(std::int64_t keys) {
-    for (std::int64_t n = 0; n < tile_.rows; ++n) {
-      for (std::int64_t j = 0; j < keys; ++j) {
-        const float p = score_row(n)[j];
-        for (std::int64_t c = 0; p != 0 && c < problem_.head_dim_v; ++c) {
-          o_row(n)[c] = std::fma(p, v_[j * dv_stride_ + c], o_row(n)[c]);
+      KHatRows k_hat_rows;
+      fuse_k(segment.groups, k_transposed_, padded_keys, k_hat_, k_hat_rows);
+      for (std::int64_t n = 0; n < segment.rows; n += kRowsAtOnce) {
+        const std::int64_t first = segment.first + n;
+        const std::int64_t rows = std::min(kRowsAtOnce, segment.rows - n);
+        multiply({q_hat_ + first * d_stride_, d_stride_, 1, k_hat_rows.data(), scores_, kTileKeys, rows, padded_keys,
+                  segment.groups.count, false});
+        for (std::int64_t row = 0; row < rows; ++row) {
+          take_softmax(first + row, scores_ + row * kTileKeys, first_key, keys, padded_keys);
         }
+        if (finite) {
+          multiply({scores_, kTileKeys, 1, v_rows_.data(), o_row(first), dv_stride_, rows,
+                    round_up(problem_.head_dim_v, vector_length()), keys, true});
+        } else {
+          add_weighty_values(first, rows, keys);
+        }
+      }
+    }
+  }
+
+  // Scores of row n to probabilities, up to the row's sum.
+  void take_softmax(std::int64_t n, float* scores, std::int64_t first_key, std::int64_t keys,
+                    std::int64_t padded_keys) {
+    // Rows that see all keys of a full tile are scaled on the way through the softmax.
+    const bool plain =
+        plain_scores_ && keys == padded_keys && common::visible_keys(problem_, tile_.first + n) >= first_key + keys;
+    if (!plain) {
+      finish_scores(problem_, mask_, tile_, n, first_key, keys, padded_keys, scores);
+    }
+    online_softmax(scores, padded_keys, plain ? scale_ : one_, states_[static_cast<std::size_t>(n)], o_row(n),
+                   dv_stride_);
+  }
+
+  // O += P V without the keys of probability 0, hidden ones above all: 0 times NaN or infinity would be NaN. Adds in
+  // the order of multiply(): what a row does not see must not change its bits.
+  void add_weighty_values(std::int64_t first, std::int64_t rows, std::int64_t keys) {
+    for (std::int64_t row = 0; row < rows; ++row) {
+      std::array<float, kMaxHeadDim> sum{};
+      for (std::int64_t j = 0; j < keys; ++j) {
+        const float p = scores_[row * kTileKeys + j];
+        for (std::int64_t c = 0; p != 0 && c < problem_.head_dim_v; ++c) {
+          sum[static_cast<std::size_t>(c)] = std::fma(p, v_[j * dv_stride_ + c], sum[static_cast<std::size_t>(c)]);
+        }
+      }
+      for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
+        o_row(first + row)[c] += sum[static_cast<std::size_t>(c)];
       }
     }
   }
@@ -190,7 +198,7 @@ class ForwardTask {
   float* k_transposed_;  // [d, 128]
   float* k_hat_;         // [r, 128]
   float* v_;             // [128, dv]
-  float* scores_;        // [128, 128]
+  float* scores_;        // [24, 128]
   float* o_;             // [128, dv]
   std::array<RowState, kTileQueries> states_{};
   Segments segments_;

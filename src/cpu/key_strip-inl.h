@@ -20,6 +20,30 @@
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
 
+// dQ of one tile: dq_hat spread over the columns of its groups.
+template <class T>
+void write_dq(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, const QueryTile& tile,
+              const float* dq_hat) {
+  const std::int64_t stride = padded(problem.head_dim);
+  const std::int64_t first_row = (tile.b * problem.heads_q + tile.h) * problem.seq_q + tile.first;
+  T* d_q =
+      static_cast<T*>(tensors.d_q) + tile.b * problem.q.batch + tile.h * problem.q.head + tile.first * problem.q.row;
+  for (const Segment& segment : find_segments(problem, grouping, tensors.order, tile)) {
+    const common::Groups& groups = segment.groups;
+    for (std::int64_t n = segment.first; n < segment.first + segment.rows; ++n) {
+      T* row = d_q + n * problem.q.row;
+      std::fill_n(row, problem.head_dim, common::from_float<T>(0));
+      for (std::int64_t g = 0; g < groups.count; ++g) {
+        const std::int64_t members = grouping.estimator == Estimator::sample ? 1 : groups.size(g);
+        const float share = dq_hat[(first_row + n) * stride + g] / static_cast<float>(members);
+        for (std::int64_t member = 0; member < members; ++member) {
+          row[groups.column(g, member)] = common::from_float<T>(share);
+        }
+      }
+    }
+  }
+}
+
 // One task: dK and dV of 128 keys of a KV head, and their share of dq_hat.
 template <class T>
 class KeyStripTask {
@@ -27,6 +51,7 @@ class KeyStripTask {
   KeyStripTask(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
                const BackwardPlan& plan, void* workspace, int thread)
       : problem_(problem),
+        grouping_(grouping),
         tensors_(tensors),
         plan_(plan),
         d_stride_(padded(problem.head_dim)),
@@ -57,11 +82,11 @@ class KeyStripTask {
     std::fill_n(dk_transposed_, d_stride_ * kTileKeys, 0.0F);
     std::fill_n(dv_transposed_, dv_stride_ * kTileKeys, 0.0F);
     gradient_.load_keys(b, h_kv, first_key);
+    holds_k_ = false;
     const std::int64_t first_tile = kv_head * group * plan_.tiles_per_head();
     for (std::int64_t index = first_tile; index < first_tile + group * plan_.tiles_per_head(); ++index) {
       const QueryTile tile = plan_.tile(index);
-      const bool sees = first_key < common::visible_keys(problem_, tile.first + tile.rows - 1);
-      if (tile.rows > 0 && (sees || strip == 0)) {  // strip 0 starts dq_hat, from 0 if need be
+      if (tile.rows > 0 && strip <= last_strip(tile)) {
         add_tile(tile, index, strip);
       }
     }
@@ -72,6 +97,12 @@ class KeyStripTask {
   }
 
  private:
+  // The last strip that a tile's rows see; strip 0 starts dq_hat, from 0 if need be.
+  [[nodiscard]] std::int64_t last_strip(const QueryTile& tile) const {
+    const std::int64_t visible = common::visible_keys(problem_, tile.first + tile.rows - 1);
+    return std::max<std::int64_t>(0, common::ceil_div(visible, kTileKeys) - 1);
+  }
+
   void add_tile(const QueryTile& tile, std::int64_t index, std::int64_t strip) {
     gradient_.load_queries(tile);
     gradient_.run(static_cast<float>(problem_.softmax_scale()));
@@ -91,6 +122,9 @@ class KeyStripTask {
       add_dq(segment, strip > 0);
     }
     end_turn(index, strip);
+    if (strip == last_strip(tile)) {
+      write_dq<T>(problem_, grouping_, tensors_, tile, dq_hat_);
+    }
   }
 
   // dk_hat^T = q_hat^T dS, then added to the columns of each group.
@@ -98,7 +132,7 @@ class KeyStripTask {
     const std::int64_t keys = gradient_.padded_keys;
     const common::Groups& groups = segment.groups;
     const float* q_hat = gradient_.q_hat + segment.first * d_stride_;
-    if (rows_finite(q_hat, segment.rows, groups.count)) {
+    if (all_finite(q_hat, segment.rows * d_stride_)) {
       multiply({q_hat, 1, d_stride_, ds_rows_.data() + segment.first, dk_hat_, kTileKeys, groups.count, keys,
                 segment.rows, false});
     } else {
@@ -117,22 +151,11 @@ class KeyStripTask {
   void add_dq(const Segment& segment, bool accumulate) {
     const common::Groups& groups = segment.groups;
     const QueryTile& tile = gradient_.tile;
-    const float* const* k_hat = gradient_.fuse(segment);
-    bool finite = true;
-    for (std::int64_t g = 0; g < round_up(groups.count, 4); g += 4) {  // k_hat [keys, r] from k_hat^T
-      std::array<const float*, 4> four{};
-      for (std::size_t n = 0; n < 4; ++n) {
-        four[n] = k_hat[std::min<std::int64_t>(g + static_cast<std::int64_t>(n), groups.count - 1)];
-        finite = finite && all_finite(four[n], gradient_.padded_keys);
-      }
-      for (std::int64_t j = 0; j < gradient_.padded_keys; j += 4) {
-        transpose_4x4(four, j, k_hat_by_key_ + j * d_stride_ + g, d_stride_);
-      }
-    }
+    load_k_hat_by_key(segment);
     float* dq_hat =
         dq_hat_ + ((tile.b * problem_.heads_q + tile.h) * problem_.seq_q + tile.first + segment.first) * d_stride_;
     const float* d_s = gradient_.d_s + segment.first * kTileKeys;
-    if (finite) {
+    if (k_hat_finite_) {
       multiply({d_s, kTileKeys, 1, k_hat_by_key_rows_.data(), dq_hat, d_stride_, segment.rows,
                 round_up(groups.count, vector_length()), gradient_.keys, accumulate});
     } else {
@@ -140,15 +163,43 @@ class KeyStripTask {
     }
   }
 
-  // The products without the keys of probability 0, whose partner may be NaN or infinite: 0 times that is NaN.
+  // k_hat [keys, r]: k_hat^T transposed, or K itself, which stays for the next tile.
+  void load_k_hat_by_key(const Segment& segment) {
+    const common::Groups& groups = segment.groups;
+    if (groups.order == nullptr) {
+      if (!holds_k_) {
+        gradient_.load_k(k_hat_by_key_, d_stride_);
+        k_hat_finite_ = all_finite(k_hat_by_key_, gradient_.keys * d_stride_);
+      }
+      holds_k_ = true;
+      return;
+    }
+    holds_k_ = false;
+    k_hat_finite_ = true;
+    const float* const* k_hat = gradient_.fuse(segment);
+    for (std::int64_t g = 0; g < groups.count; g += 4) {
+      std::array<const float*, 4> four{};
+      for (std::size_t n = 0; n < 4; ++n) {
+        four[n] = k_hat[std::min<std::int64_t>(g + static_cast<std::int64_t>(n), groups.count - 1)];
+        k_hat_finite_ = k_hat_finite_ && all_finite(four[n], gradient_.padded_keys);
+      }
+      for (std::int64_t j = 0; j < gradient_.padded_keys; j += 4) {
+        transpose_4x4(four, j, k_hat_by_key_ + j * d_stride_ + g, d_stride_);
+      }
+    }
+  }
+
+  // The products without the keys of probability 0, whose partner may be NaN or infinite: 0 times that is NaN. Added in
+  // the order of multiply(): what a row does not see must not change its gradient's bits.
   void add_weighty_dv() {
-    for (std::int64_t n = 0; n < gradient_.tile.rows; ++n) {
+    for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
       for (std::int64_t j = 0; j < gradient_.keys; ++j) {
-        const float p = gradient_.p[n * kTileKeys + j];
-        for (std::int64_t c = 0; p != 0 && c < problem_.head_dim_v; ++c) {
-          float& sum = dv_transposed_[c * kTileKeys + j];
-          sum = std::fma(p, gradient_.d_o[n * dv_stride_ + c], sum);
+        float sum = 0;
+        for (std::int64_t n = 0; n < gradient_.tile.rows; ++n) {
+          const float p = gradient_.p[n * kTileKeys + j];
+          sum = p == 0 ? sum : std::fma(p, gradient_.d_o[n * dv_stride_ + c], sum);
         }
+        dv_transposed_[c * kTileKeys + j] += sum;
       }
     }
   }
@@ -169,25 +220,15 @@ class KeyStripTask {
   void add_weighty_dq(const Segment& segment, float* dq_hat, bool accumulate) const {
     for (std::int64_t n = 0; n < segment.rows; ++n) {
       for (std::int64_t g = 0; g < segment.groups.count; ++g) {
-        float& sum = dq_hat[n * d_stride_ + g];
-        sum = accumulate ? sum : 0;
+        float sum = 0;
         for (std::int64_t j = 0; j < gradient_.keys; ++j) {
           const std::int64_t at = (segment.first + n) * kTileKeys + j;
           sum = gradient_.p[at] == 0 ? sum : std::fma(gradient_.d_s[at], k_hat_by_key_[j * d_stride_ + g], sum);
         }
+        float& target = dq_hat[n * d_stride_ + g];
+        target = accumulate ? target + sum : sum;
       }
     }
-  }
-
-  [[nodiscard]] bool rows_finite(const float* rows, std::int64_t count, std::int64_t columns) const {
-    for (std::int64_t n = 0; n < count; ++n) {
-      for (std::int64_t c = 0; c < columns; ++c) {
-        if (!std::isfinite(rows[n * d_stride_ + c])) {
-          return false;
-        }
-      }
-    }
-    return true;
   }
 
   void wait_for_turn(std::int64_t tile, std::int64_t strip) {
@@ -216,6 +257,7 @@ class KeyStripTask {
   }
 
   const Problem& problem_;
+  const Grouping& grouping_;
   const BackwardTensors& tensors_;
   const BackwardPlan& plan_;
   std::int64_t d_stride_, dv_stride_;
@@ -227,6 +269,8 @@ class KeyStripTask {
   float* dk_hat_;         // [d, 128]
   float* dv_transposed_;  // [dv, 128]
   float* k_hat_by_key_;   // [128, d]
+  bool holds_k_ = false;  // k_hat_by_key_ is K
+  bool k_hat_finite_ = true;
   std::array<const float*, kTileQueries> p_rows_{};
   std::array<const float*, kTileQueries> ds_rows_{};
   std::array<const float*, kTileKeys> k_hat_by_key_rows_{};

@@ -44,7 +44,7 @@ void multiply_registers(const Product& product, std::int64_t i, std::int64_t j) 
   Vector sum[kRows][kVectors];
   for (int row = 0; row < kRows; ++row) {
     for (int v = 0; v < kVectors; ++v) {
-      sum[row][v] = product.accumulate ? hn::LoadU(tag, c + row * product.c_stride + v * lanes) : hn::Zero(tag);
+      sum[row][v] = hn::Zero(tag);
     }
   }
   const std::int64_t depth = product.k;
@@ -67,7 +67,9 @@ void multiply_registers(const Product& product, std::int64_t i, std::int64_t j) 
   }
   for (int row = 0; row < kRows; ++row) {
     for (int v = 0; v < kVectors; ++v) {
-      hn::StoreU(sum[row][v], tag, c + row * product.c_stride + v * lanes);
+      float* target = c + row * product.c_stride + v * lanes;
+      // C is added last: the rounding of a long sum grows with its parts, not with its terms.
+      hn::StoreU(product.accumulate ? hn::Add(sum[row][v], hn::LoadU(tag, target)) : sum[row][v], tag, target);
     }
   }
 }

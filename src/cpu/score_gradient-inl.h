@@ -19,10 +19,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
 
-// P and dS of one row from its scores (to the base 2) and dP = dO V^T: scores become P, d_p becomes dS * factor.
+// P and dS of one row from its scores (times `scale` to the base 2) and dP = dO V^T: scores become P, d_p becomes
+// dS * factor.
 // A hidden key has P = 0 whatever LSE is, and a key of probability 0 has dS = 0 whatever its V. `count` a multiple of
 // the vector length.
-inline void row_gradient(float* scores, float* d_p, std::int64_t count, float lse, float d, float factor) {
+inline void row_gradient(float* scores, float* d_p, std::int64_t count, const Factor& scale, float lse, float d,
+                         float factor) {
   const hn::ScalableTag<float> tag;
   const std::int64_t lanes = vector_length();
   if (lse == kHidden) {
@@ -34,15 +36,18 @@ inline void row_gradient(float* scores, float* d_p, std::int64_t count, float ls
   const double lse2 = static_cast<double>(lse) * std::numbers::log2e;
   const auto shift = hn::Set(tag, static_cast<float>(lse2));
   const auto rest = hn::Set(tag, static_cast<float>(lse2 - static_cast<double>(static_cast<float>(lse2))));
+  const auto high = hn::Set(tag, scale.high);
+  const auto low = hn::Set(tag, scale.low);
   const auto ds = hn::Set(tag, d);
   const auto factors = hn::Set(tag, factor);
   const auto most = hn::Set(tag, 127.0F);
   for (std::int64_t j = 0; j < count; j += lanes) {
-    const auto score = hn::LoadU(tag, scores + j);
+    auto score = hn::LoadU(tag, scores + j);
+    score = hn::MulAdd(score, high, hn::Mul(score, low));
     const auto hidden = hn::Eq(score, hn::Set(tag, kHidden));
     auto x = hn::Sub(hn::Sub(score, shift), rest);
     x = hn::IfThenElse(hn::Gt(x, most), most, x);  // the rounding of a huge LSE may put it far above 0
-    const auto p = hn::IfThenZeroElse(hidden, exp2_nonpositive(tag, x));
+    const auto p = hn::IfThenZeroElse(hidden, power_of_2(tag, x));
     const auto gradient = hn::Mul(hn::Mul(p, hn::Sub(hn::LoadU(tag, d_p + j), ds)), factors);
     hn::StoreU(p, tag, scores + j);
     hn::StoreU(hn::IfThenZeroElse(hn::Eq(p, hn::Zero(tag)), gradient), tag, d_p + j);
@@ -58,6 +63,7 @@ class ScoreGradient {
         grouping_(grouping),
         tensors_(tensors),
         mask_(problem.mask, tensors.mask),
+        scale_(problem.softmax_scale() * std::numbers::log2e),
         d_stride_(padded(problem.head_dim)),
         dv_stride_(padded(problem.head_dim_v)) {
     const BackwardScratch offsets(problem, grouping);
@@ -77,12 +83,16 @@ class ScoreGradient {
     first_key_ = first_key;
     keys = std::clamp<std::int64_t>(problem_.seq_k - first_key, 0, kTileKeys);
     padded_keys = round_up(keys, std::max<std::int64_t>(vector_length(), 4));
-    const T* k = static_cast<const T*>(tensors_.k) + b * problem_.k.batch + h_kv * problem_.k.head;
+    k_ = static_cast<const T*>(tensors_.k) + b * problem_.k.batch + h_kv * problem_.k.head + first_key * problem_.k.row;
     const T* v = static_cast<const T*>(tensors_.v) + b * problem_.v.batch + h_kv * problem_.v.head;
-    load_transposed(k + first_key * problem_.k.row, problem_.k.row, keys, problem_.head_dim, padded_keys, k_transposed_,
-                    kTileKeys);
+    load_transposed(k_, problem_.k.row, keys, problem_.head_dim, padded_keys, k_transposed_, kTileKeys);
     load_transposed(v + first_key * problem_.v.row, problem_.v.row, keys, problem_.head_dim_v, padded_keys,
                     v_transposed_, kTileKeys);
+  }
+
+  // The strip's K [keys, stride], padded with 0.
+  void load_k(float* target, std::int64_t stride) const {
+    load_rows(k_, problem_.k.row, keys, problem_.head_dim, stride, target, stride);
   }
 
   void load_queries(const QueryTile& query_tile) {
@@ -99,16 +109,18 @@ class ScoreGradient {
   // P and factor * dS, from the keys and queries that are loaded.
   void run(float factor) {
     for (const Segment& segment : segments) {
-      multiply({q_hat + segment.first * d_stride_, d_stride_, 1, fuse(segment), p + segment.first * kTileKeys,
-                kTileKeys, segment.rows, padded_keys, segment.groups.count, false});
-    }
-    multiply({d_o, dv_stride_, 1, v_rows_.data(), d_s, kTileKeys, tile.rows, padded_keys, problem_.head_dim_v, false});
-    const std::int64_t first_row = (tile.b * problem_.heads_q + tile.h) * problem_.seq_q + tile.first;
-    const auto* lse = static_cast<const float*>(tensors_.lse) + first_row;
-    for (std::int64_t n = 0; n < tile.rows; ++n) {
-      float* scores = p + n * kTileKeys;
-      finish_scores(problem_, mask_, tile, n, first_key_, keys, padded_keys, scores);
-      row_gradient(scores, d_s + n * kTileKeys, padded_keys, lse[n], correction(n, first_row + n), factor);
+      const float* const* k_hat = fuse(segment);
+      for (std::int64_t n = 0; n < segment.rows; n += kRowsAtOnce) {
+        const std::int64_t first = segment.first + n;
+        const std::int64_t rows = std::min(kRowsAtOnce, segment.rows - n);
+        multiply({q_hat + first * d_stride_, d_stride_, 1, k_hat, p + first * kTileKeys, kTileKeys, rows, padded_keys,
+                  segment.groups.count, false});
+        multiply({d_o + first * dv_stride_, dv_stride_, 1, v_rows_.data(), d_s + first * kTileKeys, kTileKeys, rows,
+                  padded_keys, problem_.head_dim_v, false});
+        for (std::int64_t row = first; row < first + rows; ++row) {
+          take_gradient(row, factor);
+        }
+      }
     }
   }
 
@@ -132,13 +144,24 @@ class ScoreGradient {
            tile.first * problem_.o.row;
   }
 
+  // Row n: scores become P, dP becomes factor * dS.
+  void take_gradient(std::int64_t n, float factor) {
+    const std::int64_t row = (tile.b * problem_.heads_q + tile.h) * problem_.seq_q + tile.first + n;
+    const float lse = static_cast<const float*>(tensors_.lse)[row];
+    float* scores = p + n * kTileKeys;
+    const bool plain =
+        mask_.none() && keys == padded_keys && common::visible_keys(problem_, tile.first + n) >= first_key_ + keys;
+    if (!plain) {
+      finish_scores(problem_, mask_, tile, n, first_key_, keys, padded_keys, scores);
+    }
+    row_gradient(scores, d_s + n * kTileKeys, padded_keys, plain ? scale_ : one_, lse, correction(n, row), factor);
+  }
+
   // D = rowsum(dO * O) - dLSE.
   [[nodiscard]] float correction(std::int64_t n, std::int64_t row) const {
-    const T* o = o_start(tensors_.o) + n * problem_.o.row;
-    float sum = 0;
-    for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
-      sum += d_o[n * dv_stride_ + c] * common::to_float(o[c]);
-    }
+    alignas(64) std::array<float, kMaxHeadDim> o;
+    load_rows(o_start(tensors_.o) + n * problem_.o.row, 0, 1, problem_.head_dim_v, dv_stride_, o.data(), 0);
+    const float sum = dot(d_o + n * dv_stride_, o.data(), dv_stride_);
     return tensors_.d_lse == nullptr ? sum : sum - static_cast<const float*>(tensors_.d_lse)[row];
   }
 
@@ -146,11 +169,14 @@ class ScoreGradient {
   const Grouping& grouping_;
   const BackwardTensors& tensors_;
   common::MaskView mask_;
+  Factor scale_;  // to logarithms to the base 2
+  Factor one_{1};
   std::int64_t d_stride_, dv_stride_;
   std::int64_t first_key_ = 0;
-  float* k_transposed_;  // [d, 128]
-  float* k_hat_;         // [r, 128]
-  float* v_transposed_;  // [dv, 128]
+  const T* k_ = nullptr;  // of the strip
+  float* k_transposed_;   // [d, 128]
+  float* k_hat_;          // [r, 128]
+  float* v_transposed_;   // [dv, 128]
   KHatRows k_hat_rows_{};
   std::array<const float*, kMaxHeadDim> v_rows_{};
 };

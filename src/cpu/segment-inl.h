@@ -52,21 +52,31 @@ inline Segments find_segments(const Problem& problem, const Grouping& grouping, 
   return segments;
 }
 
-// q_hat [rows, stride] of the segment's rows: a group's sampled column or its mean. `q` is the tile's first row.
+// q_hat [rows, stride] of the segment's rows: a group's sampled column or its mean, then 0. `q` is the tile's first
+// row.
 template <class T>
 void estimate_q(const Problem& problem, Estimator estimator, const Segment& segment, const T* q, float* q_hat,
                 std::int64_t stride) {
-  std::array<float, kMaxHeadDim> row{};
   const common::Groups& groups = segment.groups;
+  if (groups.order == nullptr) {
+    load_rows(q + segment.first * problem.q.row, problem.q.row, segment.rows, groups.count, stride,
+              q_hat + segment.first * stride, stride);
+    return;
+  }
+  const std::int64_t summed = estimator == Estimator::mean ? groups.members : 1;
+  std::array<float, kMaxHeadDim> row;
   for (std::int64_t n = segment.first; n < segment.first + segment.rows; ++n) {
     load_row(q + n * problem.q.row, problem.head_dim, row.data());
-    for (std::int64_t g = 0; g < groups.count; ++g) {
-      const std::int64_t members = estimator == Estimator::sample ? 1 : groups.size(g);
-      float sum = row[static_cast<std::size_t>(groups.column(g, 0))];
-      for (std::int64_t member = 1; member < members; ++member) {
-        sum += row[static_cast<std::size_t>(groups.column(g, member))];
+    float* estimate = q_hat + n * stride;
+    std::fill_n(estimate, stride, 0.0F);
+    for (std::int64_t member = 0; member < summed; ++member) {
+      const std::int64_t holders = std::min(groups.count, common::ceil_div(groups.columns - member, groups.members));
+      for (std::int64_t g = 0; g < holders; ++g) {
+        estimate[g] += row[static_cast<std::size_t>(groups.order[g * groups.members + member])];
       }
-      q_hat[n * stride + g] = members == 1 ? sum : sum / static_cast<float>(members);
+    }
+    for (std::int64_t g = 0; summed > 1 && g < groups.count; ++g) {
+      estimate[g] /= static_cast<float>(groups.size(g));
     }
   }
 }

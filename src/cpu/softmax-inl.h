@@ -22,20 +22,24 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
-// What the tiles so far say of a row: the sum of 2^(s_j - maximum). Every key hidden so far: maximum -inf, sum 0.
+// What the tiles so far say of a row: the sum of 2^(s_j - maximum), where no score exceeds the maximum by more than
+// kSlack. Every key hidden so far: maximum -inf, sum 0.
 struct RowState {
   float maximum = kHidden;
   float sum = 0;
 };
 
-// 2^x for x <= 0, relative error below 1e-7; 0 below 2^-126, and for -inf; NaN stays NaN.
+// 2^x for x <= 127, relative error below 1e-7; 0 below 2^-126, and for -inf; NaN stays NaN.
 template <class Tag, class Vector = hn::Vec<Tag>>
-HWY_INLINE Vector exp2_nonpositive(Tag tag, Vector x) {
+HWY_INLINE Vector power_of_2(Tag tag, Vector x) {
   const hn::RebindToSigned<Tag> int_tag;
   const Vector low = hn::Set(tag, -127.0F);
   x = hn::IfThenElse(hn::Lt(x, low), low, x);  // Max would lose a NaN on some targets
-  const Vector whole = hn::Round(x);
-  const Vector f = hn::Sub(x, whole);  // -1/2 .. 1/2
+  // Where one unit in the last place is 1: adding rounds x, and leaves the rounded x + 127 in the lowest bits.
+  const Vector rounder = hn::Set(tag, 0x1.8p23F + 127.0F);
+  const Vector rounded = hn::Add(x, rounder);
+  const Vector power = hn::BitCast(tag, hn::ShiftLeft<23>(hn::BitCast(int_tag, rounded)));
+  const Vector f = hn::Sub(x, hn::Sub(rounded, rounder));  // -1/2 .. 1/2
   // 1 + f q(f), q fitted to the least largest relative error of 2^f.
   Vector p = hn::Set(tag, 0.00015353362F);
   p = hn::MulAdd(p, f, hn::Set(tag, 0.0013398875F));
@@ -44,13 +48,12 @@ HWY_INLINE Vector exp2_nonpositive(Tag tag, Vector x) {
   p = hn::MulAdd(p, f, hn::Set(tag, 0.24022648F));
   p = hn::MulAdd(p, f, hn::Set(tag, 0.6931472F));
   p = hn::MulAdd(p, f, hn::Set(tag, 1.0F));
-  const auto exponent = hn::Add(hn::ConvertTo(int_tag, whole), hn::Set(int_tag, 127));
-  return hn::Mul(p, hn::BitCast(tag, hn::ShiftLeft<23>(exponent)));
+  return hn::Mul(p, power);
 }
 
-inline float exp2_nonpositive(float x) {
+inline float power_of_2(float x) {
   const hn::CappedTag<float, 1> tag;
-  return hn::GetLane(exp2_nonpositive(tag, hn::Set(tag, x)));
+  return hn::GetLane(power_of_2(tag, hn::Set(tag, x)));
 }
 
 // The largest of `count` scores (a multiple of the vector length); NaN may or may not count.
@@ -74,27 +77,31 @@ inline float exponentials(float* scores, std::int64_t count, const Factor& facto
   auto sum = hn::Zero(tag);
   for (std::int64_t j = 0; j < count; j += lanes) {
     const auto score = hn::LoadU(tag, scores + j);
-    const auto p = exp2_nonpositive(tag, hn::MulAdd(score, high, hn::MulAdd(score, low, shift)));
+    const auto p = power_of_2(tag, hn::MulAdd(score, high, hn::MulAdd(score, low, shift)));
     sum = hn::Add(sum, p);
     hn::StoreU(p, tag, scores + j);
   }
   return hn::GetLane(hn::SumOfLanes(tag, sum));
 }
 
+// What the largest score may exceed RowState::maximum by: growing it less often costs nothing, for sums of powers up to
+// 2^8 are as precise as sums of powers up to 1.
+inline constexpr float kSlack = 8;
+
 // Replaces the scores s of a row and a tile of keys by 2^(factor * s - maximum), factor >= 0, and rescales what the row
 // has gathered in o [o_count] when the maximum grows. Both counts are multiples of the vector length.
 inline void online_softmax(float* scores, std::int64_t count, const Factor& factor, RowState& state, float* o,
                            std::int64_t o_count) {
   const float row = row_maximum(scores, count);
-  const float maximum = std::max(state.maximum, std::fma(row, factor.high, row * factor.low));
-  if (maximum > state.maximum) {
-    const float shrink = exp2_nonpositive(state.maximum - maximum);
+  const float maximum = std::fma(row, factor.high, row * factor.low);
+  if (maximum > state.maximum + kSlack) {
+    const float shrink = power_of_2(state.maximum - maximum);
     state.sum *= shrink;
     state.maximum = maximum;
     scale_or_clear_row(o, o_count, shrink);
   }
   // Where every key is hidden so far, 2^(-inf - 0) = 0 is wanted, not 2^(-inf + inf).
-  state.sum += exponentials(scores, count, factor, maximum == kHidden ? 0.0F : maximum);
+  state.sum += exponentials(scores, count, factor, state.maximum == kHidden ? 0.0F : state.maximum);
 }
 
 }  // namespace distr::cpu::HWY_NAMESPACE

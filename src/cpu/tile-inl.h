@@ -184,6 +184,17 @@ inline bool all_finite(const float* x, std::int64_t count) {
   return hn::AllTrue(tag, hn::Eq(zero_or_nan, hn::Zero(tag)));
 }
 
+// Sum of the products of two rows; `count` a multiple of the vector length.
+inline float dot(const float* a, const float* b, std::int64_t count) {
+  const hn::ScalableTag<float> tag;
+  const std::int64_t lanes = vector_length();
+  auto sum = hn::Zero(tag);
+  for (std::int64_t c = 0; c < count; c += lanes) {
+    sum = hn::MulAdd(hn::LoadU(tag, a + c), hn::LoadU(tag, b + c), sum);
+  }
+  return hn::GetLane(hn::SumOfLanes(tag, sum));
+}
+
 template <class T>
 void store_row(const float* source, std::int64_t count, T* target) {
   for (std::int64_t c = 0; c < count; ++c) {
