@@ -40,8 +40,9 @@ def scaled_dot_product_attention(
     Returns out [..., Hq, L, Ev] of the query's dtype. With return_lse also the natural logarithm of the softmax's
     denominators, [..., Hq, L] in float32 (float64 for float64), -inf where no key is seen; it is differentiable.
 
-    Raises ValueError (sizes, values), TypeError (dtypes, devices), NotImplementedError (dropout, nested and sparse
-    tensors, forward-mode and second derivatives), and RuntimeError for devices without kernels.
+    Raises ValueError (shapes, settings), TypeError (dtypes, devices), NotImplementedError (dropout, nested and sparse
+    tensors, forward-mode and second derivatives), and RuntimeError for what the operators refuse (E, Ev or scale out of
+    range, devices without kernels).
     """
     settings = Settings(strategy, group_size, block_size, estimator, order_from, seed)
     if dropout_p != 0:

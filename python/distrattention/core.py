@@ -138,10 +138,12 @@ def _check_mask(mask, query, key):
 
 def autocast(*tensors):
     """The tensors as PyTorch's SDPA takes them under autocast: all floating-point ones but float64 are cast."""
-    device = getattr(tensors[0], "device", None)
-    if device is None or device.type == "meta" or not torch.is_autocast_enabled(device.type):
+    if not isinstance(tensors[0], torch.Tensor):  # check() will refuse it
         return tensors
-    dtype = torch.get_autocast_dtype(device.type)
+    device = tensors[0].device.type
+    if device == "meta" or not torch.is_autocast_enabled(device):
+        return tensors
+    dtype = torch.get_autocast_dtype(device)
 
     def cast(tensor):
         floating = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()

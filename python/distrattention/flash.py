@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention with the contract of the flash-attn package: [B, S, H, D], causal at the bottom right, GQA unasked."""
 
+import operator
+
 from distrattention.core import attend, autocast, check, will_require_grad
 from distrattention.settings import Settings
 
@@ -113,7 +115,7 @@ def _flash(q, k, v, scale, causal, settings):
 def _refuse(dropout_p, window_size, softcap, alibi_slopes, **others):
     if dropout_p != 0:
         raise NotImplementedError(f"dropout_p is {dropout_p}; allowed: 0, as there is no dropout")
-    if tuple(window_size) != (-1, -1):
+    if window_size not in ((-1, -1), [-1, -1]):
         raise NotImplementedError(f"window_size is {window_size}; allowed: (-1, -1), as there are no sliding windows")
     if softcap != 0:
         raise NotImplementedError(f"softcap is {softcap}; allowed: 0, as scores cannot be capped")
@@ -132,12 +134,18 @@ def _require_axes(tensors, count, meaning):
 
 def _lengths(name, starts, total, name_of_longest, longest):
     """The lengths of the sequences that start at `starts`."""
+    if not isinstance(starts, torch.Tensor):
+        raise TypeError(f"{name} is a {type(starts).__name__}; allowed: a torch.Tensor, int32 [sequences + 1]")
     if starts.dtype != torch.int32 or starts.dim() != 1 or len(starts) == 0:
         raise ValueError(f"{name} is {starts.dtype} {tuple(starts.shape)}; allowed: int32 [sequences + 1]")
     starts = starts.tolist()
     lengths = [end - start for start, end in zip(starts, starts[1:])]
     if starts[0] != 0 or starts[-1] != total or any(length < 0 for length in lengths):
         raise ValueError(f"{name} is {starts}; allowed: from 0 to {total}, the number of rows, never falling")
+    try:
+        longest = operator.index(longest)
+    except TypeError:
+        raise TypeError(f"{name_of_longest} is {longest!r}; allowed: an int") from None
     if lengths and max(lengths) > longest:
         raise ValueError(f"{name_of_longest} is {longest}; allowed: {max(lengths)}, the longest sequence, and above")
     return lengths

@@ -40,10 +40,10 @@ class Settings:
         _require_name("estimator", self.estimator, ESTIMATORS)
         if self.order_from is not None:
             _require_name("order_from", self.order_from, ORDERS_FROM)
-        _require_int("group_size", self.group_size, 1)
+        require_int("group_size", self.group_size, 1)
         if self.block_size is not None:
-            _require_int("block_size", self.block_size, 1)
-        _require_int("seed", self.seed, 0)
+            require_int("block_size", self.block_size, 1)
+        require_int("seed", self.seed, 0)
 
     def asdict(self):
         """The settings as keywords of scaled_dot_product_attention()."""
@@ -58,7 +58,7 @@ def _require_name(name, value, allowed):
         raise ValueError(f"{name} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
 
 
-def _require_int(name, value, low):
+def require_int(name, value, low):
     if isinstance(value, bool) or not isinstance(value, int):
         raise TypeError(f"{name} is {value!r}; allowed: an int from {low} on")
     if not low <= value <= _INT64_MAX:

@@ -2,6 +2,7 @@
 """scaled_dot_product_attention: PyTorch's contract, held against PyTorch's own function."""
 
 import logging
+import math
 
 import pytest
 import torch
@@ -223,6 +224,26 @@ def test_previous_is_strictly_causal():
             )
             same[order_from] = torch.equal(before, after)
         assert same == {"own": False, "previous": True}
+
+
+@pytest.mark.parametrize("strategy", ["exact", "lsh", "energy"])
+def test_gradients_of_rows_do_not_see_later_keys(strategy):
+    """Not even NaN or infinity in them: dQ of earlier rows keeps its bits."""
+    inputs = [torch.randn(1, 2, 400, 16) for _ in range(3)]
+
+    def earlier_gradients(later):
+        q, k, v = (tensor.clone() for tensor in inputs)
+        k[:, :, 200:], v[:, :, 200:] = later, later
+        q.requires_grad_()
+        out = scaled_dot_product_attention(q, k, v, is_causal=True, strategy=strategy, block_size=64)
+        out.backward(torch.ones_like(out))
+        return q.grad[:, :, :200]
+
+    finite = earlier_gradients(0.25)
+    assert finite.isfinite().all() and finite.norm() > 0
+    assert torch.equal(finite, earlier_gradients(-40.0))
+    assert torch.equal(finite, earlier_gradients(math.nan))
+    assert torch.equal(finite, earlier_gradients(math.inf))
 
 
 def test_seed_and_estimator_and_block_size_matter():

@@ -35,6 +35,7 @@ REFUSED = {
         "attn_mask and is_causal=True were both given; allowed: one of them",
     ),
     "a list": (changed(key=lambda: [1.0]), TypeError, "key is a list; allowed: a torch.Tensor"),
+    "a numpy array": (changed(query=lambda: R(2, 4, 9, 8).numpy()), TypeError, "query is a ndarray; allowed: a torch"),
     "integers": (
         lambda: {n: t.int() for n, t in tensors().items()},
         TypeError,

@@ -103,6 +103,7 @@ def test_varlen_sequences_do_not_see_each_other():
 REFUSED = {
     "dropout_p": (0.1, NotImplementedError, "dropout_p is 0.1; allowed: 0"),
     "window_size": ((128, 0), NotImplementedError, r"window_size is \(128, 0\); allowed: \(-1, -1\)"),
+    "window_size, a number": (128, NotImplementedError, r"window_size is 128; allowed: \(-1, -1\)"),
     "softcap": (30.0, NotImplementedError, "softcap is 30.0; allowed: 0"),
     "alibi_slopes": (torch.ones(4), NotImplementedError, "alibi_slopes was given; allowed: None"),
     "learnable_sink": (torch.ones(4), NotImplementedError, "learnable_sink was given; allowed: None"),
@@ -115,12 +116,13 @@ REFUSED = {
 @pytest.mark.parametrize("varlen", [False, True])
 def test_refused_by_name(name, varlen):
     value, error, message = REFUSED[name]
+    keyword = name.split(",")[0]
     with pytest.raises(error, match=message):
         if varlen:
             (q, k, v), where = packed((5, 6), (5, 6))
-            flash_attn_varlen_func(q, k, v, *where, **{name: value})
+            flash_attn_varlen_func(q, k, v, *where, **{keyword: value})
         else:
-            flash_attn_func(*rows_first(), **{name: value})
+            flash_attn_func(*rows_first(), **{keyword: value})
 
 
 def test_deterministic_is_always_so():
@@ -162,6 +164,10 @@ def test_lengths_are_checked():
         arguments = dict(starts_q=starts_q, starts_k=starts_k, max_q=max_q, max_k=max_k) | changes
         with pytest.raises(ValueError, match=message):
             flash_attn_varlen_func(q, k, v, *arguments.values())
+    with pytest.raises(TypeError, match="cu_seqlens_k is a list; allowed: a torch.Tensor, int32"):
+        flash_attn_varlen_func(q, k, v, starts_q, starts_k.tolist(), max_q, max_k)
+    with pytest.raises(TypeError, match="max_seqlen_q is None; allowed: an int"):
+        flash_attn_varlen_func(q, k, v, starts_q, starts_k, None, max_k)
     with pytest.raises(NotImplementedError, match="block_table was given"):
         flash_attn_varlen_func(q, k, v, starts_q, starts_k, max_q, max_k, block_table=torch.zeros(2, 1))
     with pytest.raises(ValueError, match="q has 4 axes; allowed: 3"):

@@ -246,14 +246,10 @@ def test_backward_refuses_what_does_not_fit(which):
             ops.backward(*(tensors | {which: wrong}).values(), False, *EXACT)
 
 
-def test_a_cuda_tensor_is_refused_in_words(problem):
-    """The dispatcher's entry for CUDA says what is missing; without a GPU, that there is one is all there is to see."""
-    for name in ("make_grouping", "forward", "backward"):
-        assert torch._C._dispatch_has_kernel_for_dispatch_key(f"distrattention::{name}", "CUDA")
-    if torch.cuda.is_available():
-        q, k, v = (tensor.cuda() for tensor in problem(dtype=torch.float32))
-        with pytest.raises(RuntimeError, match="no CUDA kernels"):
-            ops.forward(q, k, v)
+@pytest.mark.parametrize("name", ["make_grouping", "forward", "backward"])
+def test_the_dispatcher_has_an_entry_for_cuda(name):
+    """Also in a build without CUDA kernels, where it says what is missing. To see that it is there takes no GPU."""
+    assert torch._C._dispatch_has_kernel_for_dispatch_key(f"distrattention::{name}", "CUDA")
 
 
 def test_every_combination_of_settings_runs(problem):

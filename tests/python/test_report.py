@@ -211,8 +211,9 @@ def test_calls_that_cannot_be_approximated_are_listed_with_the_reason():
 @pytest.mark.parametrize("wrong, message", [
     (lambda: report(tiny({}).train(), normal(1, 8, 64)), "the model is in training mode; allowed: evaluation mode"),
     (lambda: report(nn.Linear(4, 4).eval(), normal(1, 4)), "Linear made no call that can be met; allowed"),
-    (lambda: report(tiny({}), normal(1, 8, 64), repeats=0), "repeats 0"),
-    (lambda: report(tiny({}), normal(1, 8, 64), [Settings("energy", 33)]), "33"),
+    (lambda: report(tiny({}), normal(1, 8, 64), repeats=0), "repeats is 0; allowed: 1 to"),
+    (lambda: report(tiny({}), normal(1, 8, 64), max_rows=-1), "max_rows is -1; allowed: 1 to"),
+    (lambda: report(tiny({}), normal(1, 8, 64), [Settings("energy", 33)]), "group_size is 33; allowed: 1 to 32"),
 ])
 def test_bad_input(wrong, message):
     with pytest.raises(ValueError, match=message):
@@ -222,6 +223,11 @@ def test_bad_input(wrong, message):
 def test_a_batch_of_another_type():
     with pytest.raises(TypeError, match="batch is a int; allowed: tensor, mapping"):
         report(tiny({}), 3)
+
+
+def test_settings_of_another_type():
+    with pytest.raises(TypeError, match="settings has 'energy'; allowed: distrattention.Settings"):
+        report(tiny({}), normal(1, 8, 64), ["energy"])
 
 
 def bert(implementation):

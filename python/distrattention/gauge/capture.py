@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from .. import core, ops
 from ..sdpa_mode import replace_sdpa
-from ..settings import Settings
+from ..settings import Settings, require_int
 from .measure import Call, output_errors, times_in_turn, total_variations
 from .result import Layer, Measurement, Output, Report
 
@@ -47,13 +47,16 @@ def report(
     with the reason. Compiled models run uncompiled here.
 
     Raises ValueError where the model is in training mode, makes no attention call that can be met, or a setting does
-    not fit it.
+    not fit it; ValueError or TypeError for the other arguments.
     """
     if isinstance(model, nn.Module) and model.training:
         raise ValueError("the model is in training mode; allowed: evaluation mode (model.eval())")
-    if repeats < 1 or max_rows < 1:
-        raise ValueError(f"repeats {repeats}, max_rows {max_rows}; allowed: 1 and above")
+    require_int("repeats", repeats, 1)
+    require_int("max_rows", max_rows, 1)
     settings = tuple(settings)
+    for setting in settings:
+        if not isinstance(setting, Settings):
+            raise TypeError(f"settings has {setting!r}; allowed: distrattention.Settings")
     model = getattr(model, "_orig_mod", model)  # of a compiled model
     with torch.no_grad(), torch.compiler.set_stance("force_eager"):
         with _module_names(model) as names, _Gauge(names, settings, repeats, max_rows) as gauge:
