@@ -34,8 +34,10 @@ if(DISTR_CUDA_FOUND)
     src/cuda/plain/plain.cpp
     src/cuda/prepare.cu
     src/cuda/sm80/forward_launch.cu
+    src/cuda/sm80/split.cu
     src/cuda/sm80/variants_bf16.cu
-    src/cuda/sm80/variants_f16.cu)
+    src/cuda/sm80/variants_f16.cu
+    src/cuda/tiles.cu)
   # Spills are warnings, hence errors with DISTR_WERROR, but for the kernel whose few tools/register_table.py allows.
   set(strict_sources ${DISTR_CUDA_SOURCES})
   list(FILTER strict_sources EXCLUDE REGEX "sm80/variants.*|cpp$")

@@ -9,6 +9,8 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <algorithm>
+
 #include "cuda/launch.h"
 
 namespace distr::cuda {
@@ -129,6 +131,13 @@ __global__ void fuse_kernel(const uint4* kt, const std::int32_t* order, Fusion f
 }
 
 }  // namespace
+
+int heads_in_cache(const Problem& problem) noexcept {
+  constexpr std::int64_t kCacheBytes = std::int64_t{36} << 20;
+  const std::int64_t head_bytes = problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2;
+  return static_cast<int>(std::clamp(kCacheBytes / std::max(head_bytes, std::int64_t{1}), std::int64_t{1},
+                                     problem.batch * problem.heads_q));
+}
 
 bool has_aligned_rows(const Strides& strides) noexcept {
   return strides.batch % kChunk == 0 && strides.head % kChunk == 0 && strides.row % kChunk == 0;

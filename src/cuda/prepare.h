@@ -14,6 +14,9 @@ struct Extent {
   std::int64_t batch, heads, rows, columns;
 };
 
+// How many heads' K and V stay in the L2 together: so many are worked on at the same time.
+[[nodiscard]] int heads_in_cache(const Problem& problem) noexcept;
+
 // Whether every row begins at a multiple of 16 bytes if the tensor does.
 [[nodiscard]] bool has_aligned_rows(const Strides& strides) noexcept;
 

@@ -83,4 +83,10 @@ template <class T>
   return x + __shfl_xor_sync(~0U, x, 2);
 }
 
+// Natural logarithm of the sum of e^S, where total = sum of 2^(scale * (S - reference)).
+[[nodiscard]] __device__ inline float natural_lse(float reference, float scale, float total) {
+  constexpr float kLn2 = 0.6931471805599453F;
+  return total == 0.0F ? -INFINITY : kLn2 * (reference * scale + log2f(total));
+}
+
 }  // namespace distr::cuda

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "cuda/problem.h"
+#include "cuda/sm80/split.h"
 
 namespace distr::cuda::sm80 {
 
@@ -74,6 +75,8 @@ struct ForwardParameters {
   int member_bits;                  // log2 of the rows of k that make a group: 0 where k holds k_hat^T
   int section;                      // heads that are worked on at the same time
   std::int64_t row_begin, row_end;  // the queries of this launch
+  unsigned tiles;                   // of queries, of all heads
+  Split split;
 };
 
 }  // namespace distr::cuda::sm80

@@ -7,13 +7,14 @@
 //       S = q_hat k_hat^T                       [kRows, kKeys]       Keys (keys.cuh), one mma after the other
 //       P = 2^(scale * S - reference), rowsum   in registers         Softmax (softmax.cuh)
 //       O += P V                                [kRows, dv]
-//     O / rowsum, LSE
+//     O / rowsum, LSE, or for one piece of the keys (split.h) what merge_pieces() makes them from
 //   Pipeline: two stages of (k_hat, V). While tile j is computed, tile j + 1 is copied by cp.async; columns of K that
 //   must be summed (lsh) come to registers before the second product and are stored after it. One barrier a tile.
 //   Shared memory: Q of exact attention, then the stages. Grouped: q_hat is built where the stages will be, and then
 //   lives in registers.
 #pragma once
 
+#include "cuda/rows.cuh"
 #include "cuda/sm80/config.h"
 #include "cuda/sm80/keys.cuh"
 #include "cuda/sm80/queries.cuh"
@@ -21,39 +22,30 @@
 
 namespace distr::cuda::sm80 {
 
-// Which queries and keys a thread block works on.
-struct Work {
-  int batch, head, head_kv;
-  int row;   // first query
-  int keys;  // keys that any of its queries sees
+// Which keys a thread block works on, beside its queries.
+struct Work : Rows {
+  int first, last;  // tiles of keys: those that any of the queries sees, or a piece of them
 
   template <class C>
   __device__ static Work of(unsigned block, const ForwardParameters& p, C) {
+    const Split::Piece piece = p.split.at(block);
+    Work work{Rows::of(piece.tile, C::kRows, p), 0, 0};
     const DeviceProblem& problem = p.problem;
-    const auto tiles = static_cast<unsigned>((p.row_end - p.row_begin + C::kRows - 1) / C::kRows);
-    // Section after section of heads; in each, the last rows first, which are the longest where it is causal.
-    const unsigned first = block / (tiles * p.section) * p.section;
-    const unsigned heads = min(static_cast<unsigned>(problem.batch * problem.heads_q) - first, unsigned(p.section));
-    const unsigned index = block - first * tiles;
-    const unsigned tile = tiles - 1 - index / heads;
-    const int batch_head = static_cast<int>(first + index % heads);
-    Work work{};
-    work.batch = batch_head / static_cast<int>(problem.heads_q);
-    work.head = batch_head % static_cast<int>(problem.heads_q);
-    work.head_kv = work.head / static_cast<int>(problem.heads_q / problem.heads_kv);
-    work.row = static_cast<int>(p.row_begin) + static_cast<int>(tile) * C::kRows;
-    work.keys = static_cast<int>(problem.seq_k);
+    std::int64_t keys = problem.seq_k;
     if (problem.causal) {
-      const std::int64_t last = min(std::int64_t{work.row} + C::kRows, p.row_end) - 1;
-      work.keys = static_cast<int>(min(max(last + problem.causal_offset + 1, std::int64_t{0}), problem.seq_k));
+      const std::int64_t row = min(std::int64_t{work.row} + C::kRows, p.row_end) - 1;
+      keys = min(max(row + problem.causal_offset + 1, std::int64_t{0}), problem.seq_k);
     }
+    const unsigned tiles = (static_cast<unsigned>(keys) + C::kKeys - 1) / C::kKeys;
+    work.first = static_cast<int>(tiles * piece.index / piece.count);
+    work.last = static_cast<int>(tiles * (piece.index + 1) / piece.count);
     return work;
   }
 };
 
 // O of a warp in the layout of the mma's accumulators: rows lane / 4 (+ 8), columns 8 n + 2 (lane % 4) (+ 1).
 template <class C>
-__device__ inline void store(const ForwardParameters& p, const Work& work, int warp_row,
+__device__ inline void store(const ForwardParameters& p, const Rows& work, int warp_row,
                              const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
   using T = typename C::Element;
   const DeviceProblem& problem = p.problem;
@@ -89,6 +81,29 @@ __device__ inline void store(const ForwardParameters& p, const Work& work, int w
             to[column + 1] = T(high);
           }
         }
+      }
+    }
+  }
+}
+
+// What a split tile's piece leaves for merge_pieces(): O before the division, and what it is relative to.
+template <class C>
+__device__ inline void store_piece(const Split& split, unsigned piece, int warp_row,
+                                   const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const std::int64_t row = std::int64_t{piece} * C::kRows + warp_row + tile * 16 + half * 8 + lane / 4;
+      const float sum = quad_sum(softmax.sum[tile][half]);
+      if (lane % 4 == 0) {
+        split.row[row] = {softmax.reference[tile][half], sum};
+      }
+      auto* const to = reinterpret_cast<float2*>(split.o + row * C::kDim) + lane % 4;
+#pragma unroll
+      for (int n = 0; n < C::kDim / 8; ++n) {
+        to[n * 4] = {o[tile][n][half * 2], o[tile][n][half * 2 + 1]};
       }
     }
   }
@@ -140,25 +155,25 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
 
   float o[C::kRowTiles][C::kDim / 8][4] = {};
   Softmax<C> softmax(score_scale<C>(problem));
-  const int tiles = (work.keys + C::kKeys - 1) / C::kKeys;
-  if (tiles > 0) {
-    keys.copy(0);
-    copy_values(0);
+  const int last = work.last;
+  if (work.first < last) {
+    keys.copy(work.first);
+    copy_values(work.first);
   }
   ptx::cp_async_commit();
-  if (C::kMembers > 1 && tiles > 0) {
+  if (C::kMembers > 1 && work.first < last) {
     ptx::cp_async_wait<0>();
     for (int turn = 0; turn < C::Keys::kTurns; ++turn) {
       keys.fetch(turn);
-      keys.store(0, turn);
+      keys.store(work.first, turn);
     }
   }
 
   const int unmasked = unmasked_tiles<C>(p, work);
-  for (int j = 0; j < tiles; ++j) {
+  for (int j = work.first; j < last; ++j) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // tile j is there, and nobody reads the other stage any more
-    if (j + 1 < tiles) {
+    if (j + 1 < last) {
       keys.copy(j + 1);
       ptx::cp_async_commit();
       copy_values(j + 1);
@@ -175,9 +190,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
 
     const int lane = static_cast<int>(C::kExact ? ptx::opaque(threadIdx.x) : threadIdx.x) % 32;
     const std::uint32_t value = value_tile(j).at(lane % 16, lane / 16);
-    if (C::kMembers > 1 && j + 1 < tiles) {
+    // A branch in every kernel: without one the compiler runs the exponentials under the product, and keeps twice the
+    // registers for it.
+    if (j + 1 < last) {
       constexpr int kSteps = C::kKeys / 16 / C::Keys::kTurns;
-      ptx::cp_async_wait<1>();
+      if (C::kMembers > 1) {
+        ptx::cp_async_wait<1>();
+      }
 #pragma unroll
       for (int turn = 0; turn < C::Keys::kTurns; ++turn) {
         keys.fetch(turn);
@@ -188,7 +207,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
       accumulate<C, C::kKeys / 16>(o, probabilities, value, 0);
     }
   }
-  store<C>(p, Work::of(ptx::opaque(blockIdx.x), p, C{}), warp_row_of(ptx::opaque(threadIdx.x)), o, softmax);
+  const unsigned block = ptx::opaque(blockIdx.x);
+  const int warp_row = warp_row_of(ptx::opaque(threadIdx.x));
+  const Split::Piece piece = p.split.at(block);
+  if (piece.count > 1) {
+    store_piece<C>(p.split, block - p.split.begin, warp_row, o, softmax);
+  } else {
+    store<C>(p, Rows::of(piece.tile, C::kRows, p), warp_row, o, softmax);
+  }
 }
 
 }  // namespace distr::cuda::sm80

@@ -3,9 +3,12 @@
 
 #include <algorithm>
 #include <limits>
+#include <optional>
+#include <tuple>
 
 #include "cuda/launch.h"
 #include "cuda/prepare.h"
+#include "cuda/sm80/choice.h"
 #include "cuda/sm80/variants.h"
 
 namespace distr::cuda::sm80 {
@@ -39,35 +42,91 @@ struct Wanted {
           .block = exact || grouping.block >= problem.seq_q ? 0 : grouping.block};
 }
 
-[[nodiscard]] const Variant* find(DType dtype, const Wanted& wanted) {
-  const std::span<const Variant> variants = dtype == DType::f16 ? variants_f16() : variants_bf16();
+thread_local std::int64_t forced_rows = 0;  // of tiles, by ForcedRows; 0: as choice.h has it
+
+// Pairs of a query and a key that see each other, of all heads, for each SM.
+[[nodiscard]] double scores_per_processor(const Problem& p, std::int64_t row_begin, std::int64_t row_end) {
+  const auto keys = [&](std::int64_t row) {
+    return p.causal == Causal::none ? p.seq_k
+                                    : std::clamp(row + 1 + common::causal_offset(p), std::int64_t{0}, p.seq_k);
+  };
+  const double mean = static_cast<double>(keys(row_begin) + keys(row_end - 1)) / 2;
+  return mean * static_cast<double>(p.batch * p.heads_q * (row_end - row_begin)) / device_properties().processors;
+}
+
+[[nodiscard]] std::span<const Variant> variants_of(DType dtype) {
+  return dtype == DType::f16 ? variants_f16() : variants_bf16();
+}
+
+// The least padding, and then the rows that choice.h prefers for so many scores.
+[[nodiscard]] const Variant* find(const Problem& problem, const Wanted& wanted, double scores = 0) {
+  const auto rank = [&](const Variant& v) {
+    const std::int64_t rows =
+        forced_rows > 0 ? forced_rows : chosen_rows(v.dim, v.groups, v.members, problem.causal != Causal::none, scores);
+    return std::tuple(v.dim, v.groups, v.rows != rows);
+  };
   const Variant* best = nullptr;
-  for (const Variant& variant : variants) {
-    if (wanted.takes(variant) &&
-        (best == nullptr || variant.dim < best->dim || (variant.dim == best->dim && variant.groups < best->groups))) {
+  for (const Variant& variant : variants_of(problem.dtype)) {
+    if (wanted.takes(variant) && (best == nullptr || rank(variant) < rank(*best))) {
       best = &variant;
     }
   }
   return best;
 }
 
-[[nodiscard]] bool has_exact_rows(const Grouping& grouping) noexcept {
-  return is_exact(grouping) || grouping.order_from == OrderFrom::previous;
-}
-[[nodiscard]] bool has_grouped_rows(const Problem& problem, const Grouping& grouping) noexcept {
-  return !is_exact(grouping) && (grouping.order_from == OrderFrom::own || problem.seq_q > grouping.block);
+// Rows of exact attention, the first ones.
+[[nodiscard]] std::int64_t count_exact_rows(const Problem& problem, const Grouping& grouping) noexcept {
+  return is_exact(grouping)                           ? problem.seq_q
+         : grouping.order_from == OrderFrom::previous ? std::min(grouping.block, problem.seq_q)
+                                                      : 0;
 }
 
 // Within a tile the kernel reckons in 32 bits.
 constexpr std::int64_t kMaxRowStride = std::int64_t{1} << 24;
 
-// The tensors as the kernel takes them.
+// One launch of a kernel: which rows it takes, and which of them are split over the keys.
+struct Launch {
+  const Variant* variant;
+  std::int64_t row_begin, row_end;
+  std::int64_t tiles;
+  Split split;
+
+  static Launch of(const Problem& p, const Grouping& grouping, bool exact, std::int64_t row_begin,
+                   std::int64_t row_end) {
+    const Variant& variant = *find(p, wanted(p, grouping, exact), scores_per_processor(p, row_begin, row_end));
+    const DeviceProperties& device = device_properties();
+    const std::int64_t fitting = device.shared_bytes_processor / (variant.shared_bytes + kReservedBytes);
+    Launched launched{};
+    launched.tiles = p.batch * p.heads_q * common::ceil_div(row_end - row_begin, variant.rows);
+    launched.processors = device.processors;
+    launched.resident = std::clamp(fitting, std::int64_t{1}, std::int64_t{variant.blocks_a_processor});
+    launched.causal = p.causal != Causal::none;
+    const std::int64_t keys =
+        launched.causal ? std::clamp(row_end + common::causal_offset(p), std::int64_t{0}, p.seq_k) : p.seq_k;
+    launched.key_tiles = common::ceil_div(keys, variant.keys);
+    if (launched.causal && heads_in_cache(p) >= p.batch * p.heads_q) {
+      const std::int64_t long_rows = row_end + common::causal_offset(p) - keys * 3 / 5;
+      launched.long_tiles = p.batch * p.heads_q *
+                            common::ceil_div(std::clamp(long_rows, std::int64_t{0}, row_end - row_begin), variant.rows);
+    }
+    return {&variant, row_begin, row_end, launched.tiles, plan_split(launched)};
+  }
+  [[nodiscard]] std::int64_t split_rows() const noexcept { return split.blocks() * variant->rows; }
+
+ private:
+  static constexpr int kReservedBytes = 1024;  // of shared memory, by the system, for every block
+};
+
+// The launches of a call, and the tensors as its kernels take them.
 struct Prepared {
+  std::optional<Launch> exact, grouped;
   void* q = nullptr;  // null: as given
   void* k = nullptr;  // likewise; for exact rows
   void* v = nullptr;
   void* columns = nullptr;  // K^T
   void* fused = nullptr;    // k_hat^T
+  float* piece_o = nullptr;
+  float2* piece_row = nullptr;
 
   Prepared(const Problem& p, const Grouping& grouping, Workspace& workspace) {
     const auto copy = [&](const Strides& strides, const Extent& extent) {
@@ -77,16 +136,29 @@ struct Prepared {
     };
     q = copy(p.q, query_extent(p));
     v = copy(p.v, value_extent(p));
-    if (has_exact_rows(grouping)) {
+    const std::int64_t exact_rows = count_exact_rows(p, grouping);
+    if (exact_rows > 0) {
+      exact = Launch::of(p, grouping, true, 0, exact_rows);
       k = copy(p.k, key_extent(p));
     }
-    if (has_grouped_rows(p, grouping)) {
+    if (exact_rows < p.seq_q) {
+      grouped = Launch::of(p, grouping, false, exact_rows, p.seq_q);
       const std::int64_t stride = column_stride(p.seq_k);
       columns = workspace.take<std::uint16_t>(p.batch * p.heads_kv * (p.head_dim + 1) * stride);
       if (is_fused_beforehand(p, grouping)) {
         fused = workspace.take<std::uint16_t>(p.batch * p.heads_q * (num_groups(p, grouping) + 1) * stride);
       }
     }
+    std::int64_t rows = 0;  // of pieces; the launches follow each other
+    std::int64_t elements = 0;
+    for (const auto& launch : {exact, grouped}) {
+      if (launch) {
+        rows = std::max(rows, launch->split_rows());
+        elements = std::max(elements, launch->split_rows() * launch->variant->dim);
+      }
+    }
+    piece_o = workspace.take<float>(elements);
+    piece_row = workspace.take<float2>(rows);
   }
 
   static Extent query_extent(const Problem& p) { return {p.batch, p.heads_q, p.seq_q, p.head_dim}; }
@@ -123,14 +195,15 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping) {
   if (std::max(problem.seq_q, problem.seq_k) > std::numeric_limits<std::int32_t>::max() / 512) {
     return "takes sequences up to 4194303";
   }
-  if (has_exact_rows(grouping) && find(problem.dtype, wanted(problem, grouping, true)) == nullptr) {
+  const std::int64_t exact_rows = count_exact_rows(problem, grouping);
+  if (exact_rows > 0 && find(problem, wanted(problem, grouping, true)) == nullptr) {
     return "has no exact kernel for these sizes";
   }
-  if (has_grouped_rows(problem, grouping)) {
+  if (exact_rows < problem.seq_q) {
     if (grouping.block % 64 != 0 && grouping.block < problem.seq_q) {
       return "takes blocks that 64 divides, or of at least seq_q rows";
     }
-    if (find(problem.dtype, wanted(problem, grouping, false)) == nullptr) {
+    if (find(problem, wanted(problem, grouping, false)) == nullptr) {
       return "takes groups of 1, 2, 4 and 8 columns";
     }
   }
@@ -157,22 +230,21 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
   p.lse = static_cast<float*>(tensors.lse);
   p.order = tensors.order;
 
-  // Heads whose K and V stay in the L2 together.
-  constexpr std::int64_t kSectionBytes = std::int64_t{24} << 20;
-  const std::int64_t head_bytes = problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2;
-  p.section = static_cast<int>(std::clamp(kSectionBytes / std::max(head_bytes, std::int64_t{1}), std::int64_t{1},
-                                          problem.batch * problem.heads_q));
-
-  const std::int64_t exact_rows = is_exact(grouping)                           ? problem.seq_q
-                                  : grouping.order_from == OrderFrom::previous ? std::min(grouping.block, problem.seq_q)
-                                                                               : 0;
-  if (exact_rows > 0) {
+  p.section = heads_in_cache(problem);
+  const auto run = [&](const Launch& launch) {
+    p.row_begin = launch.row_begin;
+    p.row_end = launch.row_end;
+    p.tiles = static_cast<unsigned>(launch.tiles);
+    p.split = launch.split;
+    p.split.o = space.piece_o;
+    p.split.row = space.piece_row;
+    launch.variant->launch(p, stream);
+  };
+  if (space.exact) {
     p.k = prepared(tensors.k, "K", p.problem.k, Prepared::key_extent(problem), space.k, stream);
-    p.row_begin = 0;
-    p.row_end = exact_rows;
-    find(problem.dtype, wanted(problem, grouping, true))->launch(p, stream);
+    run(*space.exact);
   }
-  if (exact_rows < problem.seq_q) {
+  if (space.grouped) {
     p.column_stride = column_stride(problem.seq_k);
     transpose(tensors.k, problem.k, Prepared::key_extent(problem), space.columns, stream);
     p.k = space.columns;
@@ -184,10 +256,24 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
       p.k = space.fused;
       p.fused = true;
     }
-    p.row_begin = exact_rows;
-    p.row_end = problem.seq_q;
-    find(problem.dtype, wanted(problem, grouping, false))->launch(p, stream);
+    run(*space.grouped);
   }
 }
+
+std::vector<tuning::Tile> forward_tiles(const Problem& problem, const Grouping& grouping) {
+  const Wanted need = wanted(problem, grouping, is_exact(grouping));
+  const Variant& taken = *find(problem, need, scores_per_processor(problem, 0, problem.seq_q));
+  std::vector<tuning::Tile> tiles{{taken.rows, taken.keys, taken.dim, taken.groups}};
+  for (const Variant& variant : variants_of(problem.dtype)) {
+    if (need.takes(variant) && variant.dim == taken.dim && variant.groups == taken.groups &&
+        variant.rows != taken.rows) {
+      tiles.push_back({variant.rows, variant.keys, variant.dim, variant.groups});
+    }
+  }
+  return tiles;
+}
+
+ForcedRows::ForcedRows(std::int64_t rows) { forced_rows = rows; }
+ForcedRows::~ForcedRows() { forced_rows = 0; }
 
 }  // namespace distr::cuda::sm80

@@ -155,7 +155,7 @@ class GroupedKeys {
  private:
   static constexpr int kChunks = C::kKeys / kChunk;  // of a row of k_hat^T
   static constexpr int kRowsAPass = C::kRowsAPass;
-  static constexpr int kSlotsATurn = C::kSlots / kTurns;
+  static constexpr int kSlotsATurn = C::kMembers > 1 ? C::kSlots / kTurns : 0;  // to sum
   static_assert(kRowsAPass % 8 == 0);  // so that a thread's rows are swizzled alike
 
   [[nodiscard]] __device__ static int thread_row() { return static_cast<int>(threadIdx.x) / kChunks; }
@@ -166,7 +166,7 @@ class GroupedKeys {
 
   const std::uint16_t* const* sources_;  // [kSlots], shared: where a slot's row of K^T begins
   std::uint32_t stages_, start_, raw_;   // the last two: of this thread's first slot
-  uint4 slots_[kSlotsATurn];
+  uint4 slots_[std::max(kSlotsATurn, 1)];
   uint4 sum_{};  // of the members so far
 };
 

@@ -102,8 +102,7 @@ struct Softmax {
 
   // Natural logarithm of the row's sum of exponentials; `total` is the sum over the row's lanes.
   [[nodiscard]] __device__ float lse(int tile, int half, float total) const {
-    constexpr float kLn2 = 0.6931471805599453F;
-    return total == 0.0F ? -INFINITY : kLn2 * (reference[tile][half] * scale + log2f(total));
+    return natural_lse(reference[tile][half], scale, total);
   }
 };
 
@@ -157,7 +156,7 @@ template <class C, class Work>
 // The factor that turns scores, after apply_mask(), to logarithms to the base 2. Where something is added to them they
 // have been scaled before: a huge bias times a factor would be rounded apart from its own maximum.
 template <class C>
-[[nodiscard]] __device__ inline float score_scale(const DeviceProblem& problem) {
+[[nodiscard]] __host__ __device__ inline float score_scale(const DeviceProblem& problem) {
   return C::kMasks && problem.mask.kind == MaskKind::additive ? 1.0F : problem.scale_log2;
 }
 

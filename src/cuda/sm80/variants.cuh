@@ -12,14 +12,17 @@ namespace distr::cuda::sm80 {
 
 template <class C>
 void launch_variant(const ForwardParameters& p, void* stream) {
-  const std::int64_t tiles = (p.row_end - p.row_begin + C::kRows - 1) / C::kRows;
-  const std::int64_t blocks = tiles * p.problem.batch * p.problem.heads_q;
-  launch(forward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, C::kSharedBytes, stream, p);
+  const std::int64_t whole = p.tiles - (p.split.end - p.split.begin);
+  launch(forward<C>, static_cast<unsigned>(whole + p.split.blocks()), C::kThreads, C::kSharedBytes, stream, p);
+  if (p.split.blocks() > 0) {
+    merge_pieces(p, kDTypeOf<typename C::Element>, C::kRows, C::kDim, score_scale<C>(p.problem), stream);
+  }
 }
 
 template <class C>
 constexpr Variant variant() {
-  return {C::kDim, C::kGroups, C::kRows, C::kMasks, C::kMembers, &launch_variant<C>};
+  return {C::kDim,         C::kGroups,           C::kRows,          C::kKeys, C::kMasks, C::kMembers,
+          C::kSharedBytes, C::kBlocksAProcessor, &launch_variant<C>};
 }
 
 template <class T>

@@ -11,9 +11,10 @@
 namespace distr::cuda::sm80 {
 
 struct Variant {
-  int dim, groups, rows;  // Config's; groups == dim: exact attention
+  int dim, groups, rows, keys;  // Config's; groups == dim: exact attention
   bool masks;
   int members;  // rows of K^T that it adds
+  int shared_bytes, blocks_a_processor;
   void (*launch)(const ForwardParameters& parameters, void* stream);
 };
 

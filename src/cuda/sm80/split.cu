@@ -1,0 +1,124 @@
+// SPDX-License-Identifier: Apache-2.0
+// The pieces of a row are added up as the online softmax adds tiles, all at once: with reference = max_i reference_i
+//   w_i = 2^(scale (reference_i - reference))
+//   O = sum_i w_i O_i / sum_i w_i rowsum_i      LSE = ln 2 (scale reference + log2 sum_i w_i rowsum_i)
+// A thread owns four columns of a row, and reads its part of each piece in turn.
+#include "cuda/sm80/split.h"
+
+#include <algorithm>
+#include <limits>
+
+#include "cuda/launch.h"
+#include "cuda/rows.cuh"
+#include "cuda/sm80/config.h"
+#include "cuda/sm80/softmax.cuh"
+#include "cuda/tile.cuh"
+
+namespace distr::cuda::sm80 {
+namespace {
+
+constexpr int kThreads = 128;
+
+template <class T>
+__global__ void __launch_bounds__(kThreads)
+    merge_kernel(const __grid_constant__ ForwardParameters p, int rows, int dim, float scale) {
+  constexpr int kColumns = 4;
+  const int threads_a_row = dim / kColumns;
+  const std::int64_t index = std::int64_t{blockIdx.x} * (kThreads / threads_a_row) + threadIdx.x / threads_a_row;
+  const auto tile = static_cast<unsigned>(index / rows);  // of the split ones
+  const int row_in_tile = static_cast<int>(index % rows);
+  const DeviceProblem& problem = p.problem;
+  const Split& split = p.split;
+  if (tile >= split.end - split.begin) {
+    return;
+  }
+  const Rows work = Rows::of(split.begin + tile, rows, p);
+  const std::int64_t row = std::int64_t{work.row} + row_in_tile;
+  if (row >= p.row_end) {
+    return;
+  }
+  const std::int64_t first = std::int64_t{tile} * split.pieces * rows + row_in_tile;  // rows apart: the pieces' rows
+  const int column = static_cast<int>(threadIdx.x) % threads_a_row * kColumns;
+
+  float reference = -INFINITY;
+  for (unsigned piece = 0; piece < split.pieces; ++piece) {
+    reference = fmaxf(reference, split.row[first + std::int64_t{piece} * rows].x);
+  }
+  float sum = 0;
+  float4 o{};
+  for (unsigned piece = 0; piece < split.pieces; ++piece) {
+    const std::int64_t at = first + std::int64_t{piece} * rows;
+    const float2 of_piece = split.row[at];
+    if (of_piece.x == -INFINITY && of_piece.y == 0.0F) {
+      continue;  // saw no key
+    }
+    const float factor = ptx::exp2((of_piece.x - reference) * scale);
+    const float4 part = *reinterpret_cast<const float4*>(split.o + at * dim + column);
+    sum = fmaf(factor, of_piece.y, sum);
+    o = {fmaf(factor, part.x, o.x), fmaf(factor, part.y, o.y), fmaf(factor, part.z, o.z), fmaf(factor, part.w, o.w)};
+  }
+
+  if (p.lse != nullptr && column == 0) {
+    p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] = natural_lse(reference, scale, sum);
+  }
+  const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;
+  T* const to = static_cast<T*>(p.o) + work.batch * problem.o.batch + work.head * problem.o.head + row * problem.o.row;
+  const float values[kColumns] = {o.x * inverse, o.y * inverse, o.z * inverse, o.w * inverse};
+  for (int i = 0; i < kColumns && column + i < problem.head_dim_v; ++i) {
+    to[column + i] = T(values[i]);
+  }
+}
+
+[[nodiscard]] Split split_of(std::int64_t begin, std::int64_t end, std::int64_t pieces) noexcept {
+  return {static_cast<unsigned>(begin), static_cast<unsigned>(end), static_cast<unsigned>(pieces)};
+}
+
+}  // namespace
+
+// Time is counted in tiles of keys. The constants are H200's (docs/kernel-log.md).
+Split plan_split(const Launched& l) noexcept {
+  constexpr double kPieceCost = 6;  // of a piece's beginning and end
+  constexpr double kAlone = 0.4;    // what an SM achieves with hardly a block; with all that fit: 1
+  constexpr std::int64_t kFewestTiles = 4;
+  const std::int64_t slots = l.processors * l.resident;
+  if (l.causal && l.tiles >= l.processors) {
+    // Blocks that all run at once take as long as the longest of them alone; more blocks even out by themselves.
+    return l.tiles <= slots && l.key_tiles >= 2 * kFewestTiles ? split_of(0, l.long_tiles, 2) : Split{};
+  }
+  // The first blocks are dealt out to the SMs one by one, later ones to whichever SM is free, as many as it takes.
+  const std::int64_t dealt = l.tiles < slots ? l.processors : slots;
+  const std::int64_t whole = l.tiles / dealt * dealt;
+  const std::int64_t rest = l.tiles - whole;
+  const std::int64_t most = dealt == slots ? 2 * slots : slots - whole;  // blocks of split tiles
+  Split best;
+  double least = std::numeric_limits<double>::infinity();
+  for (std::int64_t pieces = 1; rest > 0 && rest * pieces <= most; ++pieces) {
+    if (pieces > 1 && l.key_tiles < pieces * kFewestTiles) {
+      break;
+    }
+    const double length = static_cast<double>(common::ceil_div(l.key_tiles, pieces)) + (pieces > 1 ? kPieceCost : 0);
+    double cost = length;
+    if (dealt == slots) {
+      cost *= static_cast<double>(common::ceil_div(rest * pieces, slots) * l.resident);
+    } else {
+      const std::int64_t of_processor = common::ceil_div(rest * pieces, l.processors);
+      const std::int64_t beside = std::min(whole / l.processors + of_processor, l.resident);
+      cost *= static_cast<double>(of_processor) /
+              (kAlone + (1 - kAlone) * static_cast<double>(beside) / static_cast<double>(l.resident));
+    }
+    if (cost < least) {
+      least = cost;
+      best = pieces > 1 ? split_of(whole, l.tiles, pieces) : Split{};
+    }
+  }
+  return best;
+}
+
+void merge_pieces(const ForwardParameters& p, DType dtype, int rows, int dim, float score_scale, void* stream) {
+  const std::int64_t threads = std::int64_t{p.split.end - p.split.begin} * rows * (dim / 4);
+  const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
+  const auto kernel = dtype == DType::f16 ? merge_kernel<__half> : merge_kernel<__nv_bfloat16>;
+  launch(kernel, blocks, kThreads, 0, stream, p, rows, dim, score_scale);
+}
+
+}  // namespace distr::cuda::sm80

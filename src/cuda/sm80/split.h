@@ -1,0 +1,50 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tiles of queries that would not give every SM of the GPU as much to do are given to several thread blocks, which
+// take a piece of the keys each; merge_pieces() adds the pieces up.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+#include "distr/problem.h"
+
+namespace distr::cuda::sm80 {
+
+struct Split {
+  unsigned begin = 0, end = 0;  // tiles of queries that are split
+  unsigned pieces = 1;          // thread blocks of each
+  float* o = nullptr;           // [their blocks, rows, dim]: sums of P V, not yet divided
+  float2* row = nullptr;        // [their blocks, rows]: the row's reference, and its sum of P
+
+  // What a thread block of the launch takes: piece `index` of `count` of a tile's keys.
+  struct Piece {
+    unsigned tile, index, count;
+  };
+  [[nodiscard]] __host__ __device__ Piece at(unsigned block) const noexcept {
+    const unsigned past = block - begin;
+    return block < begin                   ? Piece{block, 0, 1}
+           : past < (end - begin) * pieces ? Piece{begin + past / pieces, past % pieces, pieces}
+                                           : Piece{block - (end - begin) * (pieces - 1), 0, 1};
+  }
+  [[nodiscard]] std::int64_t blocks() const noexcept { return std::int64_t{end - begin} * pieces; }
+};
+
+struct Launched {
+  std::int64_t tiles;       // of queries, of all heads
+  std::int64_t key_tiles;   // the most that a query sees
+  std::int64_t long_tiles;  // causal: tiles of queries that see more than 3/5 of those, if they come first
+  std::int64_t processors;  // SMs of the GPU
+  std::int64_t resident;    // thread blocks that an SM runs at once
+  bool causal;
+};
+
+// The split that should be quickest.
+[[nodiscard]] Split plan_split(const Launched& launched) noexcept;
+
+struct ForwardParameters;
+
+// O and LSE of the split tiles from their pieces, for tiles of `rows` queries and O padded to `dim` columns.
+void merge_pieces(const ForwardParameters& parameters, DType dtype, int rows, int dim, float score_scale, void* stream);
+
+}  // namespace distr::cuda::sm80
