@@ -33,6 +33,10 @@ if(DISTR_CUDA_FOUND)
     src/cuda/plain/mask_gradient.cu
     src/cuda/plain/plain.cpp
     src/cuda/prepare.cu
+    src/cuda/sm80/backward_launch.cu
+    src/cuda/sm80/backward_prepare.cu
+    src/cuda/sm80/backward_variants_bf16.cu
+    src/cuda/sm80/backward_variants_f16.cu
     src/cuda/sm80/forward_launch.cu
     src/cuda/sm80/split.cu
     src/cuda/sm80/variants_bf16.cu

@@ -7,6 +7,7 @@
 #include "cuda/grouping.h"
 #include "cuda/launch.h"
 #include "cuda/plain/plain.h"
+#include "cuda/sm80/backward_launch.h"
 #include "cuda/sm80/forward_launch.h"
 #include "kernel.h"
 
@@ -89,7 +90,9 @@ constexpr std::array<GroupingKernel, 3> kGrouping{
 constexpr std::array<ForwardKernel, 2> kForward{
     entry<ForwardTensors, sm80::forward_supports, sm80::forward_workspace_bytes, sm80::run_forward>("sm80/forward"),
     entry<ForwardTensors, plain::supports, plain::forward_workspace_bytes, plain::run_forward>("plain/forward")};
-constexpr std::array<BackwardKernel, 1> kBackward{
+constexpr std::array<BackwardKernel, 2> kBackward{
+    entry<BackwardTensors, sm80::backward_supports, sm80::backward_workspace_bytes, sm80::run_backward>(
+        "sm80/backward"),
     entry<BackwardTensors, plain::supports, plain::backward_workspace_bytes, plain::run_backward>("plain/backward")};
 
 }  // namespace

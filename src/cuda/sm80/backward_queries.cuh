@@ -1,0 +1,257 @@
+// SPDX-License-Identifier: Apache-2.0
+// dQ with mma.sync, for sm_80 and later (method, 3).
+//
+//   A thread block owns kRows queries of a head, and each of its 4 warps 16 kRowTiles of them; Q~ and dO are in shared
+//   memory. For every tile of kKeys keys, kTogether keys at a time:
+//     S = Q~ K^T, dP = dO V^T                 [16 kRowTiles, kTogether]   in registers
+//     dS = P (dP - D), P = 2^(scale S - LSE)
+//     dQ~ += dS K                             [16 kRowTiles, d]
+//   At the end dQ~ goes to shared memory, where dq_hat of a group is the sum of its columns: the gradient of the mean
+//   or of the sampled column. Pipeline as in backward_keys.cuh.
+#pragma once
+
+#include "cuda/sm80/backward_tile.cuh"
+
+namespace distr::cuda::sm80 {
+
+// result += A B^T for this warp's rows of A and kTogether rows of B: the lane's parts of their first fragments are at
+// `left` and `right`.
+template <class C>
+__device__ __forceinline__ void multiply_columns(float (&result)[C::kRowTiles][C::kTogether / 8][4], std::uint32_t left,
+                                                 std::uint32_t right) {
+#pragma unroll
+  for (int step = 0; step < C::kDim / 16; ++step) {
+    std::uint32_t a[C::kRowTiles][4];
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+      ptx::ldmatrix_x4(a[m], Tile<C::kDim>::move(left, m * 16, step * 2));
+    }
+#pragma unroll
+    for (int n = 0; n < C::kTogether / 16; ++n) {
+      std::uint32_t b[4];
+      ptx::ldmatrix_x4(b, Tile<C::kDim>::move(right, n * 16, step * 2));
+      multiply<typename C::Element>(result, a, b, n);
+    }
+  }
+}
+
+// dS in dp, for this warp's part of the queries from `first_row` on and kTogether keys from `key` on. edge: not every
+// query sees them all.
+template <class C>
+__device__ __forceinline__ void differentiate_queries(float (&s)[C::kRowTiles][C::kTogether / 8][4],
+                                                      float (&dp)[C::kRowTiles][C::kTogether / 8][4],
+                                                      const BackwardParameters& p, const float2* stats,
+                                                      const Place& place, int first_row, int key, bool edge) {
+  const DeviceProblem& problem = p.problem;
+  const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
+  const int lane = thread % 32;
+  const int own_row = thread / 32 * 16 * C::kRowTiles + lane / 4;
+  const int of_row = first_row + own_row;  // of element 0, and so is the next
+  const int of_key = key + lane % 4 * 2;
+  // visit(s, dp, rows, keys) with what lies between the element and element 0.
+  const auto each = [&](const auto& visit) {
+#pragma unroll
+    for (int n = 0; n < C::kTogether / 8; ++n) {
+#pragma unroll
+      for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          visit(s[m][n][i], dp[m][n][i], m * 16 + i / 2 * 8, n * 8 + i % 2);
+        }
+      }
+    }
+  };
+  if (edge) {
+    const int left = static_cast<int>(problem.seq_k) - of_key;
+    const int seen = problem.causal ? of_row + static_cast<int>(problem.causal_offset) + 1 - of_key : left;
+    each([&](float& score, float& gradient, int rows, int keys) {
+      hide(score, gradient, keys >= left || (problem.causal && keys - rows >= seen));
+    });
+  }
+  float scale = problem.scale_log2;
+  if (C::kMasks && problem.mask.kind != MaskKind::none) {
+    each([&](float& score, float&, int rows, int keys) {
+      score = under_mask(problem, score, place.batch, place.head, of_row + rows, of_key + keys);
+    });
+    scale = 1;
+  }
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 own = stats[own_row + m * 16 + half * 8];
+#pragma unroll
+      for (int n = 0; n < C::kTogether / 8; ++n) {
+#pragma unroll
+        for (int i = half * 2; i < half * 2 + 2; ++i) {
+          differentiate<C>(s[m][n][i], dp[m][n][i], scale, own.x, own.y);
+        }
+      }
+    }
+  }
+}
+
+// sums [kRows][kPitch] = dQ~, of which this warp's rows begin at `row`.
+template <class C>
+__device__ inline void keep_sums(float* sums, int row, const float (&d_q)[C::kRowTiles][C::kDim / 8][4]) {
+  const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int n = 0; n < C::kDim / 8; ++n) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        float* const to = sums + (row + m * 16 + half * 8 + lane / 4) * C::kPitch + n * 8 + lane % 4 * 2;
+        *reinterpret_cast<float2*>(to) = make_float2(d_q[m][n][half * 2], d_q[m][n][half * 2 + 1]);
+      }
+    }
+  }
+}
+
+// dQ of the block's rows from dQ~ [kRows][kPitch] in shared memory: a warp takes a row, and its lanes take groups.
+template <class C>
+__device__ inline void store_groups(const BackwardParameters& p, const Place& place, int first, const float* sums) {
+  using T = typename C::Element;
+  const DeviceProblem& problem = p.problem;
+  const int d = problem.head_dim;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int end = static_cast<int>(min(std::int64_t{first} + C::kRows, problem.seq_q));
+  const std::int64_t head = std::int64_t{place.batch} * problem.heads_q + place.head;
+  T* const base = static_cast<T*>(p.d_q) + place.batch * p.d_q_strides.batch + place.head * p.d_q_strides.head;
+#pragma unroll 2
+  for (int row = first + static_cast<int>(threadIdx.x) / 32; row < end; row += C::kWarps) {
+    const float* const of_row = sums + (row - first) * C::kPitch;
+    T* const to = base + row * p.d_q_strides.row;
+    const int block = row / static_cast<int>(min(problem.block, problem.seq_q));
+    const bool exact = problem.first_block_is_exact && block == 0;
+    const int members = exact ? 1 : problem.members;
+    const std::int32_t* const order = p.order + (head * problem.blocks + block) * d;
+    for (int g = lane; g * members < d; g += 32) {
+      const int begin = g * members;
+      const int size = min(members, d - begin);
+      const bool kept = exact || g < problem.groups;  // the others were dropped by `energy`
+      float sum = 0;
+      for (int member = 0; member < size; ++member) {
+        sum += of_row[exact ? begin : order[begin + member]];
+      }
+      const float whole = kept ? p.scale * sum : 0.0F;
+      for (int member = 0; member < size; ++member) {
+        const float share = problem.mean ? whole / static_cast<float>(size) : member == 0 ? whole : 0.0F;
+        to[exact ? begin : order[begin + member]] = T(share);
+      }
+    }
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
+    backward_queries(const __grid_constant__ BackwardParameters p) {
+  using T = typename C::Element;
+  extern __shared__ __align__(128) std::uint8_t shared[];
+  const DeviceProblem& problem = p.problem;
+  const auto place_of = [&](unsigned block) {
+    const auto tiles = static_cast<unsigned>((problem.seq_q + C::kRows - 1) / C::kRows);
+    Place place = Place::of(block, static_cast<int>(problem.heads_q), problem.batch, tiles, p.section);
+    place.tile = static_cast<int>(tiles) - 1 - place.tile;  // the last queries, which see most, come first
+    return place;
+  };
+  const auto warp_row_of = [](unsigned thread) { return static_cast<int>(thread / 32) * 16 * C::kRowTiles; };
+  const Place place = place_of(blockIdx.x);
+  const int head_kv = place.head / static_cast<int>(problem.heads_q / problem.heads_kv);
+  const int first_row = place.tile * C::kRows;
+  const int warp_row = warp_row_of(threadIdx.x);
+
+  // The keys that any of the queries sees; before `all`, every one sees them all.
+  const auto seen_by = [&](std::int64_t row) {
+    return problem.causal ? static_cast<int>(min(max(row + problem.causal_offset + 1, std::int64_t{0}), problem.seq_k))
+                          : static_cast<int>(problem.seq_k);
+  };
+  const int keys = seen_by(min(std::int64_t{first_row} + C::kRows, problem.seq_q) - 1);
+  const int all = seen_by(first_row);
+  const int tiles = (keys + C::kKeys - 1) / C::kKeys;
+
+  const std::uint32_t base = ptx::shared_address(shared);
+  const std::uint32_t stages = base + 2 * C::kOwnBytes;
+  const T* k = static_cast<const T*>(p.k) + place.batch * problem.k.batch + head_kv * problem.k.head;
+  const T* v = static_cast<const T*>(p.v) + place.batch * problem.v.batch + head_kv * problem.v.head;
+  const auto copy_next = [&](int t) {
+    const std::uint32_t to = stages + static_cast<std::uint32_t>(t % kBackwardStages) * 2 * C::kTileBytes;
+    const int left = static_cast<int>(problem.seq_k) - t * C::kKeys;
+    copy_tile<C::kKeys, C::kDim, C::kThreads>(Tile<C::kDim>{to}, k, problem.k.row, left, problem.head_dim);
+    copy_tile<C::kKeys, C::kDim, C::kThreads>(Tile<C::kDim>{to + C::kTileBytes}, v, problem.v.row, left,
+                                              problem.head_dim_v);
+    k += C::kKeys * problem.k.row;
+    v += C::kKeys * problem.v.row;
+  };
+  const auto copy_own = [&](const void* tensor, const Strides& strides, int columns, std::uint32_t to) {
+    const T* from = static_cast<const T*>(tensor) + place.batch * strides.batch + place.head * strides.head;
+    copy_tile<C::kRows, C::kDim, C::kThreads>(Tile<C::kDim>{to}, from + first_row * strides.row, strides.row,
+                                              rows_left(first_row, problem.seq_q), columns);
+  };
+  copy_own(p.q, problem.q, problem.head_dim, base);
+  copy_own(p.d_o, problem.o, problem.head_dim_v, base + C::kOwnBytes);
+  constexpr int kStatsAt = 2 * C::kOwnBytes + C::kStageBytes;
+  if (const int thread = static_cast<int>(threadIdx.x); thread < C::kRows / 2) {
+    const std::int64_t head = std::int64_t{place.batch} * problem.heads_q + place.head;
+    ptx::cp_async_16(base + kStatsAt + thread * 16, p.stats + head * p.stats_rows + first_row + thread * 2, true);
+  }
+  if (tiles > 0) {
+    copy_next(0);
+  }
+  ptx::cp_async_commit();
+
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::uint32_t own = Tile<C::kDim>{base}.at(warp_row + lane % 16, lane / 16);
+
+  float d_q[C::kRowTiles][C::kDim / 8][4] = {};
+  for (int t = 0; t < tiles; ++t) {
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // tile t is there, and nobody reads the other stage any more
+    if (t + 1 < tiles) {
+      copy_next(t + 1);
+    }
+    ptx::cp_async_commit();
+
+    const bool edge = (t + 1) * C::kKeys > all;
+    const std::uint32_t stage = stages + static_cast<std::uint32_t>(t % kBackwardStages) * 2 * C::kTileBytes;
+    const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
+    const std::uint32_t as_columns = Tile<C::kDim>{stage}.at(thread / 16 * 8 + thread % 8, thread / 8 % 2);
+    const std::uint32_t as_rows = Tile<C::kDim>{stage}.at(thread % 16, thread / 16);
+#pragma unroll 1
+    for (int key = 0; key < C::kKeys; key += C::kTogether) {
+      float s[C::kRowTiles][C::kTogether / 8][4] = {};
+      float dp[C::kRowTiles][C::kTogether / 8][4] = {};
+      const std::uint32_t columns = Tile<C::kDim>::move(as_columns, key, 0);
+      multiply_columns<C>(s, own, columns);
+      multiply_columns<C>(dp, own + C::kOwnBytes, columns + C::kTileBytes);
+      differentiate_queries<C>(s, dp, p, reinterpret_cast<const float2*>(shared + kStatsAt), place, first_row,
+                               t * C::kKeys + key, edge);
+#pragma unroll
+      for (int n = 0; n < C::kTogether / 16; ++n) {
+        std::uint32_t a[C::kRowTiles][4];
+#pragma unroll
+        for (int m = 0; m < C::kRowTiles; ++m) {
+          as_operand<T>(a[m], dp[m][2 * n], dp[m][2 * n + 1]);
+        }
+        accumulate_rows<T, C::kDim>(d_q, a, Tile<C::kDim>::move(as_rows, key + n * 16, 0));
+      }
+    }
+  }
+
+  ptx::cp_async_wait<0>();
+  const Place end = place_of(ptx::opaque(blockIdx.x));
+  const int end_row = warp_row_of(ptx::opaque(threadIdx.x));
+  if (problem.exact) {
+    T* const rows = static_cast<T*>(p.d_q) + end.batch * p.d_q_strides.batch + end.head * p.d_q_strides.head;
+    store_rows(rows, p.d_q_strides.row, end.tile * C::kRows + end_row, problem.seq_q, 0, problem.head_dim, p.scale,
+               d_q);
+    return;
+  }
+  __syncthreads();  // nobody reads Q~ and dO any more
+  auto* const sums = reinterpret_cast<float*>(shared);
+  keep_sums<C>(sums, end_row, d_q);
+  __syncthreads();
+  store_groups<C>(p, end, end.tile * C::kRows, sums);
+}
+
+}  // namespace distr::cuda::sm80

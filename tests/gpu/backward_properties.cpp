@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// What must hold of every backward kernel beside its numbers on the shared problems.
+#include <string>
+#include <utility>
+
+#include "gpu/device_run.h"
+#include "gpu/properties.h"
+
+namespace distr::test {
+namespace {
+
+// The tensors of one call: dO is fixed noise, O and LSE are from the plain forward.
+struct Gradients {
+  explicit Gradients(Instance& instance)
+      : d_o(instance.o.count(), instance.o.dtype()),
+        d_q(instance.q.count(), instance.q.dtype()),
+        d_k(instance.k.count(), instance.k.dtype()),
+        d_v(instance.v.count(), instance.v.dtype()) {
+    for (std::int64_t n = 0; n < d_o.count(); ++n) {
+      d_o.set(n, static_cast<double>(n * 37 % 101) / 50 - 1);
+    }
+    for (const ForwardKernel& kernel : cuda_backend().forward) {
+      if (std::string(kernel.name) == "plain/forward") {
+        run_on_device(kernel, instance.test_case.problem, instance.test_case.grouping, instance.forward());
+      }
+    }
+  }
+
+  void run(const BackwardKernel& kernel, Instance& instance, const Grouping& grouping) {
+    BackwardTensors tensors{instance.q_data(),     instance.k_data(), instance.v_data(),   nullptr,
+                            instance.order.data(), instance.o.data(), instance.lse.data(), d_o.data()};
+    tensors.d_q = d_q.data();
+    tensors.d_k = d_k.data();
+    tensors.d_v = d_v.data();
+    run_on_device(kernel, instance.test_case.problem, grouping, tensors);
+  }
+
+  Buffer d_o, d_q, d_k, d_v;
+};
+
+std::string group_size_one_is_exact(const BackwardKernel& kernel, DType dtype) {
+  for (const char* name : {"causal, square", "odd sizes"}) {
+    const Case test_case = with_dtype(find(name), dtype);
+    Instance instance(test_case);
+    Gradients exact(instance);
+    exact.run(kernel, instance, test_case.grouping);
+    for (const Strategy strategy : {Strategy::lsh, Strategy::energy}) {
+      Grouping grouped = test_case.grouping;
+      grouped.strategy = strategy;
+      grouped.group_size = 1;
+      Gradients gradients(instance);
+      gradients.run(kernel, instance, grouped);
+      if (!(gradients.d_q == exact.d_q && gradients.d_k == exact.d_k && gradients.d_v == exact.d_v)) {
+        return std::string(name) + ": G = 1 is not exact attention bit for bit";
+      }
+    }
+  }
+  return "";
+}
+
+// dQ of the rows up to `last`, with the rows of Q, K, V and dO behind it set to `later`.
+std::vector<double> dq_up_to(const BackwardKernel& kernel, const Case& test_case, std::int64_t last, double later) {
+  Instance instance(test_case);
+  const Problem& p = test_case.problem;
+  const std::int64_t first = (last + 1) * p.head_dim;
+  for (Buffer* buffer : {&instance.q, &instance.k, &instance.v}) {
+    for (std::int64_t n = first; n < buffer->count(); ++n) {
+      buffer->set(n, later);
+    }
+  }
+  for (const GroupingKernel& grouping : cuda_backend().grouping) {
+    if (grouping.supports(p, test_case.grouping).empty()) {
+      run_on_device(grouping, p, test_case.grouping, {instance.q_data(), instance.k_data(), instance.order.data()});
+      break;
+    }
+  }
+  Gradients gradients(instance);
+  for (std::int64_t n = first; n < gradients.d_o.count(); ++n) {
+    gradients.d_o.set(n, later);
+  }
+  gradients.run(kernel, instance, test_case.grouping);
+  std::vector<double> result;
+  for (std::int64_t n = 0; n < first; ++n) {
+    result.push_back(gradients.d_q.at(n));
+  }
+  return result;
+}
+
+std::string dq_never_sees_the_future(const BackwardKernel& kernel, DType dtype) {
+  for (const Strategy strategy : {Strategy::exact, Strategy::lsh, Strategy::energy}) {
+    Case test_case;
+    test_case.name = "future";
+    Problem& p = test_case.problem;
+    p.dtype = dtype;
+    p.seq_q = p.seq_k = 300;
+    p.head_dim = p.head_dim_v = 32;
+    p.causal = Causal::top_left;
+    p = contiguous(p);
+    test_case.grouping.strategy = strategy;
+    test_case.grouping.group_size = strategy == Strategy::exact ? 1 : 2;
+    test_case.grouping.block = 64;
+    test_case.grouping.order_from = OrderFrom::previous;
+    for (const std::int64_t last : {0, 63, 64, 100, 128, 250}) {
+      if (dq_up_to(kernel, test_case, last, 0.25) != dq_up_to(kernel, test_case, last, -4)) {
+        return "dQ up to row " + std::to_string(last) + " changes when later rows do";
+      }
+    }
+  }
+  return "";
+}
+
+}  // namespace
+
+std::vector<Property<BackwardKernel>> backward_properties() {
+  return {{"G = 1 is exact", group_size_one_is_exact},
+          {"with previous, dQ never sees the future", dq_never_sees_the_future}};
+}
+
+}  // namespace distr::test
