@@ -42,8 +42,12 @@ if(DISTR_CUDA_FOUND)
     src/cuda/sm80/variants_bf16.cu
     src/cuda/sm80/variants_f16.cu
     src/cuda/tiles.cu)
+  set(DISTR_HOPPER_SOURCES
+    src/cuda/sm90/estimate.cu
+    src/cuda/sm90/forward_launch.cu
+    src/cuda/sm90/variants.cu)
   # Spills are warnings, hence errors with DISTR_WERROR, but for the kernel whose few tools/register_table.py allows.
-  set(strict_sources ${DISTR_CUDA_SOURCES})
+  set(strict_sources ${DISTR_CUDA_SOURCES} ${DISTR_HOPPER_SOURCES})
   list(FILTER strict_sources EXCLUDE REGEX "sm80/variants.*|cpp$")
   set_source_files_properties(${strict_sources} PROPERTIES COMPILE_OPTIONS -Xptxas=-warn-spills)
   # CMake 3.25 does not know that nvcc 13 speaks C++20.

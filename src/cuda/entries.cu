@@ -9,6 +9,7 @@
 #include "cuda/plain/plain.h"
 #include "cuda/sm80/backward_launch.h"
 #include "cuda/sm80/forward_launch.h"
+#include "cuda/sm90/forward_launch.h"
 #include "kernel.h"
 
 namespace distr {
@@ -87,7 +88,8 @@ constexpr std::array<GroupingKernel, 3> kGrouping{
     entry<GroupingTensors, identity::supports, identity::workspace_bytes, identity::run>("cuda/exact"),
     entry<GroupingTensors, lsh::supports, lsh::workspace_bytes, lsh::run>("cuda/lsh"),
     entry<GroupingTensors, energy::supports, energy::workspace_bytes, energy::run>("cuda/energy")};
-constexpr std::array<ForwardKernel, 2> kForward{
+constexpr std::array<ForwardKernel, 3> kForward{
+    entry<ForwardTensors, sm90::forward_supports, sm90::forward_workspace_bytes, sm90::run_forward>("sm90/forward"),
     entry<ForwardTensors, sm80::forward_supports, sm80::forward_workspace_bytes, sm80::run_forward>("sm80/forward"),
     entry<ForwardTensors, plain::supports, plain::forward_workspace_bytes, plain::run_forward>("plain/forward")};
 constexpr std::array<BackwardKernel, 2> kBackward{

@@ -1,0 +1,61 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compiled shapes of the sm_90a forward kernel. Everything that sizes registers or shared memory is here.
+#pragma once
+
+#include <cuda.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/problem.h"
+
+namespace distr::cuda::sm90 {
+
+// A tile [kRows][kColumns] of 16-bit elements as the copy engine leaves it: panels of up to 64 columns, each of whole
+// rows, whose 16-byte pieces are permuted so that eight rows lie in different banks.
+template <int kRows_, int kColumns_>
+struct Panels {
+  static constexpr int kRows = kRows_;
+  static constexpr int kColumns = kColumns_;
+  static constexpr int kPanelColumns = std::min(kColumns, 64);
+  static constexpr int kRowBytes = kPanelColumns * 2;  // 128, 64 or 32, and so is the permutation's period
+  static constexpr int kPanelBytes = kRows * kRowBytes;
+  static constexpr int kCount = kColumns / kPanelColumns;
+  static constexpr int kBytes = kCount * kPanelBytes;
+};
+
+// kScores: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is a warpgroup that copies and
+// kConsumers that compute, each for 64 queries.
+template <class T, int kScores_, int kValues_, int kConsumers_>
+struct Config {
+  using Element = T;
+  static constexpr int kScores = kScores_;
+  static constexpr int kValues = kValues_;
+  static constexpr int kConsumers = kConsumers_;
+  static constexpr int kRows = 64 * kConsumers;
+  static constexpr int kKeys = 128;  // of a tile
+  static constexpr int kStages = 2;
+  static constexpr int kWarpgroup = 128;  // threads
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  static constexpr int kCopyRegisters = kConsumers == 2 ? 24 : 32;
+  static constexpr int kComputeRegisters = kConsumers == 2 ? 240 : 160;
+
+  using QueryTile = Panels<64, kScores>;  // of a consumer
+  using KeyTile = Panels<kKeys, kScores>;
+  using ValueTile = Panels<kKeys, kValues>;
+  static constexpr int kSharedBytes = kConsumers * QueryTile::kBytes + kStages * (KeyTile::kBytes + ValueTile::kBytes);
+  static constexpr int kAlignment = 1024;  // of the tiles
+};
+
+// What the kernel takes by value.
+struct ForwardParameters {
+  CUtensorMap q, k, v;              // [columns, rows, heads, batch], boxes of a panel: 64 rows of q, kKeys of k and v
+  DeviceProblem problem;            // with the sizes and strides of O
+  void* o;                          // [B, Hq, Nq, dv], any strides
+  float* lse;                       // [B, Hq, Nq] or null
+  bool keys_of_query_head;          // k is [B, Hq, Nk, r], fused for each query head
+  int section;                      // heads that are worked on at the same time
+  std::int64_t row_begin, row_end;  // the queries of this launch
+};
+
+}  // namespace distr::cuda::sm90

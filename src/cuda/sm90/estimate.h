@@ -1,0 +1,24 @@
+// SPDX-License-Identifier: Apache-2.0
+// q_hat and k_hat of one grouping for the whole sequence (method, 2: steps 4 and 5).
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/prepare.h"
+
+namespace distr::cuda::sm90 {
+
+enum class Estimate : std::uint8_t { sum, mean, first };  // of a group's columns
+
+// estimated[batch, heads_q, rows, packed_columns(groups)] of x[batch, heads, rows, columns], where query head h reads
+// head h / (heads_q / heads); sums in fp32; zeros in the columns that are added. order: [batch, heads_q, 1, columns].
+struct Estimation {
+  DType dtype;
+  Estimate kind;
+  std::int64_t heads_q;
+  int groups, members;
+};
+void estimate(const void* x, const Strides& strides, const Extent& extent, const std::int32_t* order,
+              const Estimation& estimation, void* estimated, void* stream);
+
+}  // namespace distr::cuda::sm90

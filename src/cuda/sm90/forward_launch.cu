@@ -1,0 +1,209 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/sm90/forward_launch.h"
+
+#include <algorithm>
+#include <array>
+#include <limits>
+
+#include "cuda/launch.h"
+#include "cuda/prepare.h"
+#include "cuda/sm90/estimate.h"
+#include "cuda/sm90/variants.h"
+
+namespace distr::cuda::sm90 {
+namespace {
+
+// Block 0 of `previous` is exact.
+[[nodiscard]] bool is_exact_here(const Problem& problem, const Grouping& grouping) noexcept {
+  return is_exact(grouping) || (grouping.order_from == OrderFrom::previous && grouping.block >= problem.seq_q);
+}
+
+[[nodiscard]] const Variant* find(const Problem& problem, std::int64_t groups) noexcept {
+  for (const Variant& variant : variants()) {
+    if (variant.dtype == problem.dtype && variant.scores >= groups && variant.values >= problem.head_dim_v) {
+      return &variant;
+    }
+  }
+  return nullptr;
+}
+
+// Whether the copy engine takes the tensor as it is.
+[[nodiscard]] bool can_be_copied(const Strides& strides, const Extent& extent) noexcept {
+  const auto steps = [](std::int64_t stride, std::int64_t count) { return count == 1 || stride > 0; };
+  return has_aligned_rows(strides) && extent.columns % 8 == 0 && steps(strides.row, extent.rows) &&
+         steps(strides.head, extent.heads) && steps(strides.batch, extent.batch);
+}
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+[[nodiscard]] Encode encoder() {
+  static const Encode function = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    constexpr unsigned kSince = 12000;  // the CUDA version that has it
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, kSince, cudaEnableDefault, &found),
+          "cudaGetDriverEntryPointByVersion");
+    if (found != cudaDriverEntryPointSuccess) {
+      throw Error(Status::device_failure, "the NVIDIA driver has no cuTensorMapEncodeTiled");
+    }
+    return reinterpret_cast<Encode>(entry);
+  }();
+  return function;
+}
+
+// A tensor of 16-bit elements, read in boxes of `rows` rows and up to 64 columns.
+[[nodiscard]] CUtensorMap tensor_map(const void* tensor, DType dtype, const Strides& strides, const Extent& extent,
+                                     int rows, int columns) {
+  constexpr int kRank = 4;
+  constexpr cuuint64_t kElement = 2;  // bytes
+  const auto size = [](std::int64_t count) { return static_cast<cuuint64_t>(count); };
+  const auto stride = [&](std::int64_t count, std::int64_t elements) {
+    return count == 1 ? size(packed_columns(extent.columns)) * kElement : size(elements) * kElement;
+  };
+  const std::array<cuuint64_t, kRank> sizes{size(extent.columns), size(extent.rows), size(extent.heads),
+                                            size(extent.batch)};
+  const std::array<cuuint64_t, kRank - 1> strides_bytes{
+      stride(extent.rows, strides.row), stride(extent.heads, strides.head), stride(extent.batch, strides.batch)};
+  const int panel = std::min(columns, 64);
+  const std::array<cuuint32_t, kRank> box{static_cast<cuuint32_t>(panel), static_cast<cuuint32_t>(rows), 1, 1};
+  const std::array<cuuint32_t, kRank> steps{1, 1, 1, 1};
+  const auto type = dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const auto swizzle = panel == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+                       : panel == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                     : CU_TENSOR_MAP_SWIZZLE_32B;
+  CUtensorMap map{};
+  const CUresult result = encoder()(&map, type, kRank, const_cast<void*>(tensor), sizes.data(), strides_bytes.data(),
+                                    box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    throw Error(Status::device_failure, "cuTensorMapEncodeTiled: CUresult " + std::to_string(result));
+  }
+  return map;
+}
+
+// A tensor as the kernel reads it: itself, a packed copy, or its estimate.
+struct Operand {
+  const void* data = nullptr;
+  Strides strides;
+  Extent extent;
+  void* copy = nullptr;
+
+  Operand(const Strides& given, const Extent& size, Workspace& workspace) : strides(given), extent(size) {
+    if (!can_be_copied(given, size)) {
+      copy = workspace.take<std::uint16_t>(packed_count(size));
+    }
+  }
+  void read(const void* tensor, const char* name, void* stream) {
+    data = tensor;
+    if (copy != nullptr) {
+      pack(tensor, strides, extent, copy, stream);
+      data = copy;
+      strides = packed_strides(extent);
+    } else if (reinterpret_cast<std::uintptr_t>(tensor) % 16 != 0) {
+      throw Error(Status::invalid_argument, std::string(name) + " is not aligned; allowed: addresses that 16 divides");
+    }
+  }
+};
+
+struct Operands {
+  Operand q, k, v;
+  void* q_hat = nullptr;
+  void* k_hat = nullptr;
+  std::int64_t groups;
+
+  Operands(const Problem& p, const Grouping& grouping, Workspace& workspace)
+      : q(p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace),
+        k(p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace),
+        v(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace),
+        groups(is_exact_here(p, grouping) ? p.head_dim : num_groups(p, grouping)) {
+    if (!is_exact_here(p, grouping)) {
+      q_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_q, groups}));
+      k_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_k, groups}));
+    }
+  }
+};
+
+}  // namespace
+
+std::string forward_supports(const Problem& problem, const Grouping& grouping) {
+  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
+    return "takes f16 and bf16";
+  }
+  if (std::max(problem.head_dim, problem.head_dim_v) > 128) {
+    return "takes head_dim and head_dim_v up to 128";
+  }
+  if (problem.mask.kind != MaskKind::none) {
+    return "takes no mask tensor";
+  }
+  if (!(problem.softmax_scale() > 0)) {
+    return "takes scales above 0";
+  }
+  if (problem.seq_k == 0) {
+    return "takes at least one key";
+  }
+  if (std::max(problem.seq_q, problem.seq_k) > std::numeric_limits<std::int32_t>::max() / 512) {
+    return "takes sequences up to 4194303";
+  }
+  if (!is_exact_here(problem, grouping) && grouping.block < problem.seq_q) {
+    return "takes one grouping for the whole sequence: blocks of at least seq_q rows";
+  }
+  if (!unusable_reason().empty()) {
+    return {};  // which is then what is said
+  }
+  if (device_properties().major != 9) {
+    return "needs compute capability 9.0";
+  }
+  constexpr std::int64_t kManyKeys = 2048;
+  const std::int64_t tiles = problem.batch * problem.heads_q * common::ceil_div(problem.seq_q, std::int64_t{128});
+  if (4 * tiles < device_properties().processors && problem.seq_k > kManyKeys) {
+    return "leaves few queries with many keys to sm80/forward, which splits the keys";
+  }
+  return {};
+}
+
+std::size_t forward_workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
+  Workspace workspace;
+  const Operands counted(problem, grouping, workspace);
+  return workspace.used();
+}
+
+void run_forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
+                 const Execution& execution) {
+  void* const stream = execution.stream;
+  Workspace workspace(execution.workspace);
+  Operands operands(problem, grouping, workspace);
+  operands.q.read(tensors.q, "Q", stream);
+  operands.k.read(tensors.k, "K", stream);
+  operands.v.read(tensors.v, "V", stream);
+
+  ForwardParameters p{};
+  p.problem = device_problem(problem, grouping, nullptr);
+  if (operands.q_hat != nullptr) {
+    const auto estimated = [&](Operand& x, Estimate kind, void* to) {
+      estimate(x.data, x.strides, x.extent, tensors.order,
+               {problem.dtype, kind, problem.heads_q, p.problem.groups, p.problem.members}, to, stream);
+      x.data = to;
+      x.extent.heads = problem.heads_q;
+      x.extent.columns = operands.groups;
+      x.strides = packed_strides(x.extent);
+    };
+    estimated(operands.q, p.problem.mean ? Estimate::mean : Estimate::first, operands.q_hat);
+    estimated(operands.k, Estimate::sum, operands.k_hat);
+    p.keys_of_query_head = true;
+  }
+  const Variant& variant = *find(problem, operands.groups);
+  const auto map = [&](const Operand& x, int rows, int columns) {
+    return tensor_map(x.data, problem.dtype, x.strides, x.extent, rows, columns);
+  };
+  constexpr int kConsumerRows = 64;
+  p.q = map(operands.q, kConsumerRows, variant.scores);
+  p.k = map(operands.k, variant.keys, variant.scores);
+  p.v = map(operands.v, variant.keys, variant.values);
+  p.o = tensors.o;
+  p.lse = static_cast<float*>(tensors.lse);
+  p.section = heads_in_cache(problem);
+  p.row_end = problem.seq_q;
+  variant.launch(p, stream);
+}
+
+}  // namespace distr::cuda::sm90

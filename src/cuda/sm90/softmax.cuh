@@ -1,0 +1,93 @@
+// SPDX-License-Identifier: Apache-2.0
+// The online softmax of 64 rows of scores in the layout of wgmma's accumulators: a thread holds the columns
+// 8 n + 2 (lane % 4) (+ 1) of the rows lane / 4 and lane / 4 + 8 of its warp, s[4 n + 2 half (+ 1)].
+#pragma once
+
+#include <cmath>
+#include <cstdint>
+
+#include "cuda/sm90/config.h"
+#include "cuda/tile.cuh"
+
+namespace distr::cuda::sm90 {
+
+// P = 2^(scale * S - scale * reference). The reference of a row is a maximum of its scores so far; it follows the
+// maximum only when that has grown by 2^kSlack, so that O is hardly ever rescaled.
+template <class C>
+struct Softmax {
+  static constexpr float kSlack = 8.0F;
+
+  float scale;  // of the scores, to logarithms to the base 2; positive
+  float reference[2] = {-INFINITY, -INFINITY};
+  float sum[2] = {};  // of this lane's part of the rows
+
+  __device__ explicit Softmax(float scale_log2) : scale(scale_log2) {}
+
+  // Rows that have seen no key yet take 0 for their reference.
+  [[nodiscard]] __device__ static float finite(float reference) { return reference == -INFINITY ? 0.0F : reference; }
+
+  // Scores become P. Whether O must be multiplied by `factor`, the same for all threads of the warp.
+  [[nodiscard]] __device__ bool update(float (&s)[C::kKeys / 2], float (&factor)[2]) {
+    float best[2] = {-INFINITY, -INFINITY};
+#pragma unroll
+    for (int i = 0; i < C::kKeys / 2; i += 2) {
+      best[i / 2 % 2] = fmaxf(best[i / 2 % 2], fmaxf(s[i], s[i + 1]));
+    }
+    bool rises = false;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      best[half] = quad_max(best[half]);
+      rises |= (best[half] - reference[half]) * scale > kSlack;
+    }
+    const bool follow = __any_sync(~0U, rises);
+    if (follow) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        // A row moves for its own sake alone: its bits must not depend on the rows beside it, which may be later ones.
+        const bool moves = (best[half] - reference[half]) * scale > kSlack;
+        const float next = moves ? best[half] : reference[half];
+        factor[half] = ptx::exp2((reference[half] - finite(next)) * scale);
+        reference[half] = next;
+        sum[half] *= factor[half];
+      }
+    }
+    const float shift[2] = {finite(reference[0]) * scale, finite(reference[1]) * scale};
+#pragma unroll
+    for (int i = 0; i < C::kKeys / 2; ++i) {
+      s[i] = ptx::exp2(fmaf(s[i], scale, -shift[i / 2 % 2]));
+      sum[i / 2 % 2] += s[i];
+    }
+    return follow;
+  }
+};
+
+// P in 16 bits, the left operand of the second product.
+template <class C>
+__device__ __forceinline__ void pack(const float (&s)[C::kKeys / 2], std::uint32_t (&probabilities)[C::kKeys / 16][4]) {
+#pragma unroll
+  for (int i = 0; i < C::kKeys / 4; ++i) {
+    probabilities[i / 4][i % 4] = ptx::pack(s[2 * i], s[2 * i + 1], typename C::Element{});
+  }
+}
+
+// Hides the keys of tile `first` .. that a row does not see.
+template <class C>
+__device__ __forceinline__ void apply_mask(float (&s)[C::kKeys / 2], const DeviceProblem& problem, int row, int first) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t seen =
+        problem.causal ? min(problem.seq_k, std::int64_t{row} + half * 8 + problem.causal_offset + 1) : problem.seq_k;
+    const int left = static_cast<int>(max(min(seen - first, std::int64_t{C::kKeys}), std::int64_t{0})) - lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < C::kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& score = s[n * 4 + half * 2 + i];
+        score = n * 8 + i < left ? score : -INFINITY;
+      }
+    }
+  }
+}
+
+}  // namespace distr::cuda::sm90

@@ -1,0 +1,47 @@
+// SPDX-License-Identifier: Apache-2.0
+// The list of compiled shapes of the kernel in forward.cuh, for both element types:
+//   d = 64    exact, r = 32, r = 16     three consumers: O and S are small enough
+//   d = 128   exact, r = 64, r = 32     two
+// Columns are padded with zeros by the copy engine, so each serves every smaller r and dv as well.
+// A new head dim is a line here.
+#include "cuda/sm90/variants.h"
+
+#include <array>
+
+#include "cuda/launch.h"
+#include "cuda/sm90/forward.cuh"
+
+namespace distr::cuda::sm90 {
+namespace {
+
+template <class C>
+void launch_variant(const ForwardParameters& p, void* stream) {
+  const std::int64_t tiles = (p.row_end - p.row_begin + C::kRows - 1) / C::kRows;
+  const std::int64_t blocks = tiles * p.problem.batch * p.problem.heads_q;
+  launch(forward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, C::kSharedBytes + C::kAlignment, stream, p);
+}
+
+template <class C>
+constexpr Variant variant() {
+  return {kDTypeOf<typename C::Element>, C::kScores, C::kValues, C::kRows, C::kKeys, &launch_variant<C>};
+}
+
+template <class T>
+constexpr std::array kShapes = {variant<Config<T, 16, 64, 3>>(),  variant<Config<T, 32, 64, 3>>(),
+                                variant<Config<T, 64, 64, 3>>(),  variant<Config<T, 32, 128, 2>>(),
+                                variant<Config<T, 64, 128, 2>>(), variant<Config<T, 128, 128, 2>>()};
+
+constexpr std::array kVariants = [] {
+  std::array<Variant, 2 * kShapes<__half>.size()> all{};
+  for (std::size_t n = 0; n < kShapes<__half>.size(); ++n) {
+    all[2 * n] = kShapes<__half>[n];
+    all[2 * n + 1] = kShapes<__nv_bfloat16>[n];
+  }
+  return all;
+}();
+
+}  // namespace
+
+std::span<const Variant> variants() { return kVariants; }
+
+}  // namespace distr::cuda::sm90

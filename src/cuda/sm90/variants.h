@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compiled kernels, for the host: what each takes, and how it is launched.
+#pragma once
+
+#include <span>
+
+#include "cuda/sm90/config.h"
+
+namespace distr::cuda::sm90 {
+
+struct Variant {
+  DType dtype;
+  int scores, values, rows, keys;  // Config's
+  void (*launch)(const ForwardParameters& parameters, void* stream);
+};
+
+// The narrowest first.
+std::span<const Variant> variants();
+
+}  // namespace distr::cuda::sm90
