@@ -26,9 +26,9 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
 
 def source(name: str, meta: dict, *facts: str) -> str:
     """What the figures above come from, in lines of at most 120 characters."""
-    threads = f'{meta["threads"]} thread{"s" if meta["threads"] > 1 else ""}'
-    machine = [meta[key] for key in ("cpu", "instruction_set") if key in meta]
-    where = meta.get("gpu") or ", ".join([*machine, threads])
+    machine = [meta[key] for key in ("gpu", "cpu", "instruction_set") if meta.get(key)]
+    threads = [f'{meta["threads"]} thread{"s" if meta["threads"] > 1 else ""}'] if meta.get("threads") else []
+    where = ", ".join([*machine, *threads])
     return (f'({"; ".join([where, *facts, "commit " + meta["commit"]])};\n'
             f"[bench/results/{name}](bench/results/{name}))")
 
@@ -151,8 +151,33 @@ def torch_speed() -> str:
     return markdown(head, lines) + "\n\n" + source(name, result["meta"], f'torch {result["meta"]["torch"]}')
 
 
+GPU_METHODS = {
+    "FA2": ("sdpa_flash", None, None), "cuDNN": ("sdpa_cudnn", None, None), "exact": ("distr", "exact", 1),
+    "lsh, G = 2": ("distr", "lsh", 2), "lsh, G = 4": ("distr", "lsh", 4),
+    "energy, G = 2": ("distr", "energy", 2), "energy, G = 4": ("distr", "energy", 4)}
+
+
+def gpu_speed() -> str:
+    """Milliseconds on the GPU for B = 1, H = 10, bf16: torch's SDPA, pinned, and the package."""
+    name = "h200/torch.json"
+    result = load(name)
+    lines = []
+    for op, work in {"forward": "forward", "forward_backward": "forward + backward"}.items():
+        for dim in (64, 128):
+            for causal in (False, True):
+                for n in (4096, 16384):
+                    wanted = {"op": op, "head_dim": dim, "causal": causal, "seq_q": n, "batch": 1}
+                    rows = {(row["impl"], row["strategy"], row["group_size"]): row["ms"] for row in result["rows"]
+                            if all(row[key] == value for key, value in wanted.items())}
+                    lines.append([work, str(dim), str(n), "yes" if causal else "no",
+                                  *(f"{rows[method]:.3f}" for method in GPU_METHODS.values())])
+    meta = result["meta"]
+    facts = [f'CUDA {meta["cuda"]}', f'torch {meta["torch"]}', f'cuDNN {meta["cudnn"]}']
+    return markdown(["op, ms", "d", "N", "causal", *GPU_METHODS], lines) + "\n\n" + source(name, meta, *facts)
+
+
 TABLES = {"compare": compare, "performance": performance, "grouping": grouping, "memory": memory, "errors": errors,
-          "semantic_search": semantic_search, "torch_speed": torch_speed}
+          "semantic_search": semantic_search, "torch_speed": torch_speed, "gpu_speed": gpu_speed}
 
 
 def main(check: bool) -> int:
