@@ -10,7 +10,7 @@
 #include <vector>
 
 #include "commands.h"
-#include "distr/attention.h"
+#include "computation.h"
 #include "distr/version.h"
 #include "inputs.h"
 #include "npy.h"
@@ -37,20 +37,11 @@ struct Result {
   Grouping grouping;  // `auto` replaced
   std::string choice;
   std::string kernel;
+  Device device = Device::cpu;
   std::vector<std::int32_t> order;  // empty: not needed
   Tensor o, lse;
   double seconds_grouping = 0;
   double seconds_forward = 0;
-};
-
-class Stopwatch {
- public:
-  [[nodiscard]] double seconds() const {
-    return std::chrono::duration<double>(std::chrono::steady_clock::now() - start_).count();
-  }
-
- private:
-  std::chrono::steady_clock::time_point start_ = std::chrono::steady_clock::now();
 };
 
 // The bytes of a file that holds one tensor, in the format of the path's extension.
@@ -71,15 +62,9 @@ void reserve(OutputFiles& files, const std::string& flag, const std::string& pat
   files.reserve(path);
 }
 
-// Computes the order where the kernel or the user wants one that was not given.
-void find_order(const Options& options, const Inputs& inputs, const Execution& execution, Result& result) {
-  const bool reads = reads_order(result.grouping);
-  if (reads ? !options.order.empty() : options.order_out.empty()) return;
-  require_kernel(Operation::grouping, inputs.problem, result.grouping, execution);
-  const Stopwatch stopwatch;
-  result.order.resize(static_cast<std::size_t>(count_of(order_shape(inputs.problem, result.grouping))));
-  make_grouping(inputs.problem, result.grouping, {inputs.q.data(), inputs.k.data(), result.order.data()}, execution);
-  result.seconds_grouping = stopwatch.seconds();
+// Whether the kernel or the user wants an order that was not given.
+bool needs_order(const Options& options, const Grouping& grouping) {
+  return reads_order(grouping) ? options.order.empty() : !options.order_out.empty();
 }
 
 // Block 0 of `previous` is exact whatever the order given, and is written as 0 .. d-1.
@@ -91,46 +76,54 @@ void clear_first_blocks(const Problem& problem, Result& result) {
   }
 }
 
-void compute_output(const Inputs& inputs, bool want_lse, const Execution& execution, Result& result) {
+// Runs what is to be run, with a time for each step.
+void run(const Inputs& inputs, bool makes_order, Computation& computation, Result& result) {
+  Progress progress;
+  if (!makes_order && !result.order.empty()) computation.use_order(result.order);
+  computation.mark();
+  if (makes_order) {
+    computation.execution().progress = progress.step("grouping");
+    computation.make_order(result.grouping);
+  }
+  computation.mark();
+  computation.execution().progress = progress.step("attention");
+  computation.forward(result.grouping);
+  computation.mark();
+  const std::vector<double> laps = computation.laps();
+  result.seconds_grouping = makes_order ? laps.at(0) * 1e-3 : 0;
+  result.seconds_forward = laps.at(1) * 1e-3;
+
   const Problem& problem = inputs.problem;
-  const std::vector<std::int64_t> o_shape{problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v};
-  const std::vector<std::int64_t> lse_shape{problem.batch, problem.heads_q, problem.seq_q};
-  const std::size_t lse_count = want_lse ? static_cast<std::size_t>(count_of(lse_shape)) : 0;
-  std::vector<std::byte> o(static_cast<std::size_t>(count_of(o_shape)) * size_of(problem.dtype));
-  std::vector<std::byte> lse(lse_count * size_of(problem.lse_dtype()));
-  ForwardTensors tensors = inputs.tensors();
-  tensors.order = result.order.data();
-  tensors.o = o.data();
-  tensors.lse = want_lse ? lse.data() : nullptr;
-  const Stopwatch stopwatch;
-  forward(problem, result.grouping, tensors, execution);
-  result.seconds_forward = stopwatch.seconds();
-  result.o = {element_type(inputs.file_type), inputs.shape_like_input(o_shape),
-              converted(std::move(o), problem.dtype, inputs.file_type)};
-  result.lse = {ElementType::f32, inputs.shape_like_input(lse_shape),
-                converted(std::move(lse), problem.lse_dtype(), DType::f32)};
+  const DType lse_type = problem.lse_dtype();
+  result.o = {element_type(inputs.file_type),
+              inputs.shape_like_input({problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v}),
+              converted(computation.take_o(), problem.dtype, inputs.file_type)};
+  result.lse = {ElementType::f32, inputs.shape_like_input({problem.batch, problem.heads_q, problem.seq_q}),
+                converted(computation.take_lse(), lse_type, DType::f32)};
+  if (makes_order) result.order = computation.order();
 }
 
-Result compute(const Options& options, const Inputs& inputs) {
-  Progress progress;
-  Execution execution;
-  execution.device = choose_device(options.run.device);
-  execution.threads = options.run.threads;
+Result compute(const Options& options, const Inputs& inputs, Device device) {
   const Grouping wanted = grouping_of(options.grouping, inputs.problem.head_dim, options.run.seed);
-  const Explanation explanation = explain(Operation::forward, inputs.problem, wanted, execution.device);
+  const Explanation explanation = explain(Operation::forward, inputs.problem, wanted, device);
   Result result;
   result.grouping = explanation.grouping;
   result.choice = explanation.choice;
   result.kernel = explanation.kernel;
+  result.device = device;
+  Execution execution;
+  execution.device = device;
+  execution.threads = options.run.threads;
+  const bool makes_order = needs_order(options, result.grouping);
   require_kernel(Operation::forward, inputs.problem, result.grouping, execution);
+  if (makes_order) require_kernel(Operation::grouping, inputs.problem, result.grouping, execution);
   if (!options.order.empty()) {
     result.order = read_order(options.order, inputs, result.grouping);
     if (result.grouping.order_from == OrderFrom::previous) clear_first_blocks(inputs.problem, result);
   }
-  execution.progress = progress.step("grouping");
-  find_order(options, inputs, execution, result);
-  execution.progress = progress.step("attention");
-  compute_output(inputs, !options.lse.empty(), execution, result);
+  const auto outputs = options.lse.empty() ? Computation::Outputs::o : Computation::Outputs::o_and_lse;
+  Computation computation(inputs, outputs, device, options.run.threads);
+  run(inputs, makes_order, computation, result);
   return result;
 }
 
@@ -157,7 +150,8 @@ void print_json(const Options& options, const Inputs& inputs, const Result& resu
   json["strategy_asked"] = name_of(options.grouping.strategy);
   json["choice"] = result.choice;
   json["seed"] = options.run.seed;
-  json["device"] = name_of(choose_device(options.run.device));
+  json["device"] = name_of(result.device);
+  json["gpu"] = result.device == Device::cuda ? Json(cuda_device().name) : Json(nullptr);
   json["threads"] = options.run.threads > 0 ? options.run.threads : processor_count();
   json["seconds_grouping"] = result.seconds_grouping;
   json["seconds_forward"] = result.seconds_forward;
@@ -172,7 +166,8 @@ void print_json(const Options& options, const Inputs& inputs, const Result& resu
 void print_summary(const Options& options, const Inputs& inputs, const Result& result, double seconds_total) {
   std::cout << "problem   " << sizes_text(inputs.problem) << '\n'
             << "grouping  " << grouping_text(result.grouping) << '\n'
-            << "kernel    " << result.kernel << '\n'
+            << "kernel    " << result.kernel << (result.device == Device::cuda ? " on " + cuda_device().name : "")
+            << '\n'
             << "seconds   grouping " << significant(result.seconds_grouping) << ", attention "
             << significant(result.seconds_forward) << ", with files " << significant(seconds_total) << '\n'
             << "output    " << options.out << '\n';
@@ -181,19 +176,20 @@ void print_summary(const Options& options, const Inputs& inputs, const Result& r
 }
 
 void attend(const Options& options) {
-  const Stopwatch stopwatch;
+  const auto start = std::chrono::steady_clock::now();
+  const Device device = require_device(options.run.device);
   OutputFiles files;
   reserve(files, "--out", options.out);
   reserve(files, "--lse", options.lse);
   reserve(files, "--order-out", options.order_out);
   const Inputs inputs = read_inputs(options.input, options.run);
-  Result result = compute(options, inputs);
+  Result result = compute(options, inputs, device);
   write_files(options, inputs, result, files);
   if (options.grouping.strategy == Strategy::automatic) {
     std::cerr << "distr: strategy auto: " << result.choice << '\n';
   }
   const auto print = options.json ? print_json : print_summary;
-  print(options, inputs, result, stopwatch.seconds());
+  print(options, inputs, result, std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count());
 }
 
 }  // namespace

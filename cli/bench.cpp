@@ -5,7 +5,6 @@
 #include <iostream>
 #include <limits>
 #include <memory>
-#include <random>
 #include <span>
 #include <string>
 #include <vector>
@@ -15,6 +14,7 @@
 #include "memory.h"
 #include "options.h"
 #include "output_files.h"
+#include "random_inputs.h"
 #include "report.h"
 #include "run_meta.h"
 #include "settings.h"
@@ -47,49 +47,10 @@ Work parse_work(const std::string& word) {
   throw InputError("--op: " + quoted(word) + " is unknown; allowed: grouping, forward, backward, forward-backward");
 }
 
-std::vector<std::byte> random_tensor(std::int64_t count, DType dtype, std::mt19937_64& random) {
-  std::normal_distribution<float> normal;
-  std::vector<float> values(static_cast<std::size_t>(count));
-  for (float& value : values) value = normal(random);
-  std::vector<std::byte> bytes(values.size() * size_of(dtype));
-  convert(values.data(), DType::f32, bytes.data(), dtype, count);
-  return bytes;
-}
-
-Inputs random_inputs(const Problem& problem, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  Inputs inputs;
-  inputs.problem = problem;
-  inputs.file_type = problem.dtype;
-  inputs.rank = 4;
-  const std::int64_t q_shape[] = {problem.batch, problem.heads_q, problem.seq_q, problem.head_dim};
-  const std::int64_t k_shape[] = {problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim};
-  const std::int64_t v_shape[] = {problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim_v};
-  inputs.q = random_tensor(count_of(q_shape), problem.dtype, random);
-  inputs.k = random_tensor(count_of(k_shape), problem.dtype, random);
-  inputs.v = random_tensor(count_of(v_shape), problem.dtype, random);
-  return inputs;
-}
-
-// Floating-point operations of exact attention: two for each multiply-add of its products, over the pairs that see
-// each other. 0 for grouping, which exact attention lacks.
-double exact_operations(const Problem& problem, Work work) {
-  double pairs = static_cast<double>(problem.seq_q) * static_cast<double>(problem.seq_k);
-  if (problem.causal != Causal::none) pairs = (pairs + static_cast<double>(problem.seq_q)) / 2;
-  const auto d = static_cast<double>(problem.head_dim);
-  const auto dv = static_cast<double>(problem.head_dim_v);
-  const double forward = d + dv;
-  const double backward = 3 * d + 2 * dv;
-  const double per_pair = work == Work::forward            ? forward
-                          : work == Work::backward         ? backward
-                          : work == Work::forward_backward ? forward + backward
-                                                           : 0;
-  return 2 * static_cast<double>(problem.batch * problem.heads_q) * pairs * per_pair;
-}
-
 struct Sweep {
   const Options& options;
-  double peak;  // operations a second
+  Device device;
+  double peak;  // operations a second; 0 on a GPU, whose peak is not measured
   Json rows = Json::array();
   Table table{};
 };
@@ -97,7 +58,7 @@ struct Sweep {
 void add_columns(Table& table) {
   for (const char* head : {"op", "dtype", "causal", "strategy"}) table.add_column(head, Table::Align::left);
   for (const char* head :
-       {"N", "d", "G", "ms", "min", "max", "GFLOP/s", "% of peak", "ratio", "O error", "memory MB"}) {
+       {"N", "d", "G", "ms", "min", "max", "grouping", "GFLOP/s", "% of peak", "ratio", "O error", "memory MB"}) {
     table.add_column(head, Table::Align::right);
   }
 }
@@ -111,7 +72,8 @@ void add_rows(Sweep& sweep, const Problem& problem, Work work, const std::vector
     const double rate = operations / (row.median() * 1e-3);
     Json json = row_json(problem, row, rows.front().median());
     json["tflops_exact_flops"] = products ? Json(rate * 1e-12) : Json(nullptr);
-    json["share_of_fma_peak"] = products ? Json(rate / sweep.peak) : Json(nullptr);
+    const bool has_share = products && sweep.peak > 0;
+    json["share_of_fma_peak"] = has_share ? Json(rate / sweep.peak) : Json(nullptr);
     if (!products) json["ratio_to_exact"] = nullptr;
     json["peak_memory_bytes"] = memory[i];
     sweep.rows.push_back(json);
@@ -123,7 +85,8 @@ void add_rows(Sweep& sweep, const Problem& problem, Work work, const std::vector
          std::to_string(problem.seq_q), std::to_string(problem.head_dim),
          exact ? "-" : std::to_string(row.grouping.group_size), significant(row.median()),
          significant(row.milliseconds.front(), 3), significant(row.milliseconds.back(), 3),
-         products ? significant(rate * 1e-9, 3) : "-", products ? significant(100 * rate / sweep.peak, 3) : "-",
+         exact ? "-" : significant(row.median_grouping(), 3), products ? significant(rate * 1e-9, 3) : "-",
+         has_share ? significant(100 * rate / sweep.peak, 3) : "-",
          products ? significant(rows.front().median() / row.median(), 3) : "-",
          significant(row.errors.output_frobenius, 3), significant(static_cast<double>(memory[i]) / 1e6, 3)});
   }
@@ -134,15 +97,16 @@ void bench_problem(Sweep& sweep, const Problem& problem, Work work) {
   const std::vector<Grouping> settings = settings_of(options.settings, problem.head_dim, options.run.seed);
   for (const Grouping& setting : settings) validate(problem, setting);
   const Inputs inputs = random_inputs(problem, options.run.seed);
-  Comparison comparison(inputs, work, choose_device(options.run.device), options.run.threads);
+  Comparison comparison(inputs, work, sweep.device, options.run.threads);
   std::vector<std::int64_t> memory;
   for (const Grouping& setting : settings) {
+    comparison.computation().release();
     const PeakMemory peak;
     comparison.warm_up({setting});
-    memory.push_back(peak.bytes());
+    memory.push_back(sweep.device == Device::cpu ? peak.bytes() : comparison.computation().extra_bytes());
   }
-  std::vector<Row> rows = comparison.errors(settings, kErrorPairs / problem.seq_k);
-  comparison.time(rows, options.settings.repeats);
+  std::vector<Row> rows = comparison.errors(settings, Truth::same_device, kErrorPairs / problem.seq_k);
+  comparison.time(rows, options.settings.repeats_on(sweep.device));
   add_rows(sweep, problem, work, rows, memory);
 }
 
@@ -171,18 +135,19 @@ std::vector<Problem> problems_of(const Options& options) {
 }
 
 void bench(const Options& options) {
+  const Device device = require_device(options.run.device);
   OutputFiles files;
   if (!options.json_out.empty()) files.reserve(options.json_out);
   const std::vector<Problem> problems = problems_of(options);
   Execution execution;
   execution.threads = options.run.threads;
-  Sweep sweep{options, fma_peak(execution)};
+  Sweep sweep{options, device, device == Device::cpu ? fma_peak(execution) : 0};
   add_columns(sweep.table);
   for (const Work work : options.works) {
     for (const Problem& problem : problems) bench_problem(sweep, problem, work);
   }
-  Json meta = run_meta(options.run.threads);
-  meta["fma_peak_gflops"] = sweep.peak * 1e-9;
+  Json meta = run_meta(options.run.threads, device);
+  meta["fma_peak_gflops"] = device == Device::cpu ? Json(sweep.peak * 1e-9) : Json(nullptr);
   const std::string text = json_text({{"meta", meta}, {"rows", sweep.rows}}) + "\n";
   if (!options.json_out.empty()) files.write(options.json_out, std::as_bytes(std::span(text)));
   files.commit();
@@ -190,14 +155,21 @@ void bench(const Options& options) {
     std::cout << text;
     return;
   }
-  std::cout << "B " << options.batch << ", H " << options.heads << ", " << meta["threads"] << " threads, peak "
-            << significant(sweep.peak * 1e-9) << " GFLOP/s of fp32 multiply-adds\n\n";
+  std::cout << "B " << options.batch << ", H " << options.heads << ", ";
+  if (device == Device::cpu) {
+    std::cout << meta["threads"] << " threads, peak " << significant(sweep.peak * 1e-9)
+              << " GFLOP/s of fp32 multiply-adds\n\n";
+  } else {
+    std::cout << meta["gpu"].get<std::string>() << "\n\n";
+  }
   sweep.table.print(std::cout);
   std::cout
-      << "\nms: median of " << options.settings.repeats
-      << " runs of all that a user waits for (backward: without order and forward).\n"
+      << "\nms: median of " << options.settings.repeats_on(device)
+      << " runs of all that a user waits for (backward: without order and forward);\n"
+         "grouping: what that takes of it.\n"
          "GFLOP/s counts the products of exact attention, so that rates of one shape compare; ratio: time of exact /\n"
-         "this time. memory: the largest growth of the process beyond inputs and outputs.\n";
+         "this time. memory: the largest growth of the process beyond inputs and outputs; on a GPU order and\n"
+         "workspace.\n";
 }
 
 void add_sweep_options(CLI::App& command, Options& options) {

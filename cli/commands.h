@@ -12,5 +12,6 @@ void add_blocks(CLI::App& app);
 void add_compare(CLI::App& app);
 void add_errors(CLI::App& app);
 void add_info(CLI::App& app);
+void add_tune(CLI::App& app);
 
 }  // namespace distr::cli

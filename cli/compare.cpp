@@ -38,26 +38,27 @@ struct Options {
 };
 
 Json comparison_json(const Options& options, const Inputs& inputs, const std::vector<Row>& rows) {
-  Json meta = run_meta(options.run.threads);
-  meta["device"] = name_of(choose_device(options.run.device));
+  const Device device = choose_device(options.run.device);
+  Json meta = run_meta(options.run.threads, device);
+  meta["device"] = name_of(device);
   meta["inputs"] = inputs.paths;
   meta.update(sizes_json(inputs.problem));
   meta["causal_corner"] = name_of(inputs.problem.causal);
   meta["mask"] = name_of(inputs.problem.mask.kind);
   meta["scale"] = inputs.problem.softmax_scale();
   meta["seed"] = options.run.seed;
-  meta["repeats"] = options.settings.repeats;
+  meta["repeats"] = options.settings.repeats_on(device);
   Json json = {{"meta", meta}, {"rows", Json::array()}};
   for (const Row& row : rows) json["rows"].push_back(row_json(inputs.problem, row, rows.front().median()));
   return json;
 }
 
-void print_table(const Inputs& inputs, const std::vector<Row>& rows) {
+void print_table(const Inputs& inputs, Device device, const std::vector<Row>& rows) {
   Table table;
   table.add_column("#", Table::Align::right);
   for (const char* head : {"strategy", "estimator", "order"}) table.add_column(head, Table::Align::left);
-  for (const char* head :
-       {"G", "l", "ms", "min", "max", "ratio", "O error", "min cosine", "TV of P", "|S| error", "signed S error"}) {
+  for (const char* head : {"G", "l", "ms", "min", "max", "grouping", "ratio", "O error", "min cosine", "TV of P",
+                           "|S| error", "signed S error"}) {
     table.add_column(head, Table::Align::right);
   }
   for (std::size_t i = 0; i < rows.size(); ++i) {
@@ -69,6 +70,7 @@ void print_table(const Inputs& inputs, const std::vector<Row>& rows) {
                    exact ? "-" : name_of(grouping.order_from), exact ? "-" : std::to_string(grouping.group_size),
                    exact ? "-" : std::to_string(grouping.block), significant(row.median()),
                    significant(row.milliseconds.front()), significant(row.milliseconds.back()),
+                   exact ? "-" : significant(row.median_grouping(), 3),
                    significant(rows.front().median() / row.median(), 3), significant(row.errors.output_frobenius, 3),
                    significant(row.errors.row_cosine_min, 3), significant(row.errors.total_variation, 3),
                    significant(row.errors.score_elementwise, 3), significant(row.errors.score_signed, 3)});
@@ -77,8 +79,10 @@ void print_table(const Inputs& inputs, const std::vector<Row>& rows) {
   table.print(std::cout);
   std::cout
       << "\nms: median time of " << rows.front().milliseconds.size()
-      << " runs of grouping and attention, with the least and the most; ratio: time of exact / this time.\n"
-         "O error: |O - O exact| / |O exact| (Frobenius); min cosine: smallest between a row of O and of O exact.\n"
+      << " runs of grouping and attention, with the least and the most, and what the grouping takes of it;\n"
+         "ratio: time of exact / this time."
+      << (device == Device::cuda ? " Errors are against exact attention on the CPU.\n" : "\n")
+      << "O error: |O - O exact| / |O exact| (Frobenius); min cosine: smallest between a row of O and of O exact.\n"
          "TV of P: mean over rows of half the sum of |P - P exact|, 0 to 1.\n"
          "|S| error: mean |S - S exact| / mean |S exact|; signed S error: |mean (S - S exact)| / mean |S exact|.\n";
 }
@@ -135,6 +139,7 @@ std::vector<std::byte> plot(const Options& options, const Inputs& inputs, Compar
 }
 
 void compare(const Options& options) {
+  const Device device = require_device(options.run.device);
   OutputFiles files;
   if (!options.plot.empty()) {
     static_cast<void>(picture_format(options.plot));
@@ -147,10 +152,10 @@ void compare(const Options& options) {
   const std::vector<Grouping> settings = settings_of(options.settings, inputs.problem.head_dim, options.run.seed);
   for (const Grouping& setting : settings) validate(inputs.problem, setting);
   if (!options.plot.empty()) require_plottable(options, inputs.problem, settings.size());
-  Comparison comparison(inputs, Work::forward, choose_device(options.run.device), options.run.threads);
+  Comparison comparison(inputs, Work::forward, device, options.run.threads);
   comparison.warm_up(settings);
-  std::vector<Row> rows = comparison.errors(settings);
-  comparison.time(rows, options.settings.repeats);
+  std::vector<Row> rows = comparison.errors(settings, Truth::cpu);
+  comparison.time(rows, options.settings.repeats_on(device));
   const Json json = comparison_json(options, inputs, rows);
   const std::string text = json_text(json) + "\n";
   if (!options.plot.empty()) files.write(options.plot, plot(options, inputs, comparison, rows));
@@ -159,7 +164,7 @@ void compare(const Options& options) {
   if (options.json) {
     std::cout << text;
   } else {
-    print_table(inputs, rows);
+    print_table(inputs, device, rows);
   }
 }
 

@@ -2,7 +2,6 @@
 #include "comparison.h"
 
 #include <algorithm>
-#include <chrono>
 
 #include "options.h"
 
@@ -23,105 +22,93 @@ const char* name_of(Work work) {
   return "forward_backward";
 }
 
+Operation operation_of(Work work) {
+  return work == Work::grouping  ? Operation::grouping
+         : work == Work::forward ? Operation::forward
+                                 : Operation::backward;
+}
+
+Computation::Outputs outputs_of(Work work) {
+  const bool has_gradients = work == Work::backward || work == Work::forward_backward;
+  return has_gradients ? Computation::Outputs::gradients : Computation::Outputs::o;
+}
+
 }  // namespace
 
-double Row::median() const {
-  const std::size_t middle = milliseconds.size() / 2;
-  const bool odd = milliseconds.size() % 2 == 1;
-  return odd ? milliseconds[middle] : (milliseconds[middle - 1] + milliseconds[middle]) / 2;
+double Row::median_of(const std::vector<double>& values) {
+  const std::size_t middle = values.size() / 2;
+  const bool odd = values.size() % 2 == 1;
+  return odd ? values[middle] : (values[middle - 1] + values[middle]) / 2;
 }
 
-Comparison::Comparison(const Inputs& inputs, Work work, Device device, int threads) : inputs_(inputs), work_(work) {
-  execution_.device = device;
-  execution_.threads = threads;
-  const Problem& problem = inputs.problem;
-  const std::int64_t o_shape[] = {problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v};
-  o_.resize(static_cast<std::size_t>(count_of(o_shape)) * size_of(problem.dtype));
-  if (work == Work::backward || work == Work::forward_backward) {
-    const std::int64_t lse_shape[] = {problem.batch, problem.heads_q, problem.seq_q};
-    lse_.resize(static_cast<std::size_t>(count_of(lse_shape)) * size_of(problem.lse_dtype()));
-    d_q_.resize(inputs.q.size());
-    d_k_.resize(inputs.k.size());
-    d_v_.resize(inputs.v.size());
-  }
-}
+Comparison::Comparison(const Inputs& inputs, Work work, Device device, int threads)
+    : inputs_(inputs), work_(work), computation_(inputs, outputs_of(work), device, threads) {}
 
 void Comparison::find_order(const Grouping& grouping) {
-  if (!reads_order(grouping)) return;
-  order_.resize(static_cast<std::size_t>(count_of(order_shape(inputs_.problem, grouping))));
-  make_grouping(inputs_.problem, grouping, {inputs_.q.data(), inputs_.k.data(), order_.data()}, execution_);
+  if (reads_order(grouping)) computation_.make_order(grouping);
 }
 
-void Comparison::forward_once(const Grouping& grouping) {
-  ForwardTensors tensors = inputs_.tensors();
-  tensors.order = order_.data();
-  tensors.o = o_.data();
-  tensors.lse = lse_.empty() ? nullptr : lse_.data();
-  forward(inputs_.problem, grouping, tensors, execution_);
-}
-
-void Comparison::backward_once(const Grouping& grouping) {
-  const ForwardTensors inputs = inputs_.tensors();
-  BackwardTensors tensors;
-  tensors.q = inputs.q;
-  tensors.k = inputs.k;
-  tensors.v = inputs.v;
-  tensors.mask = inputs.mask;
-  tensors.order = order_.data();
-  tensors.o = tensors.d_o = o_.data();  // any upstream gradient takes the same time
-  tensors.lse = lse_.data();
-  tensors.d_q = d_q_.data();
-  tensors.d_k = d_k_.data();
-  tensors.d_v = d_v_.data();
-  backward(inputs_.problem, grouping, tensors, execution_);
-}
-
-void Comparison::work_once(const Grouping& grouping) {
-  if (work_ != Work::backward) find_order(grouping);
-  if (work_ == Work::forward || work_ == Work::forward_backward) forward_once(grouping);
-  if (work_ == Work::backward || work_ == Work::forward_backward) backward_once(grouping);
-}
-
-double Comparison::run_once(const Grouping& grouping) {
+Comparison::Lap Comparison::run_once(const Grouping& grouping) {
   if (work_ == Work::backward) {
     find_order(grouping);
-    forward_once(grouping);
+    computation_.forward(grouping);
   }
-  const auto start = std::chrono::steady_clock::now();
-  work_once(grouping);
-  return std::chrono::duration<double, std::milli>(std::chrono::steady_clock::now() - start).count();
+  computation_.forget();
+  computation_.mark();
+  if (work_ != Work::backward) find_order(grouping);
+  computation_.mark();
+  if (work_ == Work::forward || work_ == Work::forward_backward) computation_.forward(grouping);
+  if (work_ == Work::backward || work_ == Work::forward_backward) computation_.backward(grouping);
+  computation_.mark();
+  const std::vector<double> laps = computation_.laps();
+  return {laps.at(0) + laps.at(1), laps.at(0)};
 }
 
 void Comparison::warm_up(const std::vector<Grouping>& settings) {
   for (const Grouping& grouping : settings) static_cast<void>(run_once(grouping));
 }
 
-std::vector<Row> Comparison::errors(const std::vector<Grouping>& settings, std::int64_t max_rows) {
+std::vector<std::byte> Comparison::exact_output(const Grouping& exact, Truth truth) {
+  const bool elsewhere = truth == Truth::cpu && computation_.execution().device != Device::cpu;
+  if (!elsewhere) {
+    computation_.forward(exact);
+    return computation_.o();
+  }
+  Computation cpu(inputs_, Computation::Outputs::o, Device::cpu, computation_.execution().threads);
+  cpu.execution().progress = computation_.execution().progress;
+  cpu.forward(exact);
+  return cpu.take_o();
+}
+
+std::vector<Row> Comparison::errors(const std::vector<Grouping>& settings, Truth truth, std::int64_t max_rows) {
   Progress progress;
   std::vector<Row> rows;
-  const Operation operation = work_ == Work::grouping  ? Operation::grouping
-                              : work_ == Work::forward ? Operation::forward
-                                                       : Operation::backward;
+  Execution& execution = computation_.execution();
+  const Operation operation = operation_of(work_);
   for (const Grouping& grouping : settings) {
-    rows.push_back({work_, grouping, explain(operation, inputs_.problem, grouping, execution_.device).kernel, {}, {}});
-    require_kernel(operation, inputs_.problem, grouping, execution_);
+    rows.push_back(
+        {work_, grouping, explain(operation, inputs_.problem, grouping, execution.device).kernel, {}, {}, {}});
+    require_kernel(operation, inputs_.problem, grouping, execution);
   }
-  std::vector<std::byte> o_exact;
+  execution.progress = progress.step("exact attention");
+  const std::vector<std::byte> o_exact = exact_output(settings.front(), truth);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const std::string label = "error of setting " + std::to_string(i + 1) + " of " + std::to_string(rows.size());
-    execution_.progress = progress.step(label);
+    execution.progress = progress.step(label);
+    if (i == 0 && (truth == Truth::same_device || execution.device == Device::cpu)) continue;
     find_order(rows[i].grouping);
-    forward_once(rows[i].grouping);
-    if (i == 0) {
-      o_exact = o_;
-      continue;
-    }
+    computation_.forward(rows[i].grouping);
+    const std::vector<std::int32_t> order = computation_.order();
+    std::vector<std::byte> o = computation_.o();
     ForwardTensors tensors = inputs_.tensors();
-    tensors.order = order_.data();
-    tensors.o = o_.data();
-    rows[i].errors = measure(inputs_.problem, rows[i].grouping, tensors, o_exact.data(), max_rows, execution_);
+    tensors.order = order.data();
+    tensors.o = o.data();
+    Execution on_cpu;
+    on_cpu.threads = execution.threads;
+    on_cpu.progress = execution.progress;
+    rows[i].errors = measure(inputs_.problem, rows[i].grouping, tensors, o_exact.data(), max_rows, on_cpu);
   }
-  execution_.progress = nullptr;
+  execution.progress = nullptr;
   return rows;
 }
 
@@ -131,18 +118,24 @@ void Comparison::time(std::vector<Row>& rows, int repeats) {
   std::int64_t done = 0;
   for (int repeat = 0; repeat < repeats; ++repeat) {
     for (Row& row : rows) {
-      row.milliseconds.push_back(run_once(row.grouping));
+      const Lap lap = run_once(row.grouping);
+      row.milliseconds.push_back(lap.all);
+      row.milliseconds_grouping.push_back(lap.grouping);
       progress.show("timing", ++done, total);
     }
   }
-  for (Row& row : rows) std::sort(row.milliseconds.begin(), row.milliseconds.end());
+  for (Row& row : rows) {
+    std::sort(row.milliseconds.begin(), row.milliseconds.end());
+    std::sort(row.milliseconds_grouping.begin(), row.milliseconds_grouping.end());
+  }
 }
 
 std::vector<double> Comparison::probabilities_of(const Grouping& grouping, std::int64_t batch, std::int64_t head,
                                                  std::int64_t size, std::int64_t& rows, std::int64_t& columns) {
   find_order(grouping);
+  const std::vector<std::int32_t> order = computation_.order();
   ForwardTensors tensors = inputs_.tensors();
-  tensors.order = order_.data();
+  tensors.order = order.data();
   return probabilities(inputs_.problem, grouping, tensors, batch, head, size, rows, columns);
 }
 
@@ -154,6 +147,7 @@ Json row_json(const Problem& problem, const Row& row, double exact_ms) {
   json["ms_min"] = row.milliseconds.front();
   json["ms_max"] = row.milliseconds.back();
   json["runs"] = row.milliseconds.size();
+  json["ms_grouping"] = row.median_grouping();
   json["ratio_to_exact"] = exact_ms / row.median();
   json["rel_error_out"] = row.errors.output_frobenius;
   json["row_cosine_min"] = row.errors.row_cosine_min;

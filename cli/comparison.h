@@ -7,6 +7,7 @@
 #include <string>
 #include <vector>
 
+#include "computation.h"
 #include "distr/measure.h"
 #include "inputs.h"
 #include "progress.h"
@@ -21,10 +22,20 @@ struct Row {
   Work work = Work::forward;
   Grouping grouping;
   std::string kernel;
-  Errors errors;                     // of exact attention: none
-  std::vector<double> milliseconds;  // ascending
+  Errors errors;
+  std::vector<double> milliseconds;           // ascending
+  std::vector<double> milliseconds_grouping;  // the grouping's part of them; ascending
 
-  [[nodiscard]] double median() const;
+  [[nodiscard]] double median() const { return median_of(milliseconds); }
+  [[nodiscard]] double median_grouping() const { return median_of(milliseconds_grouping); }
+  // Of ascending values.
+  [[nodiscard]] static double median_of(const std::vector<double>& values);
+};
+
+// What errors are taken against.
+enum class Truth : std::uint8_t {
+  same_device,  // exact attention where the settings run: its own row has no errors
+  cpu,          // exact attention on the CPU
 };
 
 class Comparison {
@@ -37,29 +48,30 @@ class Comparison {
 
   // The rows of settings, of which the first is exact attention, with their errors; see measure() for max_rows.
   // Throws Error.
-  [[nodiscard]] std::vector<Row> errors(const std::vector<Grouping>& settings, std::int64_t max_rows = 1 << 14);
+  [[nodiscard]] std::vector<Row> errors(const std::vector<Grouping>& settings, Truth truth,
+                                        std::int64_t max_rows = 1 << 14);
 
-  // Times all rows in turn, `repeats` times, so that a drift of the machine's speed meets all alike.
+  // Times all rows in turn, `repeats` times, so that a drift of the machine's speed meets all alike. A GPU's caches
+  // hold none of the tensors.
   void time(std::vector<Row>& rows, int repeats);
 
   // P of one head, as distr::probabilities returns it.
   [[nodiscard]] std::vector<double> probabilities_of(const Grouping& grouping, std::int64_t batch, std::int64_t head,
                                                      std::int64_t size, std::int64_t& rows, std::int64_t& columns);
 
- private:
-  void find_order(const Grouping& grouping);
-  double run_once(const Grouping& grouping);  // milliseconds
+  [[nodiscard]] Computation& computation() { return computation_; }
 
-  void forward_once(const Grouping& grouping);
-  void backward_once(const Grouping& grouping);
-  void work_once(const Grouping& grouping);
+ private:
+  struct Lap {
+    double all, grouping;  // milliseconds
+  };
+  void find_order(const Grouping& grouping);
+  Lap run_once(const Grouping& grouping);
+  [[nodiscard]] std::vector<std::byte> exact_output(const Grouping& exact, Truth truth);
 
   const Inputs& inputs_;
   Work work_;
-  Execution execution_;
-  std::vector<std::int32_t> order_;  // of the last setting that ran
-  std::vector<std::byte> o_, lse_;   // likewise
-  std::vector<std::byte> d_q_, d_k_, d_v_;
+  Computation computation_;  // has order and outputs of the last setting that ran
 };
 
 // A row of a result file.

@@ -1,6 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
 // `distr info`: the build, the machine, and which kernels would serve a given problem.
-#include <algorithm>
 #include <iostream>
 #include <limits>
 #include <memory>
@@ -10,6 +9,7 @@
 
 #include "commands.h"
 #include "distr/attention.h"
+#include "distr/device.h"
 #include "distr/version.h"
 #include "options.h"
 #include "report.h"
@@ -78,11 +78,13 @@ Report examine(const Options& options) {
 }
 
 void print_json(const Report& report) {
+  const std::string reason = cuda_unusable_reason();
   Json json = {{"version", version()},
                {"build", {{"type", DISTR_BUILD_TYPE}, {"compiler", __VERSION__}}},
                {"instruction_set", instruction_set()},
                {"threads", processor_count()},
-               {"devices", {{"cpu", device_names(Device::cpu)}, {"cuda", device_names(Device::cuda)}}}};
+               {"devices", {{"cpu", device_names(Device::cpu)}, {"cuda", device_names(Device::cuda)}}},
+               {"cuda_unusable", reason.empty() ? Json(nullptr) : Json(reason)}};
   json["problem"] = sizes_json(report.problem);
   json["problem"]["causal_corner"] = name_of(report.problem.causal);
   json["problem"]["mask"] = name_of(report.problem.mask.kind);
@@ -111,10 +113,8 @@ std::string joined(const std::vector<std::string>& names) {
 }
 
 std::string cuda_text() {
-  const auto kernels = list();
-  const bool built = std::any_of(kernels.begin(), kernels.end(),
-                                 [](const KernelInfo& kernel) { return kernel.device == Device::cuda; });
-  return built ? joined(device_names(Device::cuda)) : "none; this build has no CUDA kernels";
+  const std::string reason = cuda_unusable_reason();
+  return joined(device_names(Device::cuda)) + (reason.empty() ? "" : "; " + reason);
 }
 
 void print_text(const Report& report) {

@@ -82,6 +82,7 @@ int main(int argc, char** argv) {
     distr::cli::add_compare(app);
     distr::cli::add_errors(app);
     distr::cli::add_info(app);
+    distr::cli::add_tune(app);
     return distr::cli::run(app, argc, argv);
   } catch (...) {  // not even a message could be composed
     std::fputs("distr: failed\n", stderr);

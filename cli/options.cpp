@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <limits>
 
+#include "distr/device.h"
 #include "tensor.h"
 #include "text.h"
 
@@ -61,7 +62,8 @@ CLI::Option* add_device_option(CLI::App& app, std::optional<Device>& target) {
       throw InputError("--device: " + quoted(word) + " is unknown; allowed: auto, " + all_names<Device>());
     }
   };
-  return add_parsed(app, "--device", "auto|" + all_names<Device>("|"), "Where it runs", parse)->default_str("auto");
+  return add_parsed(app, "--device", "auto|" + all_names<Device>("|"), "Where it runs; auto is cpu", parse)
+      ->default_str("auto");
 }
 
 void add_run_options(CLI::App& app, RunOptions& options) {
@@ -120,16 +122,19 @@ bool reads_order(const Grouping& grouping) noexcept {
 }
 
 Device choose_device(const std::optional<Device>& wanted) {
-  // The files' tensors are in the memory of the CPU, so `auto` does not choose a GPU.
+  // `auto` is the CPU: what a command computes does not change with the machine.
   return wanted.value_or(Device::cpu);
+}
+
+Device require_device(const std::optional<Device>& wanted) {
+  const Device device = choose_device(wanted);
+  const std::string reason = device == Device::cuda ? cuda_unusable_reason() : "";
+  if (!reason.empty()) throw InputError("--device: cuda cannot be used: " + reason + "; allowed: auto, cpu");
+  return device;
 }
 
 void require_kernel(Operation operation, const Problem& problem, const Grouping& grouping, const Execution& execution) {
   static_cast<void>(workspace_bytes(operation, problem, grouping, execution));
-  if (execution.device != Device::cpu) {
-    throw InputError(std::string("--device: ") + name_of(execution.device) +
-                     " is not served from files; allowed: auto, cpu");
-  }
 }
 
 int processor_count() {

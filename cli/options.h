@@ -77,7 +77,10 @@ CLI::Option* add_integer(CLI::App& app, const std::string& flag, const std::stri
 // The device that `--device` stands for.
 [[nodiscard]] Device choose_device(const std::optional<Device>& wanted);
 
-// Throws Error if no kernel serves the operation, and InputError where tensors would have to be on a GPU.
+// The same. Throws InputError where it cannot be used.
+[[nodiscard]] Device require_device(const std::optional<Device>& wanted);
+
+// Throws Error if no kernel serves the operation.
 void require_kernel(Operation operation, const Problem& problem, const Grouping& grouping, const Execution& execution);
 
 // How many processors this process may use.

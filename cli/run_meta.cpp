@@ -6,6 +6,7 @@
 #include <ctime>
 #include <fstream>
 
+#include "distr/device.h"
 #include "distr/version.h"
 #include "options.h"
 
@@ -36,22 +37,31 @@ Json processor_name() {
   return nullptr;
 }
 
+// "580.159.04": of the kernel's module, which a container shows too.
+Json driver_version() {
+  std::ifstream file("/sys/module/nvidia/version");
+  std::string version;
+  return file >> version ? Json(version) : Json(nullptr);
+}
+
 }  // namespace
 
 void remember_command(int argc, char** argv) {
   for (int i = 1; i < argc; ++i) command_line() += std::string(" ") + argv[i];
 }
 
-Json run_meta(int threads) {
+Json run_meta(int threads, Device device) {
   const char* commit = std::getenv("DISTR_COMMIT");
+  const bool on_gpu = device == Device::cuda;
+  const CudaDevice gpu = on_gpu ? cuda_device() : CudaDevice{};
   return {{"version", version()},
           {"command", command_line()},
           {"date", now()},
           {"commit", commit == nullptr ? Json(nullptr) : Json(commit)},
           {"cpu", processor_name()},
-          {"gpu", nullptr},
-          {"driver", nullptr},
-          {"cuda", nullptr},
+          {"gpu", on_gpu ? Json(gpu.name) : Json(nullptr)},
+          {"driver", on_gpu ? driver_version() : Json(nullptr)},
+          {"cuda", on_gpu ? Json(gpu.runtime) : Json(nullptr)},
           {"torch", nullptr},
           {"cudnn", nullptr},
           {"compiler", __VERSION__},

@@ -2,6 +2,7 @@
 // What a result file says of the run that made it.
 #pragma once
 
+#include "distr/attention.h"
 #include "report.h"
 
 namespace distr::cli {
@@ -10,7 +11,7 @@ namespace distr::cli {
 void remember_command(int argc, char** argv);
 
 // version, command, date (UTC), commit (of the environment variable DISTR_COMMIT, which bench/run sets; else null),
-// host processor, compiler, build type, instruction set, threads; and the keys for GPUs, null here.
-[[nodiscard]] Json run_meta(int threads);
+// host processor, compiler, build type, instruction set, threads; and gpu, driver and cuda, null on the CPU.
+[[nodiscard]] Json run_meta(int threads, Device device = Device::cpu);
 
 }  // namespace distr::cli

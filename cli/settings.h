@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,7 +21,9 @@ struct SettingLists {
   std::vector<std::int64_t> blocks{128};
   std::vector<Estimator> estimators{Estimator::sample, Estimator::mean};
   std::vector<OrderFrom> orders{OrderFrom::own};
-  int repeats = 5;  // timed runs of each setting
+  std::optional<int> repeats;  // timed runs of each setting; empty: as many as the device calls for
+
+  [[nodiscard]] int repeats_on(Device device) const { return repeats.value_or(device == Device::cpu ? 5 : 50); }
 };
 
 // The help shows the lists as they are when this is called.

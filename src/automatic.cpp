@@ -3,8 +3,10 @@
 #include <algorithm>
 #include <array>
 #include <string>
+#include <string_view>
 
 #include "dispatch.h"
+#include "kernel.h"
 
 namespace distr {
 namespace {
@@ -17,7 +19,48 @@ struct Crossover {
   std::int64_t seq;       // and from so many rows of Q, and of K, on
 };
 
-constexpr std::array<Crossover, 1> kCrossovers{{{Device::cpu, 64, 512}}};
+// By device, and for each the smallest d first.
+constexpr std::array<Crossover, 3> kCrossovers{
+    {{Device::cpu, 64, 512}, {Device::cuda, 64, 8192}, {Device::cuda, 128, 16384}}};
+
+// The last entry for the device that has no larger d than the problem, or the first.
+const Crossover& crossover_of(Device device, std::int64_t head_dim) {
+  const auto* found = std::find_if(kCrossovers.begin(), kCrossovers.end(),
+                                   [device](const Crossover& entry) { return entry.device == device; });
+  for (const auto* next = found; next != kCrossovers.end() && next->device == device; ++next) {
+    if (next->head_dim <= head_dim) {
+      found = next;
+    }
+  }
+  return *found;
+}
+
+// Hopper's kernels take exact attention and no grouping by blocks, and no approximation catches up with them.
+bool has_own_exact_kernel(const Problem& problem) {
+  Grouping exact;
+  exact.strategy = Strategy::exact;
+  exact.group_size = 1;
+  const auto kernels = cuda_backend().forward;
+  return std::any_of(kernels.begin(), kernels.end(), [&](const ForwardKernel& kernel) {
+    return std::string_view(kernel.name).starts_with("sm90/") && kernel.supports(problem, exact).empty();
+  });
+}
+
+// CUDA's crossovers are those of the tensor-core kernels with tiles of 128 queries. Why these do not serve; empty: they
+// do.
+std::string without_tensor_cores(const Problem& problem, const Grouping& grouping) {
+  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
+    return "exact, as on a GPU no approximation has been measured in other types than f16 and bf16";
+  }
+  if (std::max(problem.head_dim, problem.head_dim_v) > 256) {
+    return "exact, as on a GPU no approximation has been measured for a head_dim or head_dim_v above 256";
+  }
+  if (grouping.block % 128 != 0 && grouping.block < problem.seq_q) {
+    return "exact, as on a GPU an approximation pays for blocks that 128 divides, and " +
+           std::to_string(grouping.block) + " is none";
+  }
+  return {};
+}
 
 // Shorter blocks fuse K more often than the smaller product saves; wider values leave little to save.
 constexpr std::int64_t kShortestBlock = 64;
@@ -31,21 +74,23 @@ Resolved resolve(const Problem& problem, const Grouping& grouping, Device device
   }
   Resolved result{grouping, {}};
   result.grouping.strategy = Strategy::exact;
-  const auto* const needed = std::find_if(kCrossovers.begin(), kCrossovers.end(),
-                                          [device](const Crossover& entry) { return entry.device == device; });
+  const Crossover& needed = crossover_of(device, problem.head_dim);
+  const std::string no_tensor_cores = device == Device::cuda ? without_tensor_cores(problem, grouping) : "";
   const std::int64_t shorter = std::min(problem.seq_q, problem.seq_k);
-  if (needed == kCrossovers.end()) {
-    result.choice = "exact, as no approximation has been measured on this device";
-  } else if (grouping.group_size == 1) {
+  if (grouping.group_size == 1) {
     result.choice = "exact, as group size 1 is exact attention";
   } else if (problem.dtype == DType::f64) {
     result.choice = "exact, as the float64 reference gains nothing from an approximation";
-  } else if (problem.head_dim < needed->head_dim) {
+  } else if (device == Device::cuda && has_own_exact_kernel(problem)) {
+    result.choice = "exact, as this GPU has a kernel for it that is quicker than any approximation";
+  } else if (!no_tensor_cores.empty()) {
+    result.choice = no_tensor_cores;
+  } else if (problem.head_dim < needed.head_dim) {
     result.choice = "exact, as heads of head_dim " + std::to_string(problem.head_dim) +
-                    " lose too much to an approximation (from " + std::to_string(needed->head_dim) + " on it can pay)";
-  } else if (shorter < needed->seq) {
+                    " lose too much to an approximation (from " + std::to_string(needed.head_dim) + " on it can pay)";
+  } else if (shorter < needed.seq) {
     result.choice = "exact, as " + std::to_string(shorter) +
-                    " rows or keys are too few for an approximation to pay (from " + std::to_string(needed->seq) +
+                    " rows or keys are too few for an approximation to pay (from " + std::to_string(needed.seq) +
                     " on it does)";
   } else if (grouping.block < kShortestBlock) {
     result.choice = "exact, as blocks of " + std::to_string(grouping.block) +
@@ -56,7 +101,7 @@ Resolved resolve(const Problem& problem, const Grouping& grouping, Device device
         "exact, as nearly all work is the product with V, whose head_dim_v is " + std::to_string(problem.head_dim_v);
   } else {
     result.grouping.strategy = Strategy::energy;
-    result.choice = "energy, which pays from " + std::to_string(needed->seq) + " rows and keys on, and errs least";
+    result.choice = "energy, which pays from " + std::to_string(needed.seq) + " rows and keys on, and errs least";
   }
   return result;
 }

@@ -98,6 +98,37 @@ TEST(Automatic, IsExactWhereNothingElsePays) {
   EXPECT_EQ(strategy(wide_values, automatic), Strategy::exact);
 }
 
+// Without a GPU it says what holds for those that have no kernel of their own for exact attention.
+TEST(Automatic, KnowsWhatPaysOnCuda) {
+  const auto choice = [](const Problem& problem, std::int64_t group_size = 2, std::int64_t block = 128) {
+    Grouping automatic = grouping_of(Strategy::automatic, group_size);
+    automatic.block = block;
+    const Explanation explanation = explain(Operation::forward, problem, automatic, Device::cuda);
+    EXPECT_EQ(explanation.choice.rfind("energy", 0) == 0, explanation.grouping.strategy == Strategy::energy);
+    return explanation.choice;
+  };
+  const std::string energy = "energy, which pays from 8192 rows and keys on, and errs least";
+  EXPECT_EQ(choice(problem_of(8192, DType::bf16, 64)), energy);
+  EXPECT_EQ(choice(problem_of(8192, DType::f16, 96)), energy);
+  EXPECT_EQ(choice(problem_of(16384, DType::bf16, 128)),
+            "energy, which pays from 16384 rows and keys on, and errs least");
+  EXPECT_EQ(choice(problem_of(8192, DType::bf16, 64), 2, 256), energy);
+  EXPECT_EQ(choice(problem_of(8192, DType::bf16, 64), 2, 9000), energy);
+  EXPECT_EQ(choice(problem_of(8192, DType::bf16, 64), 1), "exact, as group size 1 is exact attention");
+  EXPECT_EQ(choice(problem_of(8191, DType::bf16, 64)),
+            "exact, as 8191 rows or keys are too few for an approximation to pay (from 8192 on it does)");
+  EXPECT_EQ(choice(problem_of(16383, DType::bf16, 128)),
+            "exact, as 16383 rows or keys are too few for an approximation to pay (from 16384 on it does)");
+  EXPECT_EQ(choice(problem_of(1 << 15, DType::bf16, 32)),
+            "exact, as heads of head_dim 32 lose too much to an approximation (from 64 on it can pay)");
+  EXPECT_EQ(choice(problem_of(1 << 15, DType::f32, 64)),
+            "exact, as on a GPU no approximation has been measured in other types than f16 and bf16");
+  EXPECT_EQ(choice(problem_of(1 << 15, DType::bf16, 300)),
+            "exact, as on a GPU no approximation has been measured for a head_dim or head_dim_v above 256");
+  EXPECT_EQ(choice(problem_of(1 << 15, DType::bf16, 64), 2, 192),
+            "exact, as on a GPU an approximation pays for blocks that 128 divides, and 192 is none");
+}
+
 TEST(Call, CudaIsRefusedWithTheReason) {
   const auto [status, message] = failure([] {
     Execution execution;

@@ -1,14 +1,54 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA backend of a build without CUDA: an empty list.
+// The CUDA backend of a build without CUDA: an empty list, no memory and no tiles.
+#include "distr/device.h"
 #include "kernel.h"
+#include "tiles.h"
 
 namespace distr {
+namespace {
+
+constexpr const char* kReason = "this build has no CUDA kernels";
+
+[[noreturn]] void refuse() { throw Error(Status::unsupported, std::string("CUDA cannot be used: ") + kReason); }
+
+}  // namespace
 
 Backend cuda_backend() { return {}; }
 
 std::vector<std::string> cuda_device_names(std::string& reason) {
-  reason = "this build has no CUDA kernels";
+  reason = kReason;
   return {};
 }
+
+inline namespace v0 {
+
+std::string cuda_unusable_reason() { return kReason; }
+CudaDevice cuda_device() { refuse(); }
+CudaMemory::CudaMemory(std::size_t /*bytes*/) { refuse(); }
+void CudaMemory::Free::operator()(void* /*data*/) const noexcept {}
+void CudaMemory::copy_from(const void* /*host*/, std::size_t /*bytes*/, void* /*stream*/) { refuse(); }
+void CudaMemory::copy_to(void* /*host*/, std::size_t /*bytes*/, void* /*stream*/) const { refuse(); }
+void CudaMemory::fill(std::uint8_t /*value*/, void* /*stream*/) { refuse(); }
+CudaStopwatch::~CudaStopwatch() = default;
+void CudaStopwatch::mark() { refuse(); }
+std::vector<double> CudaStopwatch::laps() { refuse(); }
+
+}  // namespace v0
+
+namespace tuning {
+
+std::vector<Tile> forward_tiles(const Problem& /*problem*/, const Grouping& /*grouping*/, std::string& reason) {
+  reason = kReason;
+  return {};
+}
+std::size_t workspace_bytes(const Problem& /*problem*/, const Grouping& /*grouping*/, const Tile& /*tile*/) {
+  refuse();
+}
+void forward(const Problem& /*problem*/, const Grouping& /*grouping*/, const ForwardTensors& /*tensors*/,
+             const Execution& /*execution*/, const Tile& /*tile*/) {
+  refuse();
+}
+
+}  // namespace tuning
 
 }  // namespace distr

@@ -206,7 +206,7 @@ OPTIONS = [
         (f"group size beyond d, {strategy}", {"--group-size": 9, "--strategy": strategy}, ["group_size", "9", "1 to 8"])
         for strategy in ("auto", "exact", "lsh", "energy")
     ],
-    ("device cuda", {"--device": "cuda"}, ["cuda"]),
+    ("device cuda", {"--device": "cuda"}, ["--device: cuda cannot be used: ", "allowed: auto, cpu"]),
     ("unknown option", {"--nonsense": "1"}, ["--nonsense", "--help"]),
     ("abbreviated option", {"--strat": "exact"}, ["--strat", "--help"]),
     ("option twice", {"--seed": [1, 2]}, ["--seed"]),

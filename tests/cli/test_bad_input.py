@@ -188,7 +188,7 @@ COMPARE = [
     (["--json-out", "/dev/full"], ["/dev/full", "regular file"]),
     (["--json-out", "{out}/p.svg", "--plot", "{out}/p.svg"], ["p.svg", "same file", "own path"]),
     (["--q", "{in}/none.npy"], ["--q"]),
-    (["--device", "cuda"], ["cuda"]),
+    (["--device", "cuda"], ["--device: cuda cannot be used: ", "allowed: auto, cpu"]),
 ]
 
 

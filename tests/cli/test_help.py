@@ -17,6 +17,7 @@ COMMANDS = {
     "attend": ATTEND, "bench": BENCH, "blocks": ["--gpu", "--shared-memory", "--head-dim", "--json"],
     "compare": COMPARE, "errors": ["--trials", "--seed", "--plot", "--json", "--json-out"],
     "info": [*INFO, *GROUPING, "--causal", "--device", "--mask"],
+    "tune": ["--head-dim", "--group-size", "--block", "--seq", "--strategy", "--dtype", "--json", "--json-out"],
 }
 WORDS = {
     "auto|exact|lsh|energy": ["attend", "info"],
@@ -69,9 +70,9 @@ def test_version(run):
 
 USAGE = [
     ([], ["subcommand", "--help"]),
-    (["attention"], ["'attention'", "attend, bench, blocks, compare, errors, info"]),
-    ([""], ["''", "attend, bench, blocks, compare, errors, info"]),
-    (["Attend"], ["'Attend'", "attend, bench, blocks, compare, errors, info"]),
+    (["attention"], ["'attention'", "attend, bench, blocks, compare, errors, info, tune"]),
+    ([""], ["''", "attend, bench, blocks, compare, errors, info, tune"]),
+    (["Attend"], ["'Attend'", "attend, bench, blocks, compare, errors, info, tune"]),
     (["--nonsense"], ["--nonsense"]),
     (["--nonsense", "info"], ["--nonsense"]),
     (["attend", "--out", "o.npy", "--nonsense"], ["--nonsense", "--help"]),

@@ -126,4 +126,6 @@ def test_cuda_is_explained_where_there_is_none(run, info):
         pytest.skip("this machine has a CUDA device")
     result = run("info", "--device", "cuda", "--json")
     assert result.code == 0
-    assert json.loads(result.stdout)["would_run"]["forward"] is None
+    report = json.loads(result.stdout)
+    assert report["would_run"]["forward"] is None and report["cuda_unusable"]
+    assert f"CUDA devices     none; {report['cuda_unusable']}\n" in run("info").stdout

@@ -105,6 +105,8 @@ TEST(Refusals, AreInWords) {
   many.batch = std::int64_t{1} << 31;
   Problem long_sequence = problem_of(DType::bf16, 1);
   long_sequence.seq_k = std::int64_t{1} << 40;
+  Problem negative_scale = problem_of();
+  negative_scale.scale = -1;
   const Case cases[] = {
       {"plain/forward", Operation::forward, f64, exact, only_fp32},
       {"plain/backward", Operation::backward, f64, exact, only_fp32},
@@ -126,10 +128,32 @@ TEST(Refusals, AreInWords) {
        "takes blocks that 64 divides, or of at least seq_q rows"},
       {"sm80/forward", Operation::forward, problem_of(), grouping_of(Strategy::lsh, 3),
        "takes groups of 1, 2, 4 and 8 columns"},
+      {"sm80/backward", Operation::backward, problem_of(DType::f32), exact, "takes f16 and bf16"},
+      {"sm80/backward", Operation::backward, problem_of(DType::f16, 257), exact,
+       "takes head_dim and head_dim_v up to 256"},
+      {"sm80/backward", Operation::backward, negative_scale, exact, "takes scales above 0"},
+      {"sm80/backward", Operation::backward, long_sequence, exact, "takes sequences up to 4194303"},
+      {"sm80/backward", Operation::backward, many, exact,
+       "takes up to 68719476704 rows of Q, each head's up to a multiple of 128"},
   };
   for (const Case& test_case : cases) {
     EXPECT_EQ(reason_of(test_case.kernel, test_case.operation, test_case.problem, test_case.grouping), test_case.words)
         << test_case.kernel;
+  }
+}
+
+// The tensor cores' backward takes every length of block and every size of group.
+TEST(Refusals, LeaveTheFastBackwardForEveryGrouping) {
+  for (const DType dtype : {DType::f16, DType::bf16}) {
+    for (const std::int64_t head_dim : {1, 23, 64, 256}) {
+      for (const Strategy strategy : {Strategy::lsh, Strategy::energy}) {
+        for (const std::int64_t block : {1, 3, 128, 1000000}) {
+          const Grouping grouping = grouping_of(strategy, std::min<std::int64_t>(3, head_dim), block);
+          EXPECT_EQ(reason_of("sm80/backward", Operation::backward, problem_of(dtype, head_dim), grouping),
+                    expected_reason());
+        }
+      }
+    }
   }
 }
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What must hold of every forward kernel beside its numbers on the shared problems.
+// What must hold of every kernel beside its numbers on the shared problems.
 #pragma once
 
 #include <functional>
@@ -25,12 +25,18 @@ struct Extreme {
 // A value that is not finite in Q, K or V: it goes where exact attention takes it, and nowhere else.
 [[nodiscard]] std::vector<Instance> with_non_finite(const Case& test_case);
 
+// Whether a backward kernel that asks for finite values must take this one as exact attention does: everything is seen,
+// and each score reads it.
+[[nodiscard]] bool reaches_everything(const Instance& instance);
+
+template <class Kernel>
 struct Property {
   const char* name;
   // Why the kernel lacks it; empty: it has it, or does not serve the problem.
-  std::function<std::string(const ForwardKernel&, DType)> judge;
+  std::function<std::string(const Kernel&, DType)> judge;
 };
-[[nodiscard]] std::vector<Property> properties();
+[[nodiscard]] std::vector<Property<ForwardKernel>> properties();
+[[nodiscard]] std::vector<Property<BackwardKernel>> backward_properties();
 
 // What the public functions refuse on this device, and with which words. Empty: all is well.
 [[nodiscard]] std::string judge_refusals();

@@ -231,11 +231,12 @@ class Shape {
     const double rate = flops / (times.median() * 1e-3) * 1e-12;
     row["tflops_exact_flops"] = rate;
     row["ratio_to_exact"] = exact_ms > 0 ? Json(exact_ms / times.median()) : Json(nullptr);
-    std::printf("%-30s %-24s %-16s %-6s G%lld %9.4f ms (%.4f to %.4f) %6.1f TFLOP/s %5.2fx exact",
+    const bool whole = row["block"] == kWholeSequence;
+    std::printf("%-30s %-24s %-16s %-6s G%lld %5s %9.4f ms (%.4f to %.4f) %6.1f TFLOP/s %5.2fx exact",
                 label(problem_).c_str(), row["kernel"].get<std::string>().c_str(), row["op"].get<std::string>().c_str(),
                 row["strategy"].get<std::string>().c_str(),
-                static_cast<long long>(row["group_size"].get<std::int64_t>()), times.median(), times.ms.front(),
-                times.ms.back(), rate, exact_ms / times.median());
+                static_cast<long long>(row["group_size"].get<std::int64_t>()), whole ? "whole" : "", times.median(),
+                times.ms.front(), times.ms.back(), rate, exact_ms / times.median());
     if (row.contains("ms_grouping")) {
       std::printf(" grouping %.4f", row["ms_grouping"].get<double>());
     }

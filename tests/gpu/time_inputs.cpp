@@ -15,6 +15,7 @@ Grouping grouping_of(const Setting& setting) {
   Grouping grouping;
   grouping.strategy = setting.strategy;
   grouping.group_size = setting.group_size;
+  grouping.block = setting.block;
   return grouping;
 }
 

@@ -14,10 +14,19 @@ namespace distr::test {
 struct Setting {
   Strategy strategy;
   std::int64_t group_size;
+  std::int64_t block = Grouping{}.block;
 };
 
-inline constexpr Setting kSettings[] = {
-    {Strategy::exact, 1}, {Strategy::lsh, 2}, {Strategy::lsh, 4}, {Strategy::energy, 2}, {Strategy::energy, 4}};
+inline constexpr std::int64_t kWholeSequence = std::int64_t{1} << 22;
+inline constexpr Setting kSettings[] = {{Strategy::exact, 1},
+                                        {Strategy::lsh, 2},
+                                        {Strategy::lsh, 4},
+                                        {Strategy::energy, 2},
+                                        {Strategy::energy, 4},
+                                        {Strategy::lsh, 2, kWholeSequence},
+                                        {Strategy::lsh, 4, kWholeSequence},
+                                        {Strategy::energy, 2, kWholeSequence},
+                                        {Strategy::energy, 4, kWholeSequence}};
 
 [[nodiscard]] const char* name_of(Strategy strategy);
 [[nodiscard]] Grouping grouping_of(const Setting& setting);

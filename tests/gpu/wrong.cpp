@@ -96,6 +96,18 @@ void without_lse_gradient(const Problem& p, const Grouping& g, const BackwardTen
   call(p, g, wrong, execution);
 }
 
+void without_mask_gradient(const Problem& p, const Grouping& g, const BackwardTensors& tensors,
+                           const Execution& execution) {
+  BackwardTensors wrong = tensors;
+  wrong.d_mask = nullptr;
+  call(p, g, wrong, execution);
+}
+
+void writes_beside_dk(const Problem& p, const Grouping& g, const BackwardTensors& tensors, const Execution& execution) {
+  call(p, g, tensors, execution);
+  spoil(tensors.d_k, -1, execution);
+}
+
 void another_seed(const Problem& p, const Grouping& g, const GroupingTensors& tensors, const Execution& execution) {
   Grouping wrong = g;
   wrong.seed += 1;
@@ -163,8 +175,11 @@ std::vector<Wrong<BackwardKernel>> wrong_kernels(const BackwardKernel& kernel) {
                                          {"a wrong scale", "lsh, mean", wrong_scale},
                                          {"the other corner", "causal bottom-right, more keys", other_corner},
                                          {"the other estimator", "lsh, mean", other_estimator},
+                                         {"exact instead of grouped", "energy, G 4", exact_instead},
                                          {"on the default stream", "GQA", on_the_default_stream},
-                                         {"without the gradient of LSE", "odd sizes", without_lse_gradient}};
+                                         {"writes beside dK", "GQA", writes_beside_dk},
+                                         {"without the gradient of LSE", "odd sizes", without_lse_gradient},
+                                         {"without the gradient of the mask", "additive mask", without_mask_gradient}};
   return twins_of(kernel, twins);
 }
 

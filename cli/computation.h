@@ -1,0 +1,95 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tensors of one problem where the kernels compute, the operations on them, and their times.
+#pragma once
+
+#include <chrono>
+#include <cstddef>
+#include <cstdint>
+#include <optional>
+#include <span>
+#include <vector>
+
+#include "distr/device.h"
+#include "inputs.h"
+#include "tiles.h"
+
+namespace distr::cli {
+
+// Bytes in the memory of one device.
+class Buffer {
+ public:
+  explicit Buffer(Device device) : device_(device) {}
+
+  // The content is lost. Memory that is large enough is kept.
+  void resize(std::size_t bytes);
+  void write(std::span<const std::byte> content);
+  [[nodiscard]] std::vector<std::byte> read() const;
+  [[nodiscard]] std::vector<std::byte> take();  // leaves it empty
+
+  // Null where it is empty.
+  [[nodiscard]] void* data();
+  [[nodiscard]] std::size_t size() const { return bytes_; }
+  [[nodiscard]] bool empty() const { return bytes_ == 0; }
+
+ private:
+  Device device_;
+  std::size_t bytes_ = 0;
+  std::vector<std::byte> host_;  // CPU
+  CudaMemory cuda_;              // CUDA; holds `bytes_` bytes or more
+};
+
+class Computation {
+ public:
+  enum class Outputs : std::uint8_t { o, o_and_lse, gradients };  // each with those before it
+
+  // Refers to `inputs`, which are copied to a GPU. Throws Error where the device cannot be used or lacks memory.
+  Computation(const Inputs& inputs, Outputs outputs, Device device, int threads);
+
+  // A setting's part of the work. The order is kept for the operations that read one.
+  void use_order(std::span<const std::int32_t> order);
+  void make_order(const Grouping& grouping);
+  void forward(const Grouping& grouping);
+  void forward(const Grouping& grouping, const tuning::Tile& tile);  // on a GPU, of tuning::forward_tiles()
+  void backward(const Grouping& grouping);                           // any upstream gradient will do: dO = O
+
+  // Copies of what there is.
+  [[nodiscard]] std::vector<std::int32_t> order() const;
+  [[nodiscard]] std::vector<std::byte> o() const { return o_.read(); }
+  [[nodiscard]] std::vector<std::byte> take_o() { return o_.take(); }
+  [[nodiscard]] std::vector<std::byte> take_lse() { return lse_.take(); }
+
+  // A mark in time between two operations, and the milliseconds from each mark to the next. On a GPU they are the
+  // GPU's own.
+  void mark();
+  [[nodiscard]] std::vector<double> laps();
+
+  // Before a time is taken: throws the tensors out of a GPU's caches, as after other work.
+  void forget();
+
+  // The GPU memory beyond inputs and outputs that the last operations needed: order and workspace. 0 on the CPU.
+  [[nodiscard]] std::int64_t extra_bytes() const;
+  // Frees it.
+  void release();
+
+  [[nodiscard]] Execution& execution() { return execution_; }
+
+ private:
+  using Clock = std::chrono::steady_clock;
+
+  const void* place(const std::vector<std::byte>& tensor);
+  [[nodiscard]] const std::int32_t* order_data() { return static_cast<const std::int32_t*>(order_.data()); }
+  void take_workspace(std::size_t bytes);
+  void take_workspace(Operation operation, const Grouping& grouping);
+  [[nodiscard]] ForwardTensors forward_tensors();
+
+  const Inputs& inputs_;
+  Execution execution_;
+  std::vector<Buffer> placed_;  // the inputs, on a GPU
+  ForwardTensors tensors_;      // the inputs
+  Buffer order_, o_, lse_, d_q_, d_k_, d_v_, workspace_;
+  std::vector<Clock::time_point> marks_;     // CPU
+  std::optional<CudaStopwatch> stopwatch_;   // CUDA
+  std::optional<CudaMemory> other_content_;  // larger than the caches
+};
+
+}  // namespace distr::cli

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "random_inputs.h"
+
+#include <random>
+
+namespace distr::cli {
+namespace {
+
+std::vector<std::byte> random_tensor(std::int64_t count, DType dtype, std::mt19937_64& random) {
+  std::normal_distribution<float> normal;
+  std::vector<float> values(static_cast<std::size_t>(count));
+  for (float& value : values) value = normal(random);
+  std::vector<std::byte> bytes(values.size() * size_of(dtype));
+  convert(values.data(), DType::f32, bytes.data(), dtype, count);
+  return bytes;
+}
+
+}  // namespace
+
+Inputs random_inputs(const Problem& problem, std::uint64_t seed) {
+  std::mt19937_64 random(seed);
+  Inputs inputs;
+  inputs.problem = problem;
+  inputs.file_type = problem.dtype;
+  inputs.rank = 4;
+  const std::int64_t q_shape[] = {problem.batch, problem.heads_q, problem.seq_q, problem.head_dim};
+  const std::int64_t k_shape[] = {problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim};
+  const std::int64_t v_shape[] = {problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim_v};
+  inputs.q = random_tensor(count_of(q_shape), problem.dtype, random);
+  inputs.k = random_tensor(count_of(k_shape), problem.dtype, random);
+  inputs.v = random_tensor(count_of(v_shape), problem.dtype, random);
+  return inputs;
+}
+
+double exact_operations(const Problem& problem, Work work) {
+  double pairs = static_cast<double>(problem.seq_q) * static_cast<double>(problem.seq_k);
+  if (problem.causal != Causal::none) pairs = (pairs + static_cast<double>(problem.seq_q)) / 2;
+  const auto d = static_cast<double>(problem.head_dim);
+  const auto dv = static_cast<double>(problem.head_dim_v);
+  const double forward = d + dv;
+  const double backward = 3 * d + 2 * dv;
+  const double per_pair = work == Work::forward            ? forward
+                          : work == Work::backward         ? backward
+                          : work == Work::forward_backward ? forward + backward
+                                                           : 0;
+  return 2 * static_cast<double>(problem.batch * problem.heads_q) * pairs * per_pair;
+}
+
+}  // namespace distr::cli

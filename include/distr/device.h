@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// Memory and time on a CUDA device, for programs that have no headers of CUDA. All is about the current device
+// (CUDA_VISIBLE_DEVICES picks it for a process that does not). Streams are cudaStream_t; null is the default one. A
+// build without CUDA has the functions too: they say so.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "distr/error.h"
+
+namespace distr {
+inline namespace v0 {
+
+/// Why no CUDA kernel of this build can run here (built without CUDA, no driver, a driver that is too old, no device,
+/// a device older than compute capability 8.0); empty: they can.
+[[nodiscard]] std::string cuda_unusable_reason();
+
+/// All below throw Error(unsupported) with that reason, where there is one, and Error(device_failure) with CUDA's words
+/// where a call fails, which may be the failure of a kernel before it.
+
+struct CudaDevice {
+  std::string name;
+  int major = 0, minor = 0;                 ///< compute capability
+  std::int64_t processors = 0;              ///< SMs
+  std::int64_t shared_memory = 0;           ///< bytes, of one SM
+  std::int64_t cache = 0;                   ///< bytes, of the L2
+  std::size_t free_memory = 0, memory = 0;  ///< bytes; of all processes together
+  std::string runtime;                      ///< version of CUDA, "13.0"
+};
+
+[[nodiscard]] CudaDevice cuda_device();
+
+/// Device memory, aligned to 256 bytes and freed at the end.
+class CudaMemory {
+ public:
+  CudaMemory() = default;
+  /// At least one byte. Throws Error(out_of_memory), which names the bytes that were asked for and those that are free.
+  explicit CudaMemory(std::size_t bytes);
+
+  [[nodiscard]] void* data() const noexcept { return data_.get(); }
+  [[nodiscard]] std::size_t bytes() const noexcept { return data_ == nullptr ? 0 : bytes_; }
+
+  /// The first `bytes` bytes, from and to host memory, after the work that `stream` has. They return when the copy is
+  /// done. Throw Error(invalid_argument) for more bytes than there are.
+  void copy_from(const void* host, std::size_t bytes, void* stream = nullptr);
+  void copy_to(void* host, std::size_t bytes, void* stream = nullptr) const;
+  /// Sets all bytes to `value` after the work that `stream` has, without waiting for it.
+  void fill(std::uint8_t value, void* stream = nullptr);
+
+ private:
+  struct Free {
+    void operator()(void* data) const noexcept;
+  };
+  std::unique_ptr<void, Free> data_;
+  std::size_t bytes_ = 0;
+};
+
+/// Times of the work on a stream, by CUDA events.
+class CudaStopwatch {
+ public:
+  explicit CudaStopwatch(void* stream = nullptr) : stream_(stream) {}
+  CudaStopwatch(const CudaStopwatch&) = delete;
+  CudaStopwatch& operator=(const CudaStopwatch&) = delete;
+  ~CudaStopwatch();
+
+  /// A mark behind the work that the stream has.
+  void mark();
+  /// Milliseconds from each mark to the next, when all have been reached; forgets the marks.
+  [[nodiscard]] std::vector<double> laps();
+
+ private:
+  void* stream_;
+  std::vector<void*> events_;  // cudaEvent_t; kept for the next time
+  std::size_t marks_ = 0;      // how many of them are set
+};
+
+}  // namespace v0
+}  // namespace distr

@@ -1,0 +1,74 @@
+// SPDX-License-Identifier: Apache-2.0
+// The table of tiles against the measurement that it was read from; needs no GPU.
+#include "cuda/sm80/choice.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <cmath>
+#include <fstream>
+#include <map>
+#include <nlohmann/json.hpp>
+#include <string>
+#include <tuple>
+
+namespace distr::cuda::sm80 {
+namespace {
+
+using Json = nlohmann::json;
+using Key = std::tuple<std::string, int, int, int, int, int, bool>;  // strategy, G, d, heads, N, kernel's d, causal
+
+struct Times {
+  std::map<int, double> ms;  // by the rows of the tile
+  Json row;                  // any of them
+};
+
+// The rows at the default block length, by problem and setting.
+std::map<Key, Times> measured() {
+  std::ifstream file(DISTR_TUNE_JSON);
+  const Json report = Json::parse(file);
+  std::map<Key, Times> result;
+  for (Json row : report.at("rows")) {
+    const bool exact = row.at("strategy") == "exact";
+    if (!exact && row.at("block") != 128) {
+      continue;
+    }
+    row["processors"] = report.at("meta").at("processors");
+    Times& times = result[{row.at("strategy"), row.at("group_size"), row.at("head_dim"), row.at("heads"),
+                           row.at("seq_q"), row.at("kernel_dim"), row.at("causal")}];
+    times.ms[row.at("tile_rows").get<int>()] = row.at("ms").get<double>();
+    times.row = row;
+  }
+  return result;
+}
+
+int choice_for(const Json& row) {
+  const bool causal = row.at("causal").get<bool>();
+  const auto rows = row.at("seq_q").get<double>();
+  const double keys = causal ? (rows + 1) / 2 : rows;
+  const double scores = row.at("batch").get<double>() * row.at("heads").get<double>() * rows * keys;
+  const int members = row.at("strategy") == "lsh" ? row.at("group_size").get<int>() : 1;
+  return chosen_rows(row.at("kernel_dim").get<int>(), row.at("kernel_groups").get<int>(), members, causal,
+                     scores / row.at("processors").get<double>());
+}
+
+// By d, strategy, G and causality, over all sizes.
+TEST(Choice, LosesLessThanThreePercent) {
+  std::map<std::tuple<int, std::string, int, bool>, std::pair<double, int>> losses;  // sum of logarithms, count
+  for (const auto& [key, times] : measured()) {
+    if (times.ms.size() == 2) {
+      auto& [sum, count] = losses[{std::get<2>(key), std::get<0>(key), std::get<1>(key), std::get<6>(key)}];
+      sum += std::log(times.ms.at(choice_for(times.row)) / std::min(times.ms.at(64), times.ms.at(128)));
+      ++count;
+    }
+  }
+  EXPECT_GT(losses.size(), 20U);
+  for (const auto& [family, loss] : losses) {
+    EXPECT_LT(std::exp(loss.first / loss.second), 1.03)
+        << "d " << std::get<0>(family) << ", " << std::get<1>(family) << ", G " << std::get<2>(family)
+        << (std::get<3>(family) ? ", causal" : "");
+  }
+}
+
+}  // namespace
+}  // namespace distr::cuda::sm80

@@ -1,0 +1,78 @@
+// SPDX-License-Identifier: Apache-2.0
+// The plan of the split over keys, which needs no GPU.
+#include "cuda/sm80/split.h"
+
+#include <gtest/gtest.h>
+
+#include <map>
+#include <utility>
+
+namespace distr::cuda::sm80 {
+namespace {
+
+constexpr std::int64_t kProcessors = 132;
+
+Launched launched(std::int64_t tiles, std::int64_t key_tiles, std::int64_t resident) {
+  return {tiles, key_tiles, 0, kProcessors, resident, false};
+}
+
+TEST(Split, LeavesWholeWhatFillsTheDevice) {
+  EXPECT_EQ(plan_split(launched(264, 64, 2)).blocks(), 0);
+  EXPECT_EQ(plan_split(launched(0, 64, 2)).blocks(), 0);
+  EXPECT_EQ(plan_split(launched(1280, 256, 2)).blocks(), 0);  // the last wave is nearly full
+}
+
+TEST(Split, DividesTheLastWave) {
+  const Split split = plan_split(launched(320, 64, 2));
+  EXPECT_EQ(split.begin, 264U);
+  EXPECT_EQ(split.end, 320U);
+  EXPECT_EQ(split.pieces, 4U);
+}
+
+TEST(Split, GivesOneTileToTheWholeDevice) {
+  const Split split = plan_split(launched(1, 512, 2));
+  EXPECT_EQ(split.end, 1U);
+  EXPECT_GE(split.pieces, 32U);
+}
+
+TEST(Split, DividesCausalTilesOnlyWhereAllRunAtOnce) {
+  Launched causal = launched(320, 64, 3);
+  causal.causal = true;
+  causal.long_tiles = 130;
+  EXPECT_EQ(plan_split(causal).end, 130U);
+  EXPECT_EQ(plan_split(causal).pieces, 2U);
+  causal.resident = 2;
+  EXPECT_EQ(plan_split(causal).blocks(), 0);
+}
+
+// Whatever the sizes are, the blocks of the launch are all pieces of all tiles, each once.
+TEST(Split, CoversEveryPieceOnce) {
+  for (const std::int64_t tiles : {1, 7, 131, 132, 133, 200, 263, 320, 396, 397, 640, 1280, 2048}) {
+    for (const std::int64_t key_tiles : {1, 3, 4, 9, 64, 255, 512}) {
+      for (const std::int64_t resident : {1, 2, 3, 4}) {
+        for (const bool causal : {false, true}) {
+          Launched sizes = launched(tiles, key_tiles, resident);
+          sizes.causal = causal;
+          sizes.long_tiles = tiles * 2 / 5;
+          const Split split = plan_split(sizes);
+          ASSERT_LE(split.begin, split.end);
+          ASSERT_LE(split.end, tiles);
+          ASSERT_LE(split.pieces, key_tiles);
+          ASSERT_LE(split.blocks(), 2 * kProcessors * resident);
+          std::map<std::pair<unsigned, unsigned>, int> seen;
+          for (std::int64_t block = 0; block < tiles - (split.end - split.begin) + split.blocks(); ++block) {
+            const Split::Piece piece = split.at(static_cast<unsigned>(block));
+            const bool divided = piece.tile >= split.begin && piece.tile < split.end;
+            ASSERT_EQ(piece.count, divided ? split.pieces : 1U) << "block " << block;
+            ASSERT_LT(piece.index, piece.count);
+            ASSERT_LT(piece.tile, tiles);
+            ASSERT_EQ(++seen[std::pair(piece.tile, piece.index)], 1);
+          }
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+}  // namespace distr::cuda::sm80
