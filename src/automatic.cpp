@@ -55,6 +55,9 @@ std::string without_tensor_cores(const Problem& problem, const Grouping& groupin
   if (std::max(problem.head_dim, problem.head_dim_v) > 256) {
     return "exact, as on a GPU no approximation has been measured for a head_dim or head_dim_v above 256";
   }
+  if (problem.mask.kind != MaskKind::none) {
+    return "exact, as on a GPU no approximation has been measured with a mask tensor";
+  }
   if (grouping.block % 128 != 0 && grouping.block < problem.seq_q) {
     return "exact, as on a GPU an approximation pays for blocks that 128 divides, and " +
            std::to_string(grouping.block) + " is none";

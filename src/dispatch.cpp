@@ -113,8 +113,9 @@ void call(const Problem& problem, const Grouping& grouping, const Tensors& tenso
     run.workspace = own.get();
     run.workspace_bytes = needed;
   }
-  if (run.workspace_bytes < needed) {
-    throw Error(Status::out_of_memory, "the workspace has " + std::to_string(run.workspace_bytes) +
+  const std::size_t given = run.workspace == nullptr ? 0 : run.workspace_bytes;
+  if (given < needed) {
+    throw Error(Status::out_of_memory, "the workspace has " + std::to_string(given) +
                                            " bytes; allowed: at least " + std::to_string(needed));
   }
   entry.run(problem, resolved, tensors, run);

@@ -125,6 +125,9 @@ TEST(Automatic, KnowsWhatPaysOnCuda) {
             "exact, as on a GPU no approximation has been measured in other types than f16 and bf16");
   EXPECT_EQ(choice(problem_of(1 << 15, DType::bf16, 300)),
             "exact, as on a GPU no approximation has been measured for a head_dim or head_dim_v above 256");
+  Problem masked = problem_of(1 << 15, DType::bf16, 64);
+  masked.mask = {MaskKind::boolean, DType::f32, 2, {1, 1 << 15}, {0, 1}};
+  EXPECT_EQ(choice(masked), "exact, as on a GPU no approximation has been measured with a mask tensor");
   EXPECT_EQ(choice(problem_of(1 << 15, DType::bf16, 64), 2, 192),
             "exact, as on a GPU an approximation pays for blocks that 128 divides, and 192 is none");
 }

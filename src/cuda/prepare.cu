@@ -10,7 +10,9 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <limits>
 
+#include "common/element.h"
 #include "cuda/launch.h"
 
 namespace distr::cuda {
@@ -135,8 +137,18 @@ __global__ void fuse_kernel(const uint4* kt, const std::int32_t* order, Fusion f
 int heads_in_cache(const Problem& problem) noexcept {
   constexpr std::int64_t kCacheBytes = std::int64_t{36} << 20;
   const std::int64_t head_bytes = problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2;
-  return static_cast<int>(std::clamp(kCacheBytes / std::max(head_bytes, std::int64_t{1}), std::int64_t{1},
-                                     problem.batch * problem.heads_q));
+  const std::int64_t heads = std::max(problem.batch * problem.heads_q, std::int64_t{1});
+  return static_cast<int>(std::clamp(kCacheBytes / std::max(head_bytes, std::int64_t{1}), std::int64_t{1}, heads));
+}
+
+std::string grid_refusal(const Problem& problem) {
+  constexpr double kSplitBlocks = 1 << 20;  // that may be added where tiles are split
+  const std::int64_t tiles = common::ceil_div(std::max(problem.seq_q, problem.seq_k), std::int64_t{kSide});
+  const double heads =
+      static_cast<double>(problem.batch) * static_cast<double>(problem.heads_q);  // int64 could overflow
+  return heads * static_cast<double>(tiles) + kSplitBlocks > std::numeric_limits<std::int32_t>::max()
+             ? "the grid would have more than 2147483647 tiles of 64 rows"
+             : "";
 }
 
 bool has_aligned_rows(const Strides& strides) noexcept {

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <string>
 
 #include "distr/problem.h"
 
@@ -16,6 +17,9 @@ struct Extent {
 
 // How many heads' K and V stay in the L2 together: so many are worked on at the same time.
 [[nodiscard]] int heads_in_cache(const Problem& problem) noexcept;
+
+// Why a grid of a block a tile, of 64 queries or keys, is too large; empty: it is not.
+[[nodiscard]] std::string grid_refusal(const Problem& problem);
 
 // Whether every row begins at a multiple of 16 bytes if the tensor does.
 [[nodiscard]] bool has_aligned_rows(const Strides& strides) noexcept;

@@ -301,6 +301,17 @@ std::vector<Case> large_cases() {
   heads.problem.heads_kv = 2;
   heads.problem = contiguous(heads.problem);
   result.push_back(heads);
+  for (const Strategy strategy : {energy, lsh}) {  // one grouping for the whole sequence
+    Case whole = heads;
+    whole.name = std::string("large, GQA, one block, ") + name_of(strategy);
+    whole.problem.head_dim = whole.problem.head_dim_v = 128;
+    whole.problem = contiguous(whole.problem);
+    whole.grouping.strategy = strategy;
+    whole.grouping.group_size = strategy == lsh ? 2 : 4;
+    whole.grouping.estimator = Estimator::sample;
+    whole.grouping.block = 1 << 20;
+    result.push_back(whole);
+  }
   // More tiles of queries than a GPU runs at once, so that some are split over the keys and some are not.
   for (const Strategy strategy : {exact, energy, lsh}) {
     Case many =

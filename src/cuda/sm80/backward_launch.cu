@@ -39,7 +39,7 @@ struct Source {
   void* copy = nullptr;
 
   Source(const Strides& given, const Extent& sizes, Workspace& workspace) : strides(given), extent(sizes) {
-    if (!has_aligned_rows(given) || given.row >= kMaxRowStride || extent.columns % 8 != 0) {
+    if (!has_aligned_rows(given) || given.row < 0 || given.row >= kMaxRowStride || extent.columns % 8 != 0) {
       copy = workspace.take<std::uint16_t>(packed_count(extent));
     }
   }

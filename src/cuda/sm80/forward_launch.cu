@@ -130,7 +130,7 @@ struct Prepared {
 
   Prepared(const Problem& p, const Grouping& grouping, Workspace& workspace) {
     const auto copy = [&](const Strides& strides, const Extent& extent) {
-      return has_aligned_rows(strides) && strides.row < kMaxRowStride && extent.columns % 8 == 0
+      return has_aligned_rows(strides) && strides.row >= 0 && strides.row < kMaxRowStride && extent.columns % 8 == 0
                  ? nullptr
                  : workspace.take<std::uint16_t>(packed_count(extent));
     };
@@ -194,6 +194,9 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping) {
   }
   if (std::max(problem.seq_q, problem.seq_k) > std::numeric_limits<std::int32_t>::max() / 512) {
     return "takes sequences up to 4194303";
+  }
+  if (const std::string reason = grid_refusal(problem); !reason.empty()) {
+    return reason;
   }
   const std::int64_t exact_rows = count_exact_rows(problem, grouping);
   if (exact_rows > 0 && find(problem, wanted(problem, grouping, true)) == nullptr) {

@@ -45,6 +45,8 @@ struct Config {
   using ValueTile = Panels<kKeys, kValues>;
   static constexpr int kSharedBytes = kConsumers * QueryTile::kBytes + kStages * (KeyTile::kBytes + ValueTile::kBytes);
   static constexpr int kAlignment = 1024;  // of the tiles
+  static_assert(kSharedBytes + kAlignment <= 227 * 1024);
+  static_assert(kWarpgroup * (kCopyRegisters + kConsumers * kComputeRegisters) <= 65536);
 };
 
 // What the kernel takes by value.

@@ -11,7 +11,7 @@
 //       O rescaled where a reference has moved, P_j packed
 //     O += P V of the last tile
 //     O / rowsum, LSE
-//   The consumers take turns in starting their products, so that one's softmax runs under the other's.
+//   Two consumers take turns in starting their products, so that one's softmax runs under the other's.
 #pragma once
 
 #include "cuda/rows.cuh"
@@ -204,12 +204,12 @@ __device__ __forceinline__ void compute(const ForwardParameters& p, const Rows& 
     };
     constexpr int kBoth = 2 * C::kWarpgroup;
     const auto my_turn = [&] {
-      if (C::kConsumers == 2) {
+      if constexpr (C::kConsumers == 2) {
         ptx::named_sync(1 + consumer, kBoth);
       }
     };
     const auto your_turn = [&] {
-      if (C::kConsumers == 2) {
+      if constexpr (C::kConsumers == 2) {
         ptx::named_arrive(2 - consumer, kBoth);
       }
     };
@@ -250,15 +250,15 @@ __device__ __forceinline__ void compute(const ForwardParameters& p, const Rows& 
         apply_mask<C>(s, problem, row, (tiles - 1 - n) * C::kKeys);
       }
       const bool follow = softmax.update(s, factor);
-      // The branch keeps the exponentials before the wait: without one the compiler waits first.
-      if (follow) {
+      // Always so, which the compiler cannot see: in a block of its own the wait stays behind the exponentials.
+      if (ptx::opaque(static_cast<unsigned>(n)) < static_cast<unsigned>(tiles)) {
         ptx::wgmma_wait<0>();
+      }
+      if (follow) {
 #pragma unroll
         for (int i = 0; i < C::kValues / 2; ++i) {
           o[i] *= factor[i / 2 % 2];
         }
-      } else {
-        ptx::wgmma_wait<0>();
       }
       release(shared.values_empty(before.stage));
       pack<C>(s, probabilities);

@@ -144,6 +144,9 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping) {
   if (std::max(problem.seq_q, problem.seq_k) > std::numeric_limits<std::int32_t>::max() / 512) {
     return "takes sequences up to 4194303";
   }
+  if (const std::string reason = grid_refusal(problem); !reason.empty()) {
+    return reason;
+  }
   if (!is_exact_here(problem, grouping) && grouping.block < problem.seq_q) {
     return "takes one grouping for the whole sequence: blocks of at least seq_q rows";
   }

@@ -24,7 +24,7 @@ __device__ inline void barrier_arrive_expect(std::uint32_t barrier, unsigned byt
 }
 // Waits for the end of the phase of this parity. Traps after many polls: a mistake must not hang the device.
 __device__ inline void barrier_wait(std::uint32_t barrier, unsigned parity) {
-  constexpr unsigned kMostPolls = 1U << 16;
+  constexpr unsigned kMostPolls = 1U << 24;
 #pragma unroll 1
   for (unsigned poll = 0; poll < kMostPolls; ++poll) {
     unsigned done = 0;
