@@ -20,8 +20,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# Of all kernels that are templates on a Config (the forward), or on a Shape (the backward), by a part of their names.
-MAX_CONFIGURATIONS = {"sm806Config": 64, "sm906Config": 16, "ShapeI": 32}
+# Of the kernels that are compiled in many shapes (the forwards and the backward), by a part of their names.
+MAX_CONFIGURATIONS = {"sm807forward": 64, "sm907forward": 16, "ShapeI": 32}
 # Bytes that may be spilled, by a part of the linker's name. The compiler overlaps the exponentials of this kernel with
 # its second product, which is worth more than the loop-invariant addresses it reloads once a tile (docs/kernel-log.md).
 ALLOWED_SPILLS = {"4sm807forward": 80}

@@ -61,7 +61,7 @@ class RegisterTableTest(unittest.TestCase):
         self.assertIn("spills: plain::dv_kernel<f16> for sm_80, 32 bytes", errors)
 
     def test_too_many_configurations_fail(self):
-        many = "".join(CLEAN.replace("I6__half", f"I{13 + len(str(n))}sm806Config_x{n}") for n in range(65))
+        many = "".join(CLEAN.replace("I6__half", f"I{14 + len(str(n))}sm807forward_x{n}") for n in range(65))
         status, _, errors = self.run_on(many)
         self.assertEqual(status, 1)
         self.assertIn("65 configurations; allowed: 64", errors)
