@@ -2,7 +2,7 @@
 """Attention with the contract of torch.nn.functional.scaled_dot_product_attention."""
 
 from distrattention import core  # first, for it says in words what is missing
-from distrattention.settings import Settings
+from distrattention.settings import DEFAULT_BLOCK, Settings
 
 from torch.nn.attention.bias import CausalBias, CausalVariant  # isort: skip
 
@@ -35,24 +35,36 @@ def scaled_dot_product_attention(
     scores, and then it gets a gradient when it requires one; or a torch.nn.attention.bias.CausalBias. is_causal is
     anchored at the top left and excludes a mask. scale is 1/sqrt(E) when None. enable_gqa: Hq may be a multiple of H.
     A query that sees no key gets 0. The keywords from `strategy` on are those of Settings; order_from=None is
-    "previous" for causal calls that require a gradient.
+    "previous" for causal calls that require a gradient. So is what torch.export makes of a causal call where gradients
+    could be asked for: export under torch.no_grad(), or name order_from.
 
     Returns out [..., Hq, L, Ev] of the query's dtype. With return_lse also the natural logarithm of the softmax's
     denominators, [..., Hq, L] in float32 (float64 for float64), -inf where no key is seen; it is differentiable.
 
-    Raises ValueError (shapes, settings), TypeError (dtypes, devices), NotImplementedError (dropout, nested and sparse
-    tensors, forward-mode and second derivatives), and RuntimeError for what the operators refuse (E, Ev or scale out of
-    range, devices without kernels).
+    Other than in PyTorch's, the sizes before the last two are not broadcast, and E and Ev may not be 0.
+
+    Raises ValueError (shapes, settings, scale), TypeError (dtypes, devices), NotImplementedError (dropout, nested and
+    sparse tensors, forward-mode and second derivatives), and RuntimeError where no kernel of the device serves.
     """
     settings = Settings(strategy, group_size, block_size, estimator, order_from, seed)
     if dropout_p != 0:
         raise NotImplementedError(f"dropout_p is {dropout_p}; allowed: 0, as there is no dropout")
-    causal, attn_mask = _causality(query, key, attn_mask, is_causal)
-    query, key, value, attn_mask = core.autocast(query, key, value, attn_mask)
-    core.check((query, key, value), ("query", "key", "value"), attn_mask, enable_gqa)
-    training_causal = causal != "none" and core.will_require_grad(query, key, value)
-    out, lse = core.attend(query, key, value, attn_mask, causal, scale, settings, training_causal)
+    *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, enable_gqa)
+    training_causal = causal != "none" and core.will_require_grad(*tensors[:3])
+    out, lse = core.attend(*tensors, causal, scale, settings, training_causal)
     return (out, lse) if return_lse else out
+
+
+def attention_of_prompts(query, key, value, *, strategy, block_size, **others):
+    """scaled_dot_product_attention(), but exact in decoding; the integration in transformers calls it."""
+    if is_decoding(query.shape[-2], key.shape[-2], block_size):
+        strategy = "exact"
+    return scaled_dot_product_attention(query, key, value, strategy=strategy, block_size=block_size, **others)
+
+
+def is_decoding(rows, keys, block_size):
+    """One row, or fewer rows than a block against more keys (speculative decoding, short chunks of a prompt)."""
+    return rows == 1 or rows < min(keys, block_size or DEFAULT_BLOCK)
 
 
 def explain(
@@ -77,20 +89,30 @@ def explain(
     device why it would not serve ("" if it would). Raises as scaled_dot_product_attention().
     """
     settings = Settings(strategy, group_size, block_size, estimator, order_from)
-    causal, attn_mask = _causality(query, key, attn_mask, is_causal)
-    core.check((query, key, value), ("query", "key", "value"), attn_mask, True)
-    return core.explain(query, key, value, attn_mask, causal, scale, settings, operation)
+    *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, True)
+    return core.explain(*tensors, causal, scale, settings, operation)
 
 
-def _causality(query, key, mask, is_causal):
+def _prepare(query, key, value, mask, is_causal, scale, grouped_heads):
+    """(query, key, value, what is left of the mask, the corner of causality), cast as under autocast, and checked."""
+    causal, mask = causality(query, key, mask, is_causal)
+    query, key, value, mask = core.autocast(query, key, value, mask)
+    core.check((query, key, value), ("query", "key", "value"), mask, grouped_heads)
+    core.check_scale(scale)
+    return query, key, value, mask, causal
+
+
+def causality(query, key, mask, is_causal):
     """(which corner causality is anchored to, or "none"; what is left of the mask)."""
     if is_causal and mask is not None:
         raise ValueError("attn_mask and is_causal=True were both given; allowed: one of them")
     if not isinstance(mask, CausalBias):
         return "top_left" if is_causal else "none", mask
-    if (mask.seq_len_q, mask.seq_len_kv) != (query.shape[-2], key.shape[-2]):
+    core.require_tensors((query, key), ("query", "key"))
+    rows, keys = (tensor.shape[-2] if tensor.dim() > 1 else 1 for tensor in (query, key))
+    if (mask.seq_len_q, mask.seq_len_kv) != (rows, keys):
         raise ValueError(
             f"attn_mask is a CausalBias for {mask.seq_len_q} queries and {mask.seq_len_kv} keys; "
-            f"allowed: {query.shape[-2]} and {key.shape[-2]}"
+            f"allowed: {rows} and {keys}"
         )
     return "top_left" if mask.variant == CausalVariant.UPPER_LEFT else "bottom_right", None

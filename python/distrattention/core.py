@@ -2,6 +2,7 @@
 """What all entries share: the check of their tensors, and attention of tensors that have passed it."""
 
 import logging
+import numbers
 import sys
 
 from distrattention import ops  # first, for it says in words what is missing
@@ -10,7 +11,10 @@ from distrattention.settings import DEFAULT_BLOCK
 import torch  # isort: skip
 import torch.utils.checkpoint  # isort: skip
 
+MAX_HEAD_DIM = 512  # of the operators
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_NUMBERS = (numbers.Real, torch.SymInt, torch.SymFloat)
+_LARGEST = torch.finfo(torch.float32).max
 _LOG = logging.getLogger("distrattention")
 _logged = set()
 _is_tracked_by_func = getattr(torch._C._functorch, "is_gradtrackingtensor", lambda tensor: False)
@@ -82,9 +86,9 @@ def four_axes(tensors, mask):
 def check(tensors, names, mask=None, grouped_heads=False):
     """Raises, naming the argument, unless query, key and value (and the mask) fit each other and can be served."""
     query, key, value = tensors
-    for name, tensor in (*zip(names, tensors), *([("attn_mask", mask)] if mask is not None else ())):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; allowed: a torch.Tensor")
+    with_mask = ((*tensors, mask), (*names, "attn_mask")) if mask is not None else (tensors, names)
+    require_tensors(*with_mask)
+    for tensor, name in zip(*with_mask):
         if tensor.is_nested or tensor.layout != torch.strided:
             kind = "a nested tensor" if tensor.is_nested else f"of layout {tensor.layout}"
             raise NotImplementedError(f"{name} is {kind}; allowed: dense tensors (layout torch.strided)")
@@ -106,12 +110,34 @@ def check(tensors, names, mask=None, grouped_heads=False):
             )
     if key.shape[-1] != query.shape[-1]:
         raise ValueError(f"the last size of {names[1]} is {key.shape[-1]}; allowed: {query.shape[-1]}, as {names[0]}")
+    for name, tensor in ((names[0], query), (names[2], value)):
+        if not 1 <= tensor.shape[-1] <= MAX_HEAD_DIM:
+            raise ValueError(f"the last size of {name} is {tensor.shape[-1]}; allowed: 1 to {MAX_HEAD_DIM}")
     if value.shape[-2] != key.shape[-2]:
         raise ValueError(f"{names[2]} has {value.shape[-2]} rows; allowed: {key.shape[-2]}, as many as {names[1]}")
     if query.dim() > 2:
         _check_heads(*(tensor.shape[-3] for tensor in tensors), names, grouped_heads)
     if mask is not None:
         _check_mask(mask, query, key)
+
+
+def require_tensors(tensors, names):
+    """Raises TypeError, naming the argument, for what is no tensor."""
+    for tensor, name in zip(tensors, names):
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name} is a {type(tensor).__name__}; allowed: a torch.Tensor")
+
+
+def check_scale(scale, name="scale"):
+    """Raises, naming it, unless the scale is None or a number (also as a tensor without axes) that float32 holds."""
+    if isinstance(scale, torch.Tensor) and scale.dim() == 0 and not scale.requires_grad:
+        scale = scale.item()
+    if scale is None:
+        return
+    if not isinstance(scale, _NUMBERS):
+        raise TypeError(f"{name} is a {type(scale).__name__}; allowed: None or a number, which gets no gradient")
+    if not -_LARGEST <= scale <= _LARGEST:
+        raise ValueError(f"{name} is {scale}; allowed: a finite number that float32 holds")
 
 
 def _check_heads(heads_q, heads_k, heads_v, names, grouped):
@@ -162,23 +188,23 @@ def will_require_grad(*tensors):
 def _in_reentrant_checkpoint():
     # A reentrant activation checkpoint makes its first pass without a graph: nothing of the tensors tells it from
     # inference, but its second pass, with a graph, must choose the same grouping. Hence the look up the stack.
-    first_pass = torch.utils.checkpoint.CheckpointFunction.forward.__code__
+    return is_under_way(torch.utils.checkpoint.CheckpointFunction.forward)
+
+
+def is_under_way(function):
+    """Whether the Python function is on the stack of this thread."""
+    code = getattr(function, "__code__", None)
     frame = sys._getframe()
-    while frame is not None and frame.f_code is not first_pass:
+    while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame is not None
 
 
 def _refuse_transforms(*tensors):
-    # Without this, torch.library drops tangents silently where no input requires a gradient.
     if torch.compiler.is_compiling():
         return
-    tensors = [tensor for tensor in tensors if tensor is not None]
-    forward_ad = torch.autograd.forward_ad
-    may_have_tangents = forward_ad._current_level >= 0  # which takes no time to ask
-    if may_have_tangents and any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-        raise NotImplementedError("there is no forward-mode differentiation of attention; allowed: reverse mode")
-    if any(map(_is_tracked_by_func, tensors)):
+    ops.refuse_tangents(tensors)
+    if any(_is_tracked_by_func(tensor) for tensor in tensors if tensor is not None):
         raise NotImplementedError("attention cannot be differentiated by torch.func; allowed: torch.autograd")
 
 

@@ -3,7 +3,7 @@
 
 import operator
 
-from distrattention.core import attend, autocast, check, will_require_grad
+from distrattention.core import attend, autocast, check, check_scale, require_tensors, will_require_grad
 from distrattention.settings import Settings
 
 import torch  # isort: skip
@@ -48,6 +48,7 @@ def flash_attn_func(
     _require_axes((q, k, v), 4, "[batch, rows, heads, columns]")
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
     check((q, k, v), ("q", "k", "v"), None, True)
+    check_scale(softmax_scale, "softmax_scale")
     out, lse = _flash(q, k, v, softmax_scale, causal, settings)
     out = out.transpose(1, 2)
     return (out, lse, None) if return_attn_probs else out
@@ -94,6 +95,7 @@ def flash_attn_varlen_func(
     _require_axes((q, k, v), 3, "[rows of all sequences, heads, columns]")
     q, k, v = (tensor.transpose(0, 1) for tensor in (q, k, v))  # [H, T, D]
     check((q, k, v), ("q", "k", "v"), None, True)
+    check_scale(softmax_scale, "softmax_scale")
     lengths_q = _lengths("cu_seqlens_q", cu_seqlens_q, q.shape[1], "max_seqlen_q", max_seqlen_q)
     lengths_k = _lengths("cu_seqlens_k", cu_seqlens_k, k.shape[1], "max_seqlen_k", max_seqlen_k)
     if len(lengths_q) != len(lengths_k):
@@ -115,9 +117,10 @@ def _flash(q, k, v, scale, causal, settings):
 def _refuse(dropout_p, window_size, softcap, alibi_slopes, **others):
     if dropout_p != 0:
         raise NotImplementedError(f"dropout_p is {dropout_p}; allowed: 0, as there is no dropout")
-    if window_size not in ((-1, -1), [-1, -1]):
+    is_pair = isinstance(window_size, tuple | list) and len(window_size) == 2
+    if not is_pair or any(side not in (-1, None) for side in window_size):
         raise NotImplementedError(f"window_size is {window_size}; allowed: (-1, -1), as there are no sliding windows")
-    if softcap != 0:
+    if softcap not in (0, None):
         raise NotImplementedError(f"softcap is {softcap}; allowed: 0, as scores cannot be capped")
     for name, value in (("alibi_slopes", alibi_slopes), *others.items()):
         if value is not None:
@@ -125,9 +128,8 @@ def _refuse(dropout_p, window_size, softcap, alibi_slopes, **others):
 
 
 def _require_axes(tensors, count, meaning):
+    require_tensors(tensors, "qkv")
     for name, tensor in zip("qkv", tensors):
-        if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; allowed: a torch.Tensor")
         if tensor.dim() != count:
             raise ValueError(f"{name} has {tensor.dim()} axes; allowed: {count}, {meaning}")
 

@@ -13,7 +13,7 @@ import distrattention
 
 try:
     import torch
-except ImportError as error:
+except (ImportError, OSError) as error:  # OSError: a library of torch's own does not load
     raise distrattention.UnavailableError(f"torch cannot be imported ({error}); install torch 2.10 or later") from error
 
 OLDEST_TORCH = (2, 10)
@@ -79,7 +79,31 @@ def _(grad_out, grad_lse, q, k, v, mask, order, out, lse, mask_gradient=False, *
     return _dense_like(q), _dense_like(k), _dense_like(v), q.new_empty(shape, dtype=lse_dtype(q.dtype))
 
 
-# Gradients: of O and LSE with respect to Q, K, V and an additive mask, the order held constant.
+# Gradients: of O and LSE with respect to Q, K, V and an additive mask, the order held constant; no forward mode.
+
+
+class _WithoutTangents(torch.library.Library):
+    """Registers kernels that refuse tensors with tangents: alone, those that register_autograd() makes drop tangents
+    silently where no input requires a gradient."""
+
+    def impl(self, name, kernel, *where, **options):
+        def refusing(keyset, *arguments):
+            refuse_tangents(arguments)
+            return kernel(keyset, *arguments)
+
+        super().impl(name, refusing, *where, **options)
+
+
+def refuse_tangents(arguments):
+    """Raises NotImplementedError where a tensor among the arguments has a tangent."""
+    forward_ad = torch.autograd.forward_ad
+    if forward_ad._current_level >= 0:  # which takes no time to ask
+        tensors = (argument for argument in arguments if isinstance(argument, torch.Tensor))
+        if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
+            raise NotImplementedError("there is no forward-mode differentiation of attention; allowed: reverse mode")
+
+
+_without_tangents = _WithoutTangents("distrattention", "IMPL")  # kernels last as long as it does
 
 
 def _setup_context(ctx, inputs, output):
@@ -102,14 +126,16 @@ def _gradients(ctx, grad_out, grad_lse):
     return (*grads, grad_mask.to(mask.dtype) if mask_gradient else None, None, *no_settings)
 
 
-torch.library.register_autograd("distrattention::forward", _gradients, setup_context=_setup_context)
+torch.library.register_autograd(
+    "distrattention::forward", _gradients, setup_context=_setup_context, lib=_without_tangents
+)
 
 
 def _no_second_gradients(ctx, *grads):
     raise NotImplementedError("distrattention has no second derivatives: the gradient of attention was differentiated")
 
 
-torch.library.register_autograd("distrattention::backward", _no_second_gradients)
+torch.library.register_autograd("distrattention::backward", _no_second_gradients, lib=_without_tangents)
 
 
 # vmap: the mapped axis becomes a part of the batch.

@@ -2,15 +2,17 @@
 """A block of code in which torch's own attention is DistrAttention: for models that offer no hook."""
 
 import re
+import sys
 import types
 import warnings
 
-import torch
-import torch.nn.functional as F
-from torch.overrides import TorchFunctionMode
-
+from distrattention import core  # first, for it says in words what is missing
 from distrattention.attention import scaled_dot_product_attention
 from distrattention.settings import Settings
+
+import torch  # isort: skip
+import torch.nn.functional as F  # isort: skip
+from torch.overrides import TorchFunctionMode  # isort: skip
 
 POLICIES = ("error", "warn", "silent")
 
@@ -29,7 +31,8 @@ class replace_sdpa(TorchFunctionMode):
         with distrattention.replace_sdpa(strategy="energy", group_size=2):
             model(images)
 
-    Calls that nn.MultiheadAttention makes are included (with need_weights=True it makes none, and is left alone).
+    Calls that nn.MultiheadAttention makes are included. Not met, and left to torch, are nn.MultiheadAttention with
+    need_weights=True (its default), which makes no such call, torch.jit.script, and calls of torch.ops.aten.
 
     on_unsupported: what happens to a call that this package refuses (dropout, or attention over channels, say).
         "error" raises the refusal; "warn" lets the next block outside, and in the end torch's own function, take the
@@ -40,6 +43,10 @@ class replace_sdpa(TorchFunctionMode):
 
     Blocks nest (the innermost decides), may be entered again, and end with an exception too. A block holds for the
     thread that entered it. Activation checkpointing repeats the forward within the backward: keep both in the block.
+
+    Attention over channels (XCiT) is refused by "lsh" and "energy", and exact under "auto". It is known by its shapes
+    and scale, and timm's by its class, too, but not in compiled code: there timm's is missed where a head has as many
+    channels as there are tokens, or more.
 
     torch.compile traces through a block, around the compiled function or inside it. Inside it, turn off
     torch.backends.mha.set_fastpath_enabled() where torch.nn.TransformerEncoderLayer or nn.MultiheadAttention run
@@ -74,14 +81,22 @@ class replace_sdpa(TorchFunctionMode):
 
     def _attend(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
         arguments = (query, key, value, attn_mask, dropout_p, is_causal)
+        settings = self.settings.asdict()
         try:
-            if self.settings.strategy in ("lsh", "energy"):
-                _refuse_channels(query, key, value, attn_mask, is_causal, scale)
-            return scaled_dot_product_attention(
-                *arguments, scale=scale, enable_gqa=enable_gqa, **self.settings.asdict()
-            )
-        except (NotImplementedError, TypeError, ValueError) as refusal:
-            self._pass_on(refusal)
+            core.require_tensors((query, key, value), ("query", "key", "value"))
+            if settings["strategy"] != "exact" and _is_over_channels(*arguments, scale):
+                if settings["strategy"] != "auto":
+                    raise NotImplementedError(
+                        f"query {list(query.shape)} is, or looks like, attention over channels (XCiT), whose tokens "
+                        "are in the last dimension and cannot be grouped; allowed: strategies 'exact' and 'auto' "
+                        f"(exact here) up to {core.MAX_HEAD_DIM} tokens, or on_unsupported"
+                    )
+                settings["strategy"] = "exact"
+            return scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa, **settings)
+        except (RuntimeError, TypeError, ValueError) as error:
+            if not _is_refusal(error):
+                raise
+            self._pass_on(error)
         return F.scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
 
     def _pass_on(self, refusal):
@@ -95,15 +110,22 @@ class replace_sdpa(TorchFunctionMode):
             warnings.warn(message, stacklevel=4)  # at the call of torch's function
 
 
-def _refuse_channels(query, key, value, attn_mask, is_causal, scale):
-    """XCiT's cross-covariance attention mixes channels: its tensors are [B, H, d, N], and tokens are no features to
-    group. It has normalised its rows (scale 1), is square and wider than long, and has no mask."""
+def _is_refusal(error):
+    """Whether the error says that this package does not serve the call. Others, of memory say, are no refusals."""
+    other = isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError)
+    return not other or str(error).startswith("no kernel on ")
+
+
+def _is_over_channels(query, key, value, attn_mask, dropout_p, is_causal, scale):
+    """Whether the call is XCiT's cross-covariance attention, which mixes channels: its tensors are [B, H, d, N], and
+    tokens are no features to group. In eager mode timm's is known by its function; else such attention is known by its
+    looks: it has normalised its rows (scale 1), is square and mostly wider than long, and has no mask."""
+    if not torch.compiler.is_compiling():
+        xcit = sys.modules.get("timm.models.xcit")
+        if xcit is not None and core.is_under_way(xcit.XCA.forward):
+            return True
     square = query.shape == key.shape == value.shape
-    if square and query.shape[-1] > query.shape[-2] and scale == 1.0 and attn_mask is None and not is_causal:
-        raise NotImplementedError(
-            f"query {list(query.shape)} with scale 1.0 looks like attention over channels (XCiT), whose tokens are in "
-            "the last dimension and cannot be grouped; allowed: strategies 'exact' and 'auto', or on_unsupported"
-        )
+    return square and query.shape[-1] > query.shape[-2] and scale == 1.0 and attn_mask is None and not is_causal
 
 
 def _unguarded(function):

@@ -2,6 +2,7 @@
 """How attention is approximated: the dial."""
 
 import dataclasses
+import operator
 
 STRATEGIES = ("auto", "exact", "lsh", "energy")
 ESTIMATORS = ("sample", "mean")
@@ -40,10 +41,10 @@ class Settings:
         _require_name("estimator", self.estimator, ESTIMATORS)
         if self.order_from is not None:
             _require_name("order_from", self.order_from, ORDERS_FROM)
-        require_int("group_size", self.group_size, 1)
-        if self.block_size is not None:
-            require_int("block_size", self.block_size, 1)
-        require_int("seed", self.seed, 0)
+        for name, low in (("group_size", 1), ("block_size", 1), ("seed", 0)):
+            value = getattr(self, name)
+            if name != "block_size" or value is not None:
+                object.__setattr__(self, name, require_int(name, value, low))  # the class is frozen
 
     def asdict(self):
         """The settings as keywords of scaled_dot_product_attention()."""
@@ -59,7 +60,11 @@ def _require_name(name, value, allowed):
 
 
 def require_int(name, value, low):
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"{name} is {value!r}; allowed: an int from {low} on")
-    if not low <= value <= _INT64_MAX:
-        raise ValueError(f"{name} is {value}; allowed: {low} to 2^63 - 1")
+    """The value as an int, which may be one of numpy's; raises TypeError or ValueError naming it."""
+    try:
+        number = operator.index(None if isinstance(value, bool) else value)
+    except TypeError:
+        raise TypeError(f"{name} is {value!r}; allowed: an int from {low} on") from None
+    if not low <= number <= _INT64_MAX:
+        raise ValueError(f"{name} is {number}; allowed: {low} to 2^63 - 1")
+    return number

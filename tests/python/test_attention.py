@@ -298,3 +298,12 @@ def test_auto_is_logged_once_for_each_problem(caplog):
         scaled_dot_product_attention(q, q, q, strategy="energy")
     messages = [record.getMessage() for record in caplog.records if record.name == "distrattention"]
     assert len(messages) == 1 and "exact, as 77 rows" in messages[0]
+
+
+def test_explain_casts_under_autocast_as_attention_does():
+    q, k, v = torch.randn(1, 2, 9, 8), torch.randn(1, 2, 9, 8).bfloat16(), torch.randn(1, 2, 9, 8)
+    with pytest.raises(TypeError, match="key is torch.bfloat16"):
+        distrattention.explain(q, k, v)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert distrattention.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
+        assert distrattention.explain(q, k, v)["kernel"] == "cpu/forward"

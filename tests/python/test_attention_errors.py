@@ -3,10 +3,12 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
+from torch.nn.attention.bias import causal_lower_right
 
-from distrattention import Settings, scaled_dot_product_attention
+from distrattention import Settings, explain, scaled_dot_product_attention
 
 
 def tensors(**options):
@@ -122,11 +124,35 @@ REFUSED = {
     ),
     "no columns": (
         lambda: {n: R(2, 4, 9, 0) for n in ("query", "key", "value")},
-        RuntimeError,
-        "head_dim is 0; allowed: 1",
+        ValueError,
+        "last size of query is 0; allowed: 1 to 512",
     ),
-    "too many columns": (changed(value=lambda: R(2, 4, 9, 513)), RuntimeError, "head_dim_v is 513; allowed: 1 to 512"),
-    "no scale": (changed(scale=lambda: math.nan), RuntimeError, "scale is nan; allowed: a finite number"),
+    "too many columns": (
+        lambda: {n: R(2, 4, 9, 600) for n in ("query", "key", "value")},
+        ValueError,
+        "last size of query is 600; allowed: 1 to 512",
+    ),
+    "no columns of V": (changed(value=lambda: R(2, 4, 9, 0)), ValueError, "last size of value is 0; allowed: 1 to"),
+    "too many columns of V": (changed(value=lambda: R(2, 4, 9, 513)), ValueError, "value is 513; allowed: 1 to 512"),
+    "no scale": (changed(scale=lambda: math.nan), ValueError, "scale is nan; allowed: a finite number"),
+    "an infinite scale": (changed(scale=lambda: -math.inf), ValueError, "scale is -inf; allowed: a finite number"),
+    "a scale too large": (changed(scale=lambda: 1e39), ValueError, r"scale is 1e\+39; allowed: .* float32 holds"),
+    "a scale of letters": (changed(scale=lambda: "a"), TypeError, "scale is a str; allowed: None or a number"),
+    "a learned scale": (
+        changed(scale=lambda: torch.ones((), requires_grad=True)),
+        TypeError,
+        "scale is a Tensor; allowed: None or a number, which gets no gradient",
+    ),
+    "a list beside a causal bias": (
+        changed(query=lambda: [1.0], attn_mask=lambda: causal_lower_right(9, 9)),
+        TypeError,
+        "query is a list; allowed: a torch.Tensor",
+    ),
+    "one axis beside a causal bias": (
+        lambda: {n: R(8) for n in ("query", "key", "value")} | {"attn_mask": causal_lower_right(1, 1)},
+        ValueError,
+        "query has 1 axes; allowed: 2 or more",
+    ),
     "a strategy": (
         changed(strategy=lambda: "fast"),
         ValueError,
@@ -137,6 +163,7 @@ REFUSED = {
     "groups of none": (changed(group_size=lambda: 0), ValueError, "group_size is 0; allowed: 1 to"),
     "groups too large": (changed(group_size=lambda: 9), ValueError, "group_size is 9; allowed: 1 to 8"),
     "groups of a half": (changed(group_size=lambda: 2.0), TypeError, "group_size is 2.0; allowed: an int"),
+    "groups of a half, numpy's": (changed(group_size=lambda: np.float32(2)), TypeError, "group_size is .*an int"),
     "groups of True": (changed(group_size=lambda: True), TypeError, "group_size is True; allowed: an int"),
     "blocks of none": (changed(block_size=lambda: 0), ValueError, "block_size is 0; allowed: 1 to"),
     "a negative seed": (changed(seed=lambda: -1), ValueError, "seed is -1; allowed: 0 to"),
@@ -162,6 +189,23 @@ def test_exact_and_one_column_need_no_group_size():
     assert scaled_dot_product_attention(one, one, one).shape == one.shape
     eight = torch.randn(2, 5, 8)
     assert scaled_dot_product_attention(eight, eight, eight, strategy="exact", group_size=100).shape == eight.shape
+
+
+def test_numbers_of_numpy_and_torch_are_numbers():
+    assert Settings(group_size=np.int32(4), block_size=np.int64(16), seed=np.uint8(3)) == Settings(
+        group_size=4, block_size=16, seed=3
+    )
+    assert type(Settings(group_size=np.int32(4)).group_size) is int
+    plain = scaled_dot_product_attention(**(given := tensors()), scale=0.5)
+    for scale in (np.float32(0.5), torch.tensor(0.5)):
+        assert torch.equal(scaled_dot_product_attention(**given, scale=scale), plain)
+
+
+def test_explain_refuses_what_attention_refuses():
+    for name in ("too many columns", "no scale", "a list beside a causal bias"):
+        arguments, error, message = REFUSED[name]
+        with pytest.raises(error, match=message):
+            explain(**arguments())
 
 
 def test_settings_raise_when_they_are_made():

@@ -107,6 +107,8 @@ REFUSED = {
     "softcap": (30.0, NotImplementedError, "softcap is 30.0; allowed: 0"),
     "alibi_slopes": (torch.ones(4), NotImplementedError, "alibi_slopes was given; allowed: None"),
     "learnable_sink": (torch.ones(4), NotImplementedError, "learnable_sink was given; allowed: None"),
+    "window_size, one side": ((None, 0), NotImplementedError, r"window_size is \(None, 0\); allowed: \(-1, -1\)"),
+    "softmax_scale": (float("nan"), ValueError, "softmax_scale is nan; allowed: a finite number"),
     "group_size": (9, ValueError, "group_size is 9; allowed: 1 to 8"),
     "strategy": ("flash", ValueError, "strategy is 'flash'; allowed"),
 }
@@ -123,6 +125,12 @@ def test_refused_by_name(name, varlen):
             flash_attn_varlen_func(q, k, v, *where, **{keyword: value})
         else:
             flash_attn_func(*rows_first(), **{keyword: value})
+
+
+@pytest.mark.parametrize("off", [{"softcap": None}, {"window_size": (None, None)}, {"window_size": [-1, None]}])
+def test_what_is_off_is_accepted(off):
+    tensors = rows_first_fixed()
+    assert torch.equal(flash_attn_func(*tensors, **off), flash_attn_func(*tensors))
 
 
 def test_deterministic_is_always_so():

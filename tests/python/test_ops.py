@@ -154,11 +154,24 @@ def test_second_derivatives_raise(problem):
         torch.autograd.grad(first.sum(), q)
 
 
-def test_forward_mode_raises(problem):
-    q, k, v = problem(grad=True)
+@pytest.mark.parametrize("grad", [False, True])
+def test_forward_mode_raises(grad, problem):
+    """Also where no input requires a gradient, without a graph, for the backward, and through torch.func."""
+    q, k, v = problem(grad=grad)
+    out, lse = (result.detach() for result in ops.forward(q, k, v))
     forward_ad = torch.autograd.forward_ad
-    with forward_ad.dual_level(), pytest.raises(NotImplementedError, match="forward mode"):
-        ops.forward(forward_ad.make_dual(q, torch.ones_like(q)), k, v)
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        for tensors in ((dual, k, v), (q, dual, v), (q, k, dual)):
+            with pytest.raises(NotImplementedError, match="forward-mode"):
+                OPERATORS.forward(*tensors)
+            with torch.no_grad(), pytest.raises(NotImplementedError, match="forward-mode"):
+                OPERATORS.forward.default(*tensors)
+        with pytest.raises(NotImplementedError, match="forward-mode"):
+            OPERATORS.backward(dual, None, q, k, v, None, None, out, lse)
+        assert ops.forward(q, k, v)[0].shape == q.shape  # without tangents it runs
+    with pytest.raises(NotImplementedError, match="forward-mode"):
+        torch.func.jvp(lambda q: ops.forward(q, k, v)[0], (q,), (q,))
 
 
 def test_results_are_new_tensors(problem):

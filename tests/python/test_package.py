@@ -20,10 +20,16 @@ INSTALLED = Path(ops.__file__).parent
 USE = """
 import distrattention
 print("imported")
-try:
-    distrattention.scaled_dot_product_attention
-except distrattention.UnavailableError as error:
-    print(error)
+said = set()
+for name in distrattention.__all__:
+    try:
+        getattr(distrattention, name)
+    except distrattention.UnavailableError as error:
+        said.add(str(error))
+    else:
+        assert name in ("Settings", "UnavailableError"), name
+assert len(said) == 1, said  # every name says the same
+print(*said)
 from distrattention import doctor
 lines, ok = doctor.report()
 print(lines[-1])
@@ -46,6 +52,20 @@ def says(result, message):
 
 def test_without_torch():
     says(run("import sys; sys.modules['torch'] = None\n" + USE), "torch cannot be imported .*; install torch 2.10")
+
+
+def test_with_a_torch_that_does_not_load():
+    broken = """
+import sys
+
+class Finder:
+    def find_spec(self, name, path=None, target=None):
+        if name == "torch":
+            raise OSError("libtorch_cpu.so: cannot open shared object file")
+
+sys.meta_path.insert(0, Finder())
+"""
+    says(run(broken + USE), r"torch cannot be imported \(libtorch_cpu.so: cannot open .*; install torch 2.10")
 
 
 def test_with_an_old_torch():

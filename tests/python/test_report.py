@@ -8,10 +8,12 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import nn
+from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import distrattention
 from distrattention import Settings, report
+from distrattention.gauge import measure
 from distrattention.gauge.measure import Call, output_errors, total_variations
 
 SETTINGS = [
@@ -174,10 +176,21 @@ def test_exact_settings_do_not_err_and_auto_says_what_it_took():
     assert "auto G=2 (exact)" in found.table()
 
 
-def test_times_are_positive_and_speed_is_their_ratio():
-    layer = report(tiny({}), normal(1, 300, 64), [Settings("energy", 2)], repeats=3).layers[0]
-    assert layer.exact_ms > 0 and layer.torch_ms > 0 and layer.measurements[0].ms > 0
-    assert layer.measurements[0].speed == pytest.approx(layer.exact_ms / layer.measurements[0].ms)
+def test_times_are_those_of_their_runs_and_speed_is_their_ratio(monkeypatch):
+    settings = [Settings("energy", 2), Settings("lsh", 4)]
+    times = {"torch": [5.0, 0.1, 7.0], Settings("exact"): [6.0, 2.0, 3.0]}
+    times |= {settings[0]: [1.5, 9.0, 1.0], settings[1]: [4.0, 4.0, 4.0]}
+
+    def milliseconds(run, device):
+        return times[run.args[0] if hasattr(run, "args") else "torch"].pop()
+
+    monkeypatch.setattr(measure, "_milliseconds", milliseconds)
+    layer = report(tiny({}), normal(1, 60, 64), settings, repeats=3).layers[0]
+    assert (layer.torch_ms, layer.exact_ms) == (5.0, 3.0)  # medians
+    assert [(m.ms, m.speed) for m in layer.measurements] == [(1.5, 2.0), (4.0, 0.75)]
+    monkeypatch.undo()
+    layer = report(tiny({}), normal(1, 60, 64), settings, repeats=1).layers[0]
+    assert min(layer.torch_ms, layer.exact_ms, *(m.ms for m in layer.measurements)) > 0
 
 
 def test_the_model_runs_as_it_would_and_nothing_stays_behind():
@@ -292,6 +305,19 @@ def test_flash_style_calls_are_met():
     assert "causal, bottom right" in found.table() and "torch's own" not in found.table()
 
 
+@pytest.mark.parametrize("bias, corner", [(causal_upper_left, "top_left"), (causal_lower_right, "bottom_right")])
+def test_a_causal_bias_of_torch_is_its_corner(bias, corner):
+    class Biased(nn.Module):
+        def forward(self, x):
+            return F.scaled_dot_product_attention(x[:, :, -33:], x, x, bias(33, 40))
+
+    x, settings = normal(1, 2, 40, 32), Settings("energy", 2)
+    layer, = report(Biased().eval(), x, [settings], repeats=1).layers
+    assert (layer.causal, layer.mask, layer.left_out) == (corner, None, None)
+    call = Call(x[:, :, -33:], x, x, causal=corner)
+    assert layer.measurements[0].error == output_errors(call.run(settings)[0], call.run(Settings("exact"))[0])[0] > 0
+
+
 def test_timm_and_what_is_no_attention_over_tokens():
     timm = pytest.importorskip("timm")
     torch.manual_seed(0)
@@ -304,8 +330,9 @@ def test_timm_and_what_is_no_attention_over_tokens():
         xcit = timm.create_model("xcit_nano_12_p16_224", num_classes=5, img_size=160).eval()
     finally:
         timm.layers.set_fused_attn(True)
-    found = report(xcit, normal(1, 3, 160, 160), [Settings("energy", 2)], repeats=1)
-    assert sum("attention over channels" in (layer.left_out or "") for layer in found.layers) == 12
+    for size in (160, 64):  # more tokens than channels of a head, and fewer
+        found = report(xcit, normal(1, 3, size, size), [Settings("energy", 2)], repeats=1)
+        assert sum("attention over channels" in (layer.left_out or "") for layer in found.layers) == 12
 
 
 def test_torch_encoder_layers_are_met():

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn.attention.bias import causal_lower_right
 from torch.utils.checkpoint import checkpoint
 
-from distrattention import flash_attn_func, replace_sdpa, scaled_dot_product_attention
+from distrattention import flash_attn_func, replace_sdpa, scaled_dot_product_attention, sdpa_mode
 
 ENERGY = {"strategy": "energy", "group_size": 4, "block_size": 16}
 
@@ -136,16 +136,25 @@ def test_bad_arguments(arguments, error, text):
         replace_sdpa(**arguments)
 
 
-@pytest.mark.parametrize("arguments", [{"dropout_p": 0.5}, {"scale": 1.0}], ids=["dropout", "channels"])
-def test_refused_calls_raise_or_pass_on(arguments):
-    query, key, value = tensors(2, 2, 16, 49)  # wider than long, as XCiT's are
+@pytest.mark.parametrize(
+    ("shape", "arguments"),
+    [
+        ((2, 2, 16, 49), {"dropout_p": 0.5}),
+        ((2, 2, 16, 49), {"scale": 1.0}),  # wider than long, as XCiT's are
+        ((1, 2, 16, 600), {}),
+        ((1, 2, 600, 600), {"is_causal": True}),
+    ],
+    ids=["dropout", "channels", "columns", "more columns"],
+)
+def test_refused_calls_raise_or_pass_on(shape, arguments):
+    query, key, value = tensors(*shape)
 
     def call():
         torch.manual_seed(0)
         return F.scaled_dot_product_attention(query, key, value, **arguments)
 
     expected = call()
-    with pytest.raises(NotImplementedError, match="allowed"), replace_sdpa(**ENERGY):
+    with pytest.raises((NotImplementedError, ValueError), match="allowed"), replace_sdpa(**ENERGY):
         call()
     with warnings.catch_warnings(record=True) as caught, replace_sdpa(on_unsupported="warn", **ENERGY):
         warnings.simplefilter("always")
@@ -165,6 +174,28 @@ def test_refused_calls_go_to_the_next_block_outside():
     assert torch.equal(inside, scaled_dot_product_attention(query, key, value, scale=1.0, strategy="exact"))
     with pytest.raises(NotImplementedError), replace_sdpa(**ENERGY), replace_sdpa(on_unsupported="silent", **ENERGY):
         F.scaled_dot_product_attention(query, key, value, scale=1.0)
+
+
+@pytest.mark.parametrize(
+    ("error", "passed_on"),
+    [
+        (RuntimeError("no kernel on cuda serves this problem"), True),
+        (RuntimeError("the order is no permutation"), False),
+        (torch.OutOfMemoryError("CUDA out of memory"), False),
+    ],
+)
+def test_only_refusals_are_passed_on(error, passed_on, monkeypatch):
+    def fails(*arguments, **options):
+        raise error
+
+    before = attention()
+    monkeypatch.setattr(sdpa_mode, "scaled_dot_product_attention", fails)
+    with replace_sdpa(on_unsupported="silent", **ENERGY):
+        if passed_on:
+            assert torch.equal(attention(), before)
+        else:
+            with pytest.raises(type(error), match=str(error)):
+                attention()
 
 
 @pytest.mark.parametrize("strategy", ["exact", "auto"])

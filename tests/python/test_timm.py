@@ -12,7 +12,7 @@ from timm.models.beit import Beit
 from timm.models.eva import Eva
 from timm.models.vision_transformer import VisionTransformer
 
-from distrattention import Settings, replace_sdpa
+from distrattention import Settings, explain, replace_sdpa
 from distrattention.integrations.timm import (
     REPLACEMENTS,
     DistrAttention,
@@ -179,19 +179,40 @@ def test_models_without_such_attention_are_refused(name, text):
         replace_attention(model, **ENERGY)
 
 
-def test_xcit_is_refused_in_a_block_too(monkeypatch):
-    monkeypatch.setenv("TIMM_FUSED_ATTN", "2")
+@pytest.fixture
+def fused_xcit():
+    """timm's XCiT calls torch's attention only where that is asked for."""
     set_fused_attn(True, experimental=True)
-    try:
-        model = timm.create_model("xcit_nano_12_p16_224", depth=1, img_size=112).eval()  # 49 tokens, 32 channels a head
-    finally:
-        set_fused_attn(True)
-    images = torch.randn(1, 3, 112, 112)
-    with torch.no_grad(), pytest.raises(NotImplementedError, match="channels"), replace_sdpa(**ENERGY):
+    yield
+    set_fused_attn(True)
+
+
+@pytest.mark.parametrize("size", [112, 64])  # 49 or 16 tokens, 32 channels a head
+@torch.no_grad()
+def test_xcit_is_refused_in_a_block_too(size, fused_xcit):
+    model = timm.create_model("xcit_nano_12_p16_224", depth=1, img_size=size).eval()
+    images = torch.randn(1, 3, size, size)
+    before = model(images)
+    with pytest.raises(NotImplementedError, match="channels .*allowed: strategies 'exact'"), replace_sdpa(**ENERGY):
         model(images)
-    with torch.no_grad(), replace_sdpa(strategy="auto"):
-        inside = model(images)
-    torch.testing.assert_close(inside, model(images), rtol=1e-4, atol=1e-5)
+    attention, tokens = model.blocks[0].attn, torch.randn(1, (size // 16) ** 2, 128)
+    with replace_sdpa(**ENERGY, on_unsupported="silent"):
+        inside = attention(tokens)
+    assert torch.equal(inside, attention(tokens))
+    for strategy in ("auto", "exact"):
+        with replace_sdpa(strategy=strategy):
+            torch.testing.assert_close(model(images), before, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_auto_is_exact_over_channels(fused_xcit):
+    attention, tokens = timm.models.xcit.XCA(512, num_heads=1).eval(), torch.randn(1, 100, 512)
+    assert explain(*torch.empty(3, 1, 1, 512, 100))["choice"].startswith("energy")  # for other tensors of this shape
+    before = attention(tokens)
+    with replace_sdpa():
+        torch.testing.assert_close(attention(tokens), before, rtol=1e-4, atol=1e-5)
+    with pytest.raises(NotImplementedError, match="channels"), replace_sdpa(strategy="lsh"):
+        attention(tokens)
 
 
 def test_bad_settings_leave_the_model_as_it_was():

@@ -13,7 +13,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
-from distrattention import Settings, scaled_dot_product_attention
+from distrattention import Settings, report, scaled_dot_product_attention
 from distrattention.integrations import transformers as integration
 from distrattention.integrations.transformers import register
 
@@ -83,6 +83,8 @@ def test_names_that_transformers_reads_otherwise_are_refused(name):
         ({"group_sise": 2}, TypeError, "group_sise"),
         ({"per_layer": {0: {"group_size": 2}}}, ValueError, "per_layer"),
         ({"per_layer": {"0": Settings()}}, ValueError, "per_layer"),
+        ({"per_layer": {True: Settings()}}, ValueError, "per_layer has True: .*allowed: an int"),
+        ({"per_layer": 5}, ValueError, "per_layer is 5; allowed: a mapping of ints to Settings, or a function"),
     ],
 )
 def test_bad_settings_are_refused_at_once(arguments, error, text):
@@ -209,6 +211,18 @@ def test_decoding_is_exact(rows, keys, exact):
     out, _ = function(**ENERGY)(module(), query, key, value, mask)
     assert torch.equal(out, expected(query, key, value, attn_mask=mask)) == exact
     assert torch.equal(out, expected(query, key, value, attn_mask=mask, **ENERGY)) == (not exact)
+
+
+def test_decoding_is_exact_in_the_outputs_of_a_report():
+    class Chunk(torch.nn.Module):
+        def forward(self, query, key, value):
+            call = function()
+            return call(module(), query, key, value, None, is_causal=False)[0]
+
+    settings = [Settings("energy", 4), Settings("energy", 4, block_size=16)]
+    found = report(Chunk().eval(), tensors(20, 60), settings, repeats=1)  # 20 rows: as a chunk of a prompt
+    errors = [measured.error for measured in found.layers[0].measurements]
+    assert min(errors) > 0.01 and found.outputs[0].errors == (0, pytest.approx(errors[1], rel=1e-4))
 
 
 def test_one_row_is_exact_whatever_a_block_is():

@@ -7,15 +7,16 @@ import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
-
-from .. import core, ops
+from .. import core, ops  # first, for it says in words what is missing
+from ..attention import attention_of_prompts, causality, is_decoding
 from ..sdpa_mode import replace_sdpa
 from ..settings import Settings, require_int
 from .measure import Call, output_errors, times_in_turn, total_variations
 from .result import Layer, Measurement, Output, Report
+
+import torch  # isort: skip
+import torch.nn.functional as F  # isort: skip
+from torch import Tensor, nn  # isort: skip
 
 DEFAULT = (Settings("lsh", 2), Settings("lsh", 4), Settings("energy", 2), Settings("energy", 4))
 
@@ -96,14 +97,17 @@ class _Gauge(_Meeting):
     def _attend(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
         arguments = (query, key, value, attn_mask, dropout_p, is_causal)
         options = {"scale": scale, "enable_gqa": enable_gqa}
-        tensors = core.autocast(query, key, value, attn_mask)
-        call = Call(*tensors, "top_left" if is_causal else "none", scale)
+        causal, mask, left_out = "none", None, None
         try:
+            causal, mask = causality(query, key, attn_mask, is_causal)
             super()._attend(*arguments, **options)
-        except (NotImplementedError, RuntimeError, TypeError, ValueError) as refusal:
-            self.layers.append(Layer(**self.facts(call), left_out=str(refusal).splitlines()[0]))
-        else:
+        except (RuntimeError, TypeError, ValueError) as refusal:
+            left_out = str(refusal).splitlines()[0]
+        call = Call(*core.autocast(query, key, value, mask), causal, scale)
+        if left_out is None:
             self.measure(call)
+        else:
+            self.layers.append(Layer(**self.facts(call), left_out=left_out))
         return F.scaled_dot_product_attention(*arguments, **options)
 
     def attend_here(self, q, k, v, mask=None, order=None, causal="none", scale=None, *settings, **more_settings):
@@ -142,10 +146,12 @@ class _Gauge(_Meeting):
 
 
 class _Approximation(_Meeting):
-    """Approximates every attention call; of this package's own calls those of one row (decoding) stay exact."""
+    """Approximates every attention call, but for decoding where transformers calls this package: that stays exact."""
 
     def attend_here(self, q, k, v, mask=None, order=None, causal="none", scale=None, *settings, **more_settings):
-        return Call(q, k, v, mask, causal, scale).run(self.settings if q.shape[2] > 1 else Settings("exact"))
+        decoding = is_decoding(q.shape[2], k.shape[2], self.settings.block_size)
+        exact = decoding and core.is_under_way(attention_of_prompts)
+        return Call(q, k, v, mask, causal, scale).run(Settings("exact") if exact else self.settings)
 
 
 @contextlib.contextmanager

@@ -35,9 +35,9 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils import logging
 
-from distrattention.attention import scaled_dot_product_attention
+from distrattention.attention import attention_of_prompts
 from distrattention.core import will_require_grad
-from distrattention.settings import DEFAULT_BLOCK, FIELDS, Settings
+from distrattention.settings import FIELDS, Settings
 
 logger = logging.get_logger(__name__)
 
@@ -91,8 +91,12 @@ def register(
     registered = Settings(**settings)
     if isinstance(per_layer, Mapping):
         for layer, chosen in per_layer.items():
-            if not isinstance(layer, int) or not isinstance(chosen, Settings):
+            if isinstance(layer, bool) or not isinstance(layer, int) or not isinstance(chosen, Settings):
                 raise ValueError(f"per_layer has {layer!r}: {chosen!r}; allowed: an int: distrattention.Settings")
+    elif per_layer is not None and not callable(per_layer):
+        raise ValueError(
+            f"per_layer is {per_layer!r}; allowed: a mapping of ints to Settings, or a function of the module"
+        )
     AttentionInterface.register(name, _attention_function(registered, per_layer, HARMLESS | set(ignore)))
     AttentionMaskInterface.register(name, sdpa_mask)
 
@@ -128,11 +132,9 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
             causal_flag = False
 
         arguments = {**_settings(module, registered, per_layer).asdict(), **overrides}
-        if rows == 1 or rows < min(key.shape[2], arguments["block_size"] or DEFAULT_BLOCK):
-            arguments["strategy"] = "exact"
         if arguments["order_from"] is None and (causal or getattr(module, "is_decoder", False)):
             arguments["order_from"] = "previous" if _in_training(module, query, key, value) else "own"
-        output = scaled_dot_product_attention(
+        output = attention_of_prompts(
             query,
             key,
             value,
