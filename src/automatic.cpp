@@ -20,8 +20,8 @@ struct Crossover {
 };
 
 // By device, and for each the smallest d first.
-constexpr std::array<Crossover, 3> kCrossovers{
-    {{Device::cpu, 64, 512}, {Device::cuda, 64, 8192}, {Device::cuda, 128, 16384}}};
+constexpr std::array<Crossover, 4> kCrossovers{
+    {{Device::cpu, 64, 2048}, {Device::cpu, 128, 1024}, {Device::cuda, 64, 8192}, {Device::cuda, 128, 16384}}};
 
 // The last entry for the device that has no larger d than the problem, or the first.
 const Crossover& crossover_of(Device device, std::int64_t head_dim) {

@@ -75,19 +75,20 @@ TEST(Automatic, IsExactWhereNothingElsePays) {
   EXPECT_EQ(strategy(problem_of(1 << 15, DType::f64, 64), automatic), Strategy::exact);
   EXPECT_EQ(strategy(problem_of(1 << 15, DType::f32, 64), automatic), Strategy::energy);
   EXPECT_EQ(strategy(problem_of(1 << 15, DType::f32, 63), automatic), Strategy::exact);
-  EXPECT_EQ(strategy(problem_of(511, DType::f32, 64), automatic), Strategy::exact);
-  EXPECT_EQ(strategy(problem_of(512, DType::f32, 64), automatic), Strategy::energy);
-  EXPECT_EQ(strategy(problem_of(512, DType::bf16, 128), automatic), Strategy::energy);
+  EXPECT_EQ(strategy(problem_of(2047, DType::f32, 64), automatic), Strategy::exact);
+  EXPECT_EQ(strategy(problem_of(2048, DType::f32, 64), automatic), Strategy::energy);
+  EXPECT_EQ(strategy(problem_of(1023, DType::bf16, 128), automatic), Strategy::exact);
+  EXPECT_EQ(strategy(problem_of(1024, DType::bf16, 128), automatic), Strategy::energy);
   Problem decode = problem_of(1 << 15, DType::f32, 64);
   decode.seq_q = 1;
   EXPECT_EQ(strategy(decode, automatic), Strategy::exact);
   const auto choice = [&](const Problem& problem) { return explain(Operation::forward, problem, automatic).choice; };
   EXPECT_EQ(choice(problem_of(16, DType::f32, 64)),
-            "exact, as 16 rows or keys are too few for an approximation to pay (from 512 on it does)");
+            "exact, as 16 rows or keys are too few for an approximation to pay (from 2048 on it does)");
   EXPECT_EQ(choice(problem_of(1 << 15, DType::f32, 32)),
             "exact, as heads of head_dim 32 lose too much to an approximation (from 64 on it can pay)");
-  EXPECT_EQ(choice(problem_of(512, DType::f32, 64)), "energy, which pays from 512 rows and keys on, and errs least");
-  EXPECT_EQ(explain(Operation::forward, problem_of(512, DType::f32, 64), grouping_of(Strategy::automatic, 4))
+  EXPECT_EQ(choice(problem_of(2048, DType::f32, 64)), "energy, which pays from 2048 rows and keys on, and errs least");
+  EXPECT_EQ(explain(Operation::forward, problem_of(2048, DType::f32, 64), grouping_of(Strategy::automatic, 4))
                 .grouping.group_size,
             4);
   Grouping short_blocks = automatic;
