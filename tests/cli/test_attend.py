@@ -137,7 +137,7 @@ def test_group_size_one_is_exact_bit_for_bit(attend, problem):
 
 
 @pytest.mark.parametrize(
-    ("shape", "reason"), [((2, 33, 64), "33 rows or keys"), ((600, 32), "head_dim 32")], ids=["short", "small_heads"]
+    ("shape", "reason"), [((2, 33, 64), "33 rows or keys"), ((2100, 32), "head_dim 32")], ids=["short", "small_heads"]
 )
 def test_default_where_nothing_pays_is_exact_and_says_so(attend, problem, shape, reason):
     q, k, v = problem(shape)
@@ -150,7 +150,7 @@ def test_default_where_nothing_pays_is_exact_and_says_so(attend, problem, shape,
 
 
 def test_default_of_a_long_problem_groups_columns(attend, problem):
-    q, k, v = problem((600, 64))
+    q, k, v = problem((2100, 64))
     result = attend(q, k, v, "--json")
     chosen = json.loads(result.stdout)
     assert chosen["strategy"] in ("lsh", "energy") and chosen["strategy_asked"] == "auto"
