@@ -115,8 +115,8 @@ void call(const Problem& problem, const Grouping& grouping, const Tensors& tenso
   }
   const std::size_t given = run.workspace == nullptr ? 0 : run.workspace_bytes;
   if (given < needed) {
-    throw Error(Status::out_of_memory, "the workspace has " + std::to_string(given) +
-                                           " bytes; allowed: at least " + std::to_string(needed));
+    throw Error(Status::out_of_memory,
+                "the workspace has " + std::to_string(given) + " bytes; allowed: at least " + std::to_string(needed));
   }
   entry.run(problem, resolved, tensors, run);
 }
