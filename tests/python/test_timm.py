@@ -206,8 +206,8 @@ def test_xcit_is_refused_in_a_block_too(size, fused_xcit):
 
 @torch.no_grad()
 def test_auto_is_exact_over_channels(fused_xcit):
-    attention, tokens = timm.models.xcit.XCA(512, num_heads=1).eval(), torch.randn(1, 100, 512)
-    assert explain(*torch.empty(3, 1, 1, 512, 100))["choice"].startswith("energy")  # for other tensors of this shape
+    attention, tokens = timm.models.xcit.XCA(2048, num_heads=1).eval(), torch.randn(1, 100, 2048)
+    assert explain(*torch.empty(3, 1, 1, 2048, 100))["choice"].startswith("energy")  # for other tensors of this shape
     before = attention(tokens)
     with replace_sdpa():
         torch.testing.assert_close(attention(tokens), before, rtol=1e-4, atol=1e-5)
