@@ -102,10 +102,7 @@ class Shape {
 
   void time_forward() {
     for (const ForwardKernel& kernel : cuda_backend().forward) {
-      time_forward(kernel, "distr");
-    }
-    for (const ForwardKernel& kernel : forward_twins()) {
-      time_forward(kernel, "distr_twin");
+      time_forward(kernel);
     }
   }
 
@@ -164,7 +161,7 @@ class Shape {
     return order;
   }
 
-  void time_forward(const ForwardKernel& kernel, const char* impl) {
+  void time_forward(const ForwardKernel& kernel) {
     double exact_ms = 0;
     for (const Setting& setting : kSettings) {
       if (!serves(kernel, setting, forward_flops(problem_))) {
@@ -178,7 +175,7 @@ class Shape {
         }
         call(sets_.forward(n));
       });
-      Json row = row_of(problem_, setting, kernel.name, impl, "forward", times);
+      Json row = row_of(problem_, setting, kernel.name, "distr", "forward", times);
       if (order) {
         row["ms_grouping"] = measure(stream_, kSeconds / 4, [&](int n) { (*order)(sets_.grouping(n)); }).median();
       }

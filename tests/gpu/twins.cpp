@@ -5,8 +5,6 @@
 
 namespace distr::test {
 
-std::span<const ForwardKernel> forward_twins() { return {}; }
-
 std::optional<GroupingKernel> reading_twin(const GroupingKernel& kernel) {
   GroupingKernel twin = kernel;
   const std::string name = kernel.name;

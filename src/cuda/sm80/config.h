@@ -72,7 +72,6 @@ struct ForwardParameters {
   // Grouped: K^T [B, Hkv, d + 1, column_stride], or fused beforehand [B, Hq, r + 1, column_stride]; the last row is 0.
   std::int64_t column_stride;
   bool fused;                       // k holds k_hat^T
-  int member_bits;                  // log2 of the rows of k that make a group: 0 where k holds k_hat^T
   int section;                      // heads that are worked on at the same time
   std::int64_t row_begin, row_end;  // the queries of this launch
   unsigned tiles;                   // of queries, of all heads
