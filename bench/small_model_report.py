@@ -1,0 +1,264 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What approximations cost a causal language model with heads of d = 64 and of d = 128: what strategy `auto` goes by.
+
+Trains a small byte-level Llama for each d from scratch with exact attention, on the sources of Python's standard
+library and of torch, which every machine that runs this has. Then measures each setting on files that were held out:
+the bits a byte with the setting in every layer, and what distrattention.report says of the layers. Then trains copies
+of the model a little further, exactly and with each of a few settings, and measures their bits a byte.
+
+Writes {"meta", "models", "rows"} (bench/results/h200/small_model_report.json), anew after each model: a row for each d,
+length and setting. `tuned` says whether the model was trained further with that setting; `relative_to_exact` is the
+ratio of bits to those of the model that had the same steps with exact attention.
+"""
+
+import argparse
+import contextlib
+import copy
+import datetime
+import hashlib
+import itertools
+import json
+import math
+import os
+import shlex
+import statistics
+import subprocess
+import sys
+import sysconfig
+import time
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from distrattention import Settings, ops, replace_sdpa, report
+from distrattention.gauge import label
+
+BEGIN = time.perf_counter()
+WIDTH, KV_SHARE, ROPE_BASE = 512, 2, 10000.0
+EXACT = Settings("exact")
+SETTINGS = [
+    Settings(strategy, size, block, estimator, order_from)
+    for (strategy, estimator), size, block, order_from in itertools.product(
+        (("energy", "mean"), ("lsh", "mean"), ("lsh", "sample")), (2, 4), (64, 128, 512), ("own", "previous")
+    )
+]
+TUNED = [Settings(*dial, 128, order_from="previous") for dial in (("energy", 2), ("energy", 4), ("lsh", 2))]
+
+
+class Attention(nn.Module):
+    def __init__(self, head_dim):
+        super().__init__()
+        self.head_dim, self.heads = head_dim, WIDTH // head_dim
+        self.kv_heads = self.heads // KV_SHARE
+        self.qkv = nn.Linear(WIDTH, (self.heads + 2 * self.kv_heads) * head_dim, bias=False)
+        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+
+    def forward(self, x, rotation):
+        qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
+        q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        o = F.scaled_dot_product_attention(rotate(q, rotation), rotate(k, rotation), v, is_causal=True, enable_gqa=True)
+        return self.out(o.transpose(1, 2).flatten(2))
+
+
+class Layer(nn.Module):
+    def __init__(self, head_dim):
+        super().__init__()
+        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
+        self.attention = Attention(head_dim)
+        self.up, self.down = nn.Linear(WIDTH, 6 * WIDTH, bias=False), nn.Linear(3 * WIDTH, WIDTH, bias=False)
+
+    def forward(self, x, rotation):
+        x = x + self.attention(self.norms[0](x), rotation)
+        gate, value = self.up(self.norms[1](x)).chunk(2, dim=-1)
+        return x + self.down(F.silu(gate) * value)
+
+
+class Llama(nn.Module):
+    """Bytes [B, N] in; the logits of each next byte [B, N, 256] out."""
+
+    def __init__(self, layers, head_dim):
+        super().__init__()
+        self.embedding = nn.Embedding(256, WIDTH)
+        self.layers = nn.ModuleList(Layer(head_dim) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
+        self.head_dim = head_dim
+        for parameter in self.parameters():
+            if parameter.dim() == 2:
+                nn.init.normal_(parameter, std=0.02)
+
+    def forward(self, text):
+        device = text.device
+        frequencies = ROPE_BASE ** (-torch.arange(0, self.head_dim, 2, device=device) / self.head_dim)
+        angles = torch.arange(text.shape[1], device=device)[:, None] * frequencies  # [N, d / 2]
+        with torch.autocast(device.type, torch.bfloat16, enabled=device.type == "cuda"):
+            x = self.embedding(text)
+            for layer in self.layers:
+                x = layer(x, (angles.cos(), angles.sin()))
+            return self.head(self.norm(x))
+
+
+def rotate(x, rotation):
+    """Rotary position embedding: each pair (i, i + d / 2) of columns turns by its angle."""
+    cos, sin = (part.to(x.dtype) for part in rotation)
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat((a * cos - b * sin, a * sin + b * cos), dim=-1)
+
+
+def log(text):
+    print(f"{time.perf_counter() - BEGIN:5.0f} s  {text}", flush=True)
+
+
+def read_text():
+    """(bytes to train on, held-out bytes): one file of 20 is held out, by a hash of its name."""
+    parts = {False: [], True: []}
+    for folder in Path(sysconfig.get_paths()["stdlib"]), Path(torch.__file__).parent:
+        for name in sorted(path.relative_to(folder) for path in folder.rglob("*.py")):
+            if "site-packages" not in name.parts:
+                digest = hashlib.sha256(name.as_posix().encode()).digest()
+                parts[digest[0] % 20 == 0].append((digest, (folder / name).read_bytes()))
+    return tuple(b"\n".join(content for _, content in sorted(part)) for part in parts.values())
+
+
+def loss_of(model, text):
+    """The mean cross entropy, in nats, of each byte of [B, N + 1] but the first given those before it."""
+    logits = model(text[:, :-1].long())
+    return F.cross_entropy(logits.flatten(0, 1).float(), text[:, 1:].flatten().long())
+
+
+def train(model, text, steps, rate, options, attention):
+    """`steps` steps on random pieces of `text` within `attention`, a context; the same pieces for each model."""
+    random = torch.Generator().manual_seed(1)
+    optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.95), weight_decay=0.1)
+    schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps, pct_start=0.1, cycle_momentum=False)
+    columns = torch.arange(options.seq + 1)
+    model.train()
+    with attention:
+        for step in range(steps):
+            starts = torch.randint(len(text) - options.seq, (options.batch, 1), generator=random)
+            loss = loss_of(model, text[(starts + columns).to(text.device)])
+            loss.backward()
+            nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            schedule.step()
+            optimizer.zero_grad()
+            if step % 50 == 0 or step == steps - 1:
+                log(f"step {step}: {loss.item() / math.log(2):.3f} bits a byte")
+    return model.eval()
+
+
+@torch.no_grad()
+def bits_per_byte(model, held_out, length, setting):
+    """Over `held_out` [windows, seq + 1], cut into pieces of `length`."""
+    pieces = torch.cat([held_out[:, at : at + length + 1] for at in range(0, held_out.shape[1] - 1, length)])
+    at_once = max(1, (1 << 15) // length)
+    with replace_sdpa(**setting.asdict()):
+        return statistics.fmean(loss_of(model, part).item() for part in pieces.split(at_once)) / math.log(2)
+
+
+def measure(model, held_out, length):
+    """The rows of the settings on a model that was trained exactly."""
+    exact = bits_per_byte(model, held_out, length, EXACT)
+    rows = [{"setting": "exact", "bits_per_byte": exact, "relative_to_exact": 1.0}]
+    layers = report(model, held_out[:1, :length].long(), SETTINGS, repeats=3, end_to_end=False).layers
+    for n, setting in enumerate(SETTINGS):
+        bits = bits_per_byte(model, held_out, length, setting)
+        of_layers = [layer.measurements[n] for layer in layers]
+        errors = [measurement.error for measurement in of_layers]
+        row = {"setting": label(setting), "bits_per_byte": bits, "relative_to_exact": bits / exact}
+        row |= {"error_median": statistics.median(errors), "error_min": min(errors), "error_max": max(errors)}
+        row["total_variation"] = statistics.fmean(measurement.total_variation for measurement in of_layers)
+        row["row_cosine_min"] = min(measurement.row_cosine_min for measurement in of_layers)
+        row["speed_median"] = statistics.median(measurement.speed for measurement in of_layers)
+        rows.append(row)
+    return [{"length": length, "tuned": False, **row} for row in rows]
+
+
+def measure_tuned(model, text, held_out, lengths, options):
+    """The rows of copies of the model that were trained on, exactly and with each of TUNED."""
+    rows = []
+    for setting in EXACT, *TUNED:
+        log(f"further training, {label(setting)}")
+        attention = replace_sdpa(**setting.asdict())
+        tuned = train(copy.deepcopy(model), text, options.tune_steps, options.rate / 5, options, attention)
+        for length in lengths:
+            row = {"length": length, "tuned": True, "setting": label(setting)}
+            rows.append(row | {"bits_per_byte": bits_per_byte(tuned, held_out, length, setting)})
+    exact = {row["length"]: row["bits_per_byte"] for row in rows if row["setting"] == "exact"}
+    return [row | {"relative_to_exact": row["bits_per_byte"] / exact[row["length"]]} for row in rows]
+
+
+def command_output(*command):
+    try:
+        return subprocess.run(command, check=True, capture_output=True, text=True).stdout.splitlines()[0].strip()
+    except (OSError, subprocess.CalledProcessError, IndexError):
+        return None
+
+
+def meta(train_text, held_out):
+    built = next(line for line in ops.describe().split("\n") if line.startswith("CUDA kernels"))
+    return {
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "driver": command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"),
+        "cuda": torch.version.cuda,
+        "torch": torch.__version__,
+        "python": sys.version.split()[0],
+        "built": built,
+        "commit": os.environ.get("DISTR_COMMIT"),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": shlex.join(sys.argv),
+        "train_bytes": len(train_text),
+        "held_out_bytes": len(held_out),
+        "sha256": hashlib.sha256(train_text + held_out).hexdigest(),
+    }
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--json-out", type=Path, required=True, help="result file")
+    parser.add_argument("--head-dims", default="64,128", help="a model for each of them")
+    parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument(
+        "--seq", type=int, default=8192, help="length of training; measured also at a half and a quarter"
+    )
+    parser.add_argument("--batch", type=int, default=4, help="sequences of a step")
+    parser.add_argument("--steps", type=int, default=800, help="of the training with exact attention")
+    parser.add_argument("--tune-steps", type=int, default=100, help="of the further training")
+    parser.add_argument("--rate", type=float, default=1.5e-3, help="largest learning rate")
+    parser.add_argument("--windows", type=int, default=16, help="held-out sequences of the length of training")
+    return parser.parse_args()
+
+
+def main():
+    options = parse_arguments()
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    contents = read_text()
+    result = {"meta": meta(*contents), "models": [], "rows": []}
+    text, held_out = (torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device) for content in contents)
+    step = (len(held_out) - 1) // options.windows
+    windows = torch.stack([held_out[at : at + options.seq + 1] for at in range(0, step * options.windows, step)])
+    lengths = [options.seq // part for part in (4, 2, 1)]
+    for head_dim in map(int, options.head_dims.split(",")):
+        torch.manual_seed(0)
+        model = Llama(options.layers, head_dim).to(device)
+        log(f"d = {head_dim}")
+        train(model, text, options.steps, options.rate, options, contextlib.nullcontext())
+        rows = [row for length in lengths for row in measure(model, windows, length)]
+        log("measured")
+        rows += measure_tuned(model, text, windows, lengths, options)
+        for row in rows:
+            keys = ("bits_per_byte", "relative_to_exact", "error_median", "total_variation")
+            numbers = (f"{row[key]:7.3f}" for key in keys if key in row)
+            print(f"  {row['length']:5} {'tuned' if row['tuned'] else '':5} {row['setting']:28}", *numbers)
+        size = sum(parameter.numel() for parameter in model.parameters())
+        sizes = {"head_dim": head_dim, "heads": WIDTH // head_dim, "kv_heads": WIDTH // head_dim // KV_SHARE}
+        sizes |= {"layers": options.layers, "width": WIDTH, "parameters": size}
+        result["models"].append(sizes | {"trained_bytes": options.steps * options.batch * options.seq})
+        result["rows"] += [{"head_dim": head_dim, **row} for row in rows]
+        options.json_out.write_text(json.dumps(result, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
