@@ -224,8 +224,8 @@ def parse_arguments():
         "--seq", type=int, default=8192, help="length of training; measured also at a half and a quarter"
     )
     parser.add_argument("--batch", type=int, default=4, help="sequences of a step")
-    parser.add_argument("--steps", type=int, default=800, help="of the training with exact attention")
-    parser.add_argument("--tune-steps", type=int, default=100, help="of the further training")
+    parser.add_argument("--steps", type=int, default=550, help="of the training with exact attention")
+    parser.add_argument("--tune-steps", type=int, default=80, help="of the further training")
     parser.add_argument("--rate", type=float, default=1.5e-3, help="largest learning rate")
     parser.add_argument("--windows", type=int, default=16, help="held-out sequences of the length of training")
     return parser.parse_args()

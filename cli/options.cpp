@@ -93,7 +93,7 @@ void add_execution_options(CLI::App& app, RunOptions& options) {
 
 void add_grouping_options(CLI::App& app, GroupingOptions& options) {
   add_choice(app, "--strategy", options.strategy, "How columns of Q and K are grouped")->group(kGroupingGroup);
-  add_integer(app, "--group-size", "G, the columns in a group, 1 to d [min(2, d)]", 1, kMaxHeadDim,
+  add_integer(app, "--group-size", "G, the columns in a group, 1 to d [min(2, d); auto: 1]", 1, kMaxHeadDim,
               [&options](std::int64_t value) { options.group_size = value; })
       ->group(kGroupingGroup);
   add_integer(app, "--block", "l, the rows of Q that share one order of columns", 1, kAny,
@@ -109,7 +109,9 @@ void add_grouping_options(CLI::App& app, GroupingOptions& options) {
 Grouping grouping_of(const GroupingOptions& options, std::int64_t head_dim, std::uint64_t seed) {
   Grouping grouping;
   grouping.strategy = options.strategy;
-  grouping.group_size = options.group_size.value_or(std::min<std::int64_t>(2, head_dim));
+  // `auto` approximates only where a group size was asked for.
+  const std::int64_t size = options.strategy == Strategy::automatic ? 1 : std::min<std::int64_t>(2, head_dim);
+  grouping.group_size = options.group_size.value_or(size);
   grouping.block = options.block;
   grouping.estimator = options.estimator;
   grouping.order_from = options.order_from;

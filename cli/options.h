@@ -29,7 +29,7 @@ struct RunOptions {
 
 struct GroupingOptions {
   Strategy strategy = Strategy::automatic;
-  std::optional<std::int64_t> group_size;  // empty: min(2, d)
+  std::optional<std::int64_t> group_size;  // empty: min(2, d), and 1 for auto
   std::int64_t block = 128;
   Estimator estimator = Estimator::mean;
   OrderFrom order_from = OrderFrom::own;

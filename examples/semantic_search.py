@@ -38,7 +38,7 @@ TOP = 5
 SETTINGS = {
     "exact": Settings("exact"),
     "torch": None,
-    "auto": Settings(),
+    "auto": Settings("auto", 2),
     "lsh sample G=2": Settings("lsh", 2, estimator="sample"),
     "lsh sample G=4": Settings("lsh", 4, estimator="sample"),
     "lsh mean G=2": Settings("lsh", 2),

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strategy `auto`: exact attention where an approximation cannot pay, else the strategy that measures best.
+// Strategy `auto`: exact attention unless a group size is asked for and an approximation pays, else the strategy that
+// measures best.
 #include <algorithm>
 #include <array>
 #include <string>
@@ -11,8 +12,9 @@
 namespace distr {
 namespace {
 
-// Where `energy` is worth its error. Smaller heads lose too much when half of their columns go; on shorter sequences it
-// was less than 1.15 times as quick as exact attention. The numbers are in DESIGN.md, "What auto chooses".
+// Where `energy` is worth its error to those who ask for it. Smaller heads lose too much when half of their columns go;
+// on shorter sequences it was less than 1.15 times as quick as exact attention. The numbers are in DESIGN.md, under
+// "What auto chooses".
 struct Crossover {
   Device device;
   std::int64_t head_dim;  // from this d on
@@ -81,7 +83,7 @@ Resolved resolve(const Problem& problem, const Grouping& grouping, Device device
   const std::string no_tensor_cores = device == Device::cuda ? without_tensor_cores(problem, grouping) : "";
   const std::int64_t shorter = std::min(problem.seq_q, problem.seq_k);
   if (grouping.group_size == 1) {
-    result.choice = "exact, as group size 1 is exact attention";
+    result.choice = "exact, as the group size is 1 (auto approximates only where a larger one is asked for)";
   } else if (problem.dtype == DType::f64) {
     result.choice = "exact, as the float64 reference gains nothing from an approximation";
   } else if (device == Device::cuda && has_own_exact_kernel(problem)) {

@@ -65,6 +65,12 @@ TEST(Explain, SaysWhyAKernelDoesNotServe) {
   EXPECT_EQ(explain(Operation::forward, problem_of(8), grouping_of(Strategy::lsh)).kernel, "cpu/forward");
 }
 
+TEST(Automatic, IsExactUnlessAGroupSizeIsAskedFor) {
+  const Explanation found = explain(Operation::forward, problem_of(1 << 15, DType::f32, 64), Grouping{});
+  EXPECT_EQ(found.grouping.strategy, Strategy::exact);
+  EXPECT_EQ(found.choice, "exact, as the group size is 1 (auto approximates only where a larger one is asked for)");
+}
+
 TEST(Automatic, IsExactWhereNothingElsePays) {
   const Grouping automatic = grouping_of(Strategy::automatic);
   const auto strategy = [&](const Problem& problem, const Grouping& grouping) {
@@ -115,7 +121,8 @@ TEST(Automatic, KnowsWhatPaysOnCuda) {
             "energy, which pays from 16384 rows and keys on, and errs least");
   EXPECT_EQ(choice(problem_of(8192, DType::bf16, 64), 2, 256), energy);
   EXPECT_EQ(choice(problem_of(8192, DType::bf16, 64), 2, 9000), energy);
-  EXPECT_EQ(choice(problem_of(8192, DType::bf16, 64), 1), "exact, as group size 1 is exact attention");
+  EXPECT_EQ(choice(problem_of(8192, DType::bf16, 64), 1),
+            "exact, as the group size is 1 (auto approximates only where a larger one is asked for)");
   EXPECT_EQ(choice(problem_of(8191, DType::bf16, 64)),
             "exact, as 8191 rows or keys are too few for an approximation to pay (from 8192 on it does)");
   EXPECT_EQ(choice(problem_of(16383, DType::bf16, 128)),

@@ -124,6 +124,31 @@ def semantic_search() -> str:
     return markdown(head, lines) + "\n\n" + source(name, meta, *facts)
 
 
+def quality() -> str:
+    """What settings cost small language models at N = 8192 and l = 128."""
+    name = "h200/small_model_report.json"
+    result = load(name)
+    rows = {(row["head_dim"], row["setting"], row["tuned"]): row for row in result["rows"] if row["length"] == 8192}
+
+    def ratio(dim: int, setting: str, tuned: bool = False) -> str:
+        row = rows.get((dim, setting, tuned))
+        return f'{row["relative_to_exact"]:.2f}' if row else ""
+
+    lines = []
+    for dim in (64, 128):
+        exact = rows[dim, "exact", False]["bits_per_byte"]
+        lines.append([str(dim), "exact", "1", f"{exact:.2f}", "1", "1", "1"])
+        for words in ("energy", "lsh mean", "lsh sample"):
+            for size in (2, 4):
+                own, previous = (f"{words} G={size} l=128 {order_from}" for order_from in ("own", "previous"))
+                strategy = words.replace("lsh ", "lsh (") + ")" * words.startswith("lsh")
+                lines.append([str(dim), strategy, str(size), f'{rows[dim, own, False]["bits_per_byte"]:.2f}',
+                              ratio(dim, own), ratio(dim, previous), ratio(dim, previous, True)])
+    head = ["d", "strategy", "G", "bits a byte", "relative to exact", "strictly causal", "trained further with it"]
+    meta = result["meta"]
+    return markdown(head, lines) + "\n\n" + source(name, meta, f'CUDA {meta["cuda"]}', f'torch {meta["torch"]}')
+
+
 def torch_speed() -> str:
     """Speed on the CPU: exact attention relative to torch's, and G > 1 relative to exact attention."""
     name = "cpu/torch.json"
@@ -176,8 +201,8 @@ def gpu_speed() -> str:
     return markdown(["op, ms", "d", "N", "causal", *GPU_METHODS], lines) + "\n\n" + source(name, meta, *facts)
 
 
-TABLES = {"compare": compare, "performance": performance, "grouping": grouping, "memory": memory, "errors": errors,
-          "semantic_search": semantic_search, "torch_speed": torch_speed, "gpu_speed": gpu_speed}
+TABLES = {"compare": compare, "quality": quality, "performance": performance, "grouping": grouping, "memory": memory,
+          "errors": errors, "semantic_search": semantic_search, "torch_speed": torch_speed, "gpu_speed": gpu_speed}
 
 
 def main(check: bool) -> int:

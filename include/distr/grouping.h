@@ -11,7 +11,7 @@ namespace distr {
 inline namespace v0 {
 
 enum class Strategy : std::uint8_t {
-  automatic,  ///< exact where the approximation cannot pay, else what measures best; see explain()
+  automatic,  ///< at group_size > 1 `energy` where that pays, which costs quality; else exact; see explain()
   exact,      ///< no grouping
   lsh,        ///< the paper's: columns of Q with neighbouring hashes share a group, their K columns are summed
   energy,     ///< keep the ceil(d/G) columns that weigh most in the scores, drop the rest
@@ -31,7 +31,7 @@ enum class OrderFrom : std::uint8_t {
 
 struct Grouping {
   Strategy strategy = Strategy::automatic;
-  std::int64_t group_size = 2;  ///< G, 1 (exact) to head_dim; checked whatever the strategy (so set 1 where d = 1)
+  std::int64_t group_size = 1;  ///< G, 1 (exact attention, whatever the strategy) to head_dim
   std::int64_t block = 128;     ///< l, the rows of Q that share one order; >= seq_q: one order for all
   Estimator estimator = Estimator::mean;
   OrderFrom order_from = OrderFrom::own;

@@ -61,9 +61,10 @@ def resolve(settings, query):
     d = query.shape[-1]
     if settings.strategy == "exact" or d <= 1:
         return 1, DEFAULT_BLOCK
-    if settings.group_size > d:
-        raise ValueError(f"group_size is {settings.group_size}; allowed: 1 to {d}, the last size of query")
-    return settings.group_size, settings.block_size or DEFAULT_BLOCK
+    group_size = settings.group_size or (1 if settings.strategy == "auto" else 2)
+    if group_size > d:
+        raise ValueError(f"group_size is {group_size}; allowed: 1 to {d}, the last size of query")
+    return group_size, settings.block_size or DEFAULT_BLOCK
 
 
 def four_axes(tensors, mask):

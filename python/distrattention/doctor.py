@@ -52,7 +52,8 @@ def _sample_lines(sample):
     yield f"sample problem: q, k, v {list(sample.shape)} {sample.dtype} on {sample.device}, group_size 2"
     for operation in ("forward", "backward"):
         for strategy in ("auto", "exact", "lsh", "energy"):
-            found = distrattention.explain(sample, sample, sample, operation=operation, strategy=strategy)
+            options = {"operation": operation, "strategy": strategy, "group_size": 2}
+            found = distrattention.explain(sample, sample, sample, **options)
             yield f"  {operation}, {strategy}: {found['kernel'] or 'none'} ({found['choice']})"
         for name, reason in found["kernels"].items():
             yield f"  {operation} kernel {name}: {reason or 'would serve'}"

@@ -15,9 +15,9 @@ _INT64_MAX = 2**63 - 1
 class Settings:
     """What every entry of the package takes as keywords, as one immutable value.
 
-    strategy: "auto" (exact where an approximation cannot pay, else what measures best), "exact", "lsh" (the paper's:
+    strategy: "auto" (exact, unless a group_size is given: then "energy" where that pays), "exact", "lsh" (the paper's:
         columns of Q with neighbouring hashes share a group) or "energy" (keep the ceil(d / G) columns that weigh most).
-    group_size: G, the columns of a group; 1 is exact attention, at most d.
+    group_size: G, the columns of a group; 1 is exact attention, at most d. None: 2, and 1 for "auto".
     block_size: l, the rows of Q that share one order of the columns; None: 128. At least the number of queries: one
         order for all.
     estimator: what stands for a group's columns of Q under "lsh", their "mean" or a "sample" (the paper).
@@ -30,7 +30,7 @@ class Settings:
     """
 
     strategy: str = "auto"
-    group_size: int = 2
+    group_size: int | None = None
     block_size: int | None = None
     estimator: str = "mean"
     order_from: str | None = None
@@ -43,7 +43,7 @@ class Settings:
             _require_name("order_from", self.order_from, ORDERS_FROM)
         for name, low in (("group_size", 1), ("block_size", 1), ("seed", 0)):
             value = getattr(self, name)
-            if name != "block_size" or value is not None:
+            if name == "seed" or value is not None:
                 object.__setattr__(self, name, require_int(name, value, low))  # the class is frozen
 
     def asdict(self):

@@ -139,9 +139,9 @@ def test_group_size_one_is_exact_bit_for_bit(attend, problem):
 @pytest.mark.parametrize(
     ("shape", "reason"), [((2, 33, 64), "33 rows or keys"), ((2100, 32), "head_dim 32")], ids=["short", "small_heads"]
 )
-def test_default_where_nothing_pays_is_exact_and_says_so(attend, problem, shape, reason):
+def test_auto_where_nothing_pays_is_exact_and_says_so(attend, problem, shape, reason):
     q, k, v = problem(shape)
-    result = attend(q, k, v)
+    result = attend(q, k, v, "--group-size", "2")
     assert result.stderr.count("\n") == 1
     assert "auto" in result.stderr and "exact" in result.stderr and reason in result.stderr
     exact = attend(q, k, v, *EXACT)
@@ -149,9 +149,11 @@ def test_default_where_nothing_pays_is_exact_and_says_so(attend, problem, shape,
     assert exact.files["--out"].tobytes() == result.files["--out"].tobytes()
 
 
-def test_default_of_a_long_problem_groups_columns(attend, problem):
+def test_auto_groups_the_columns_of_a_long_problem_if_asked_to(attend, problem):
     q, k, v = problem((2100, 64))
-    result = attend(q, k, v, "--json")
+    result, default = attend(q, k, v, "--json", "--group-size", "2"), attend(q, k, v)
+    assert "exact" in default.stderr and "a larger one is asked for" in default.stderr
+    assert default.files["--out"].tobytes() == attend(q, k, v, *EXACT).files["--out"].tobytes()
     chosen = json.loads(result.stdout)
     assert chosen["strategy"] in ("lsh", "energy") and chosen["strategy_asked"] == "auto"
     assert chosen["strategy"] in result.stderr and result.stderr.count("\n") == 1

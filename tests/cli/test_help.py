@@ -25,7 +25,7 @@ WORDS = {
     "own|previous": ["attend", "compare", "info"],
     "none|top-left|bottom-right": ["attend", "compare", "info"],
     "auto|cpu|cuda": ["attend", "compare", "info"],
-    "min(2, d)": ["attend", "info"],
+    "min(2, d); auto: 1": ["attend", "info"],
     "=128": ["attend", "compare", "info"],
     "=mean": ["attend", "info"],
     "=own": ["attend", "compare", "info"],

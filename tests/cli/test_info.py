@@ -107,7 +107,9 @@ def test_problem_is_the_one_given(info):
 
 
 def test_auto_says_what_it_chose_and_why(info):
-    short, long = info("--seq-q", "16"), info("--seq-q", "100000")
+    default = info("--seq-q", "100000")
+    short, long = (info("--seq-q", n, "--group-size", "2") for n in ("16", "100000"))
+    assert default["grouping"]["strategy"] == "exact" and "the group size is 1" in default["choice"]
     assert short["grouping"]["strategy"] == "exact" and "16" in short["choice"]
     assert long["grouping"]["strategy"] in ("lsh", "energy") and long["grouping"]["strategy"] in long["choice"]
 

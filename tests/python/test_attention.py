@@ -190,6 +190,16 @@ def test_group_size_1_is_exact_to_the_bit():
         assert torch.equal(exact, scaled_dot_product_attention(q, k, v, strategy=strategy, group_size=1))
 
 
+def test_auto_approximates_only_where_a_group_size_is_given(caplog):
+    q, k, v = (torch.randn(1, 1, 2100, 64) for _ in range(3))
+    exact, energy = (scaled_dot_product_attention(q, k, v, strategy=strategy) for strategy in ("exact", "energy"))
+    with caplog.at_level(logging.INFO, logger="distrattention"):
+        assert torch.equal(exact, scaled_dot_product_attention(q, k, v))
+    assert "a larger one is asked for" in caplog.text
+    assert torch.equal(energy, scaled_dot_product_attention(q, k, v, group_size=2))  # its default where it is named
+    assert not torch.equal(energy, exact)
+
+
 def test_order_from_follows_causality_and_gradients():
     """None is `previous` for causal calls that require a gradient, else `own`; what is named is taken."""
     q, k, v = (torch.randn(1, 2, 400, 16) for _ in range(3))
@@ -278,10 +288,10 @@ def test_settings_are_the_keywords():
 
 def test_explain_says_what_auto_chooses():
     short, long = (torch.empty(1).expand(1, 2, n, 64) for n in (64, 4096))
-    assert distrattention.explain(short, short, short)["choice"].startswith("exact")
-    small_heads = long[..., :32]
-    assert distrattention.explain(small_heads, small_heads, small_heads)["choice"].startswith("exact, as heads of ")
-    found = distrattention.explain(long, long, long, operation="backward")
+    for tensor, reason in ((short, "64 rows or keys are too few"), (long[..., :32], "heads of head_dim 32")):
+        found = distrattention.explain(tensor, tensor, tensor, group_size=2)
+        assert found["choice"].startswith(f"exact, as {reason}")
+    found = distrattention.explain(long, long, long, operation="backward", group_size=2)
     assert found["choice"].startswith("energy") and found["kernel"] == "cpu/backward"
     assert found["kernels"] == {"cpu/backward": "", "reference/backward": ""}
     double = distrattention.explain(*(tensor.double() for tensor in (short, short, short)))
@@ -294,7 +304,7 @@ def test_auto_is_logged_once_for_each_problem(caplog):
     q = torch.randn(1, 1, 77, 64)
     with caplog.at_level(logging.INFO, logger="distrattention"):
         for _ in range(2):
-            scaled_dot_product_attention(q, q, q)
+            scaled_dot_product_attention(q, q, q, group_size=2)
         scaled_dot_product_attention(q, q, q, strategy="energy")
     messages = [record.getMessage() for record in caplog.records if record.name == "distrattention"]
     assert len(messages) == 1 and "exact, as 77 rows" in messages[0]

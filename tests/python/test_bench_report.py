@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/minilm_report.py, and what DESIGN.md takes from its committed result."""
+"""bench/minilm_report.py and bench/small_model_report.py, and what DESIGN.md takes from their committed results."""
 
 import json
 import os
@@ -37,3 +37,51 @@ def test_the_design_notes_say_what_the_committed_result_holds():
     assert f"{energy['error_min']:.2f} to {energy['error_max']:.2f}" in words
     others = [summary[f"lsh {estimator} G=2"]["error_median"] for estimator in ("mean", "sample")]
     assert "`lsh` by {:.2f} (`mean`) and {:.2f} (`sample`)".format(*others) in words
+
+
+def test_trains_and_measures_every_setting(tmp_path):
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DISTR_COMMIT": "abc"}
+    sizes = "--head-dims 64 --layers 1 --seq 512 --batch 1 --steps 2 --tune-steps 1 --windows 2".split()
+    command = [sys.executable, str(ROOT / "bench/small_model_report.py"), *sizes, "--json-out"]
+    done = subprocess.run([*command, str(tmp_path / "r.json")], env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert result["meta"]["commit"] == "abc" and result["models"][0]["heads"] == 8
+    rows = {(row["length"], row["setting"], row["tuned"]): row for row in result["rows"]}
+    assert len(rows) == len(result["rows"]) == 3 * (1 + 36 + 4)  # lengths; exact, settings, trained on
+    for (length, setting, tuned), row in rows.items():
+        exact = rows[length, "exact", tuned]["bits_per_byte"]
+        assert 3 < row["bits_per_byte"] < 8 and row["relative_to_exact"] == row["bits_per_byte"] / exact
+        if setting == "exact" or tuned:
+            continue
+        if "previous" in setting and int(re.search(r"l=(\d+)", setting)[1]) >= length:  # block 0 is exact
+            assert row["error_max"] == 0 and row["bits_per_byte"] == pytest.approx(exact, rel=1e-6)
+        else:
+            assert row["error_max"] > 0 and row["total_variation"] > 0
+
+
+def test_the_design_notes_say_what_the_small_models_lose():
+    rows = json.loads((ROOT / "bench/results/h200/small_model_report.json").read_text())["rows"]
+    words = re.sub(r"\s+", " ", (ROOT / "DESIGN.md").read_text())
+
+    def values(key, setting, *dims, tuned=False):
+        of_setting = (row for row in rows if (row["setting"], row["tuned"]) == (setting, tuned))
+        return [row[key] for row in of_setting if row["head_dim"] in dims]
+
+    def span(numbers, digits=2):
+        low, high = (f"{number:.{digits}f}" for number in (min(numbers), max(numbers)))
+        return low if low == high else f"{low} to {high}"
+
+    approximate, strictly = ("energy G=2", "energy G=4", "lsh mean G=2", "lsh sample G=2"), "energy G=2 l=128 previous"
+    table = {name: (f"{name} l=128 own", False) for name in approximate}
+    table["energy G=2 previous"] = strictly, False
+    table["energy G=2 previous, trained on with it for 80 steps"] = strictly, True
+    for name, (setting, tuned) in table.items():
+        small, large = (span(values("relative_to_exact", setting, d, tuned=tuned)) for d in (64, 128))
+        assert f"| {name} | {small} | {large} |" in words
+    assert f"error of O in a layer is {span(values('error_median', 'energy G=2 l=128 own', 64, 128))}" in words
+    bits = (span(values("bits_per_byte", "exact", d), digits=1) for d in (64, 128))
+    assert "little trained ({} and {} bits a byte)".format(*bits) in words
+    blocks = (values("relative_to_exact", f"energy G=2 l={block} own", 64, 128) for block in (64, 128, 512))
+    changes = [abs(other - of_128) for short, of_128, long in zip(*blocks) for other in (short, long)]
+    assert f"Blocks of 64 or 512 rows change `energy` by {max(changes):.2f}" in words

@@ -36,7 +36,7 @@ calls = {
     "exact, a mask that requires a gradient": lambda n: run(ours, n, masked=True, strategy="exact"),
     "lsh": lambda n: run(ours, n, strategy="lsh", group_size=4),
     "energy, causal": lambda n: run(ours, n, strategy="energy", group_size=4, is_causal=True),
-    "auto": lambda n: run(ours, n),
+    "auto": lambda n: run(ours, n, group_size=2),
     "N x N scores": lambda n: all_scores(*torch.randn(3, 1, 1, n, 64)),
 }
 for name in sys.argv[2:]:

@@ -16,7 +16,7 @@ SETTINGS = [
     dict(strategy="exact"),
     dict(strategy="lsh", group_size=2, block_size=32),
     dict(strategy="energy", group_size=4, block_size=32, is_causal=True),
-    dict(strategy="auto"),
+    dict(strategy="auto", group_size=2),
 ]
 
 

@@ -167,7 +167,7 @@ def test_each_layer_gets_the_exact_inputs_and_the_outputs_add_up():
 
 
 def test_exact_settings_do_not_err_and_auto_says_what_it_took():
-    settings = [Settings("exact"), Settings("lsh", 1), Settings("auto")]
+    settings = [Settings("exact"), Settings("lsh", 1), Settings("auto", 2)]
     found = report(tiny({}), normal(1, 64, 64), settings, repeats=1)
     for m in found.layers[0].measurements:
         assert m.strategy != "energy" and m.error == m.total_variation == 0

@@ -200,16 +200,17 @@ def test_xcit_is_refused_in_a_block_too(size, fused_xcit):
         inside = attention(tokens)
     assert torch.equal(inside, attention(tokens))
     for strategy in ("auto", "exact"):
-        with replace_sdpa(strategy=strategy):
+        with replace_sdpa(strategy=strategy, group_size=2):
             torch.testing.assert_close(model(images), before, rtol=1e-4, atol=1e-5)
 
 
 @torch.no_grad()
 def test_auto_is_exact_over_channels(fused_xcit):
     attention, tokens = timm.models.xcit.XCA(2048, num_heads=1).eval(), torch.randn(1, 100, 2048)
-    assert explain(*torch.empty(3, 1, 1, 2048, 100))["choice"].startswith("energy")  # for other tensors of this shape
+    others = torch.empty(3, 1, 1, 2048, 100)  # tensors of this shape that are no channels
+    assert explain(*others, group_size=2)["choice"].startswith("energy")
     before = attention(tokens)
-    with replace_sdpa():
+    with replace_sdpa(group_size=2):
         torch.testing.assert_close(attention(tokens), before, rtol=1e-4, atol=1e-5)
     with pytest.raises(NotImplementedError, match="channels"), replace_sdpa(strategy="lsh"):
         attention(tokens)

@@ -16,7 +16,7 @@ enum class Values { normal, heavy, huge, tiny, constant, best_first, best_last, 
 struct Case {
   std::string name;
   Problem problem;  // dtype f32 until with_dtype()
-  Grouping grouping;
+  Grouping grouping{.group_size = 2};
   Values values = Values::normal;
   bool packed = false;  // q, k and v are views of one buffer [B, N, 3, H, d]
   bool mask_hides_all = false;

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import core, ops
-from ..settings import DEFAULT_BLOCK, Settings
+from ..settings import Settings
 
 _CHUNK = 1 << 22  # scores held at a time, more only where one row of every head has more
 
@@ -112,8 +112,8 @@ def _four(tensor: Tensor) -> Tensor:
 
 def _spread(q: Tensor, order: Tensor, rows: Tensor, settings: Settings) -> Tensor:
     """Q~ [B, Hq, rows, d] of `q`, the rows with the numbers `rows`: q-hat of each group on all of its columns."""
-    d, size = q.shape[-1], settings.group_size
-    block = rows // (settings.block_size or DEFAULT_BLOCK)
+    d, (size, length) = q.shape[-1], core.resolve(settings, q)
+    block = rows // length
     columns = order[:, :, block].long()  # [B, Hq, rows, d]
     ordered = q.gather(-1, columns)
     position = torch.arange(d, device=q.device)
