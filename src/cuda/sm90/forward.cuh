@@ -4,14 +4,14 @@
 //
 //   A thread block takes kRows queries of one head. One thread of its first warpgroup copies q_hat and then tile after
 //   tile of k_hat and V to shared memory, two stages of each. Every other warpgroup owns 64 queries:
-//     S_0 = q_hat k_hat_0^T, P_0
+//     S_0 = q_hat k_hat_0^T, references, P_0
 //     for the next tiles j:
 //       S_j = q_hat k_hat_j^T and O += P_(j-1) V_(j-1)    both started, on the tensor cores
-//       softmax of S_j, as soon as it is there            while the second product still runs
-//       O rescaled where a reference has moved, P_j packed
+//       P_j, as soon as S_j is there                      while the second product still runs
 //     O += P V of the last tile
 //     O / rowsum, LSE
-//   Two consumers take turns in starting their products, so that one's softmax runs under the other's.
+//   The references of the softmax follow the scores in the tiles with a mask and in the first without; from then on
+//   they stay. Where a score turns out to be too far above them, the block starts again with references that follow.
 #pragma once
 
 #include "cuda/rows.cuh"
@@ -21,32 +21,33 @@
 
 namespace distr::cuda::sm90 {
 
-// The bits of wgmma's descriptors for the permutation of rows of 128, 64 and 32 bytes.
+// A tile in shared memory as wgmma's descriptors see it: the permutation of its rows, the distance of eight rows, and
+// the address of 16 columns or rows, in units of 16 bytes.
 template <class P>
-__device__ constexpr std::uint64_t layout_bits() {
-  constexpr std::uint64_t kMode = P::kRowBytes == 128 ? 1 : P::kRowBytes == 64 ? 2 : 3;
-  return kMode << 62;
-}
+struct SharedOperand {
+  static constexpr std::uint32_t kMode = P::kRowBytes == 128 ? 1 : P::kRowBytes == 64 ? 2 : 3;
+  static constexpr std::uint32_t kHigh = kMode << 30 | 8 * P::kRowBytes / 16;
 
-// Columns 16 step .. of all rows of a tile whose rows lie along k.
-template <class P>
-__device__ __forceinline__ std::uint64_t along_k(std::uint32_t tile, int step) {
-  constexpr int kStepsAPanel = P::kPanelColumns / 16;
-  const std::uint32_t start =
-      tile + static_cast<std::uint32_t>(step / kStepsAPanel * P::kPanelBytes + step % kStepsAPanel * 32);
-  constexpr std::uint64_t kEightRows = 8 * P::kRowBytes / 16;
-  return layout_bits<P>() | kEightRows << 32 | std::uint64_t{1} << 16 | (start & 0x3FFFF) >> 4;
-}
+  std::uint32_t start;
 
-// Rows 16 step .. of all columns of a tile whose columns lie along k.
-template <class P>
-__device__ __forceinline__ std::uint64_t across_k(std::uint32_t tile, int step) {
-  static_assert(P::kRowBytes == 128);
-  const std::uint32_t start = tile + static_cast<std::uint32_t>(step * 16 * P::kRowBytes);
-  constexpr std::uint64_t kEightRows = 8 * P::kRowBytes / 16;
-  constexpr std::uint64_t kNextPanel = P::kPanelBytes / 16;
-  return layout_bits<P>() | kEightRows << 32 | kNextPanel << 16 | (start & 0x3FFFF) >> 4;
-}
+  __device__ explicit SharedOperand(std::uint32_t tile) : start((tile & 0x3FFFF) / 16) {}
+
+  // Columns 16 step .. of all rows, which lie along k.
+  [[nodiscard]] __device__ std::uint64_t along_k(int step) const {
+    constexpr int kStepsAPanel = P::kPanelColumns / 16;
+    return descriptor(1, step / kStepsAPanel * P::kPanelBytes + step % kStepsAPanel * 32);
+  }
+  // Rows 16 step .. of all columns, which lie along k.
+  [[nodiscard]] __device__ std::uint64_t across_k(int step) const {
+    static_assert(P::kRowBytes == 128);
+    return descriptor(P::kPanelBytes / 16, step * 16 * P::kRowBytes);
+  }
+
+ private:
+  [[nodiscard]] __device__ std::uint64_t descriptor(std::uint32_t next_panel, int offset) const {
+    return std::uint64_t{kHigh} << 32 | (start + (next_panel << 16 | static_cast<std::uint32_t>(offset / 16)));
+  }
+};
 
 // Where things are in shared memory.
 template <class C>
@@ -97,15 +98,18 @@ __device__ inline void copy_tile(std::uint32_t tile, const CUtensorMap& map, std
 
 // Tiles are taken from the last to the first, so that those with a mask come first.
 template <class C>
-__device__ inline void copy_all(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles) {
-  ptx::barrier_arrive_expect(shared.queries_full(), C::kConsumers * C::QueryTile::kBytes);
-  for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
-    copy_tile<typename C::QueryTile>(shared.queries(consumer), p.q, shared.queries_full(), work.row + 64 * consumer,
-                                     work.head, work.batch);
+__device__ inline void copy_all(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles,
+                                int used) {
+  if (used == 0) {
+    ptx::barrier_arrive_expect(shared.queries_full(), C::kConsumers * C::QueryTile::kBytes);
+    for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
+      copy_tile<typename C::QueryTile>(shared.queries(consumer), p.q, shared.queries_full(), work.row + 64 * consumer,
+                                       work.head, work.batch);
+    }
   }
   const int key_head = p.keys_of_query_head ? work.head : work.head_kv;
   for (int n = 0; n < tiles; ++n) {
-    const Turn<C> turn(n);
+    const Turn<C> turn(used + n);
     const int row = (tiles - 1 - n) * C::kKeys;
     ptx::barrier_wait(shared.keys_empty(turn.stage), turn.parity ^ 1);
     ptx::barrier_arrive_expect(shared.keys_full(turn.stage), C::KeyTile::kBytes);
@@ -120,11 +124,12 @@ __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, co
 
 // Starts S = q_hat k_hat^T.
 template <class C>
-__device__ __forceinline__ void start_scores(float (&s)[C::kKeys / 2], std::uint32_t queries, std::uint32_t keys) {
+__device__ __forceinline__ void start_scores(float (&s)[C::kKeys / 2],
+                                             const SharedOperand<typename C::QueryTile>& queries,
+                                             const SharedOperand<typename C::KeyTile>& keys) {
 #pragma unroll
   for (int step = 0; step < C::kScores / 16; ++step) {
-    ptx::wgmma(s, along_k<typename C::QueryTile>(queries, step), along_k<typename C::KeyTile>(keys, step), step > 0,
-               typename C::Element{});
+    ptx::wgmma(s, queries.along_k(step), keys.along_k(step), step > 0, typename C::Element{});
   }
   ptx::wgmma_commit();
 }
@@ -133,10 +138,10 @@ __device__ __forceinline__ void start_scores(float (&s)[C::kKeys / 2], std::uint
 template <class C>
 __device__ __forceinline__ void start_output(float (&o)[C::kValues / 2],
                                              const std::uint32_t (&probabilities)[C::kKeys / 16][4],
-                                             std::uint32_t values) {
+                                             const SharedOperand<typename C::ValueTile>& values) {
 #pragma unroll
   for (int step = 0; step < C::kKeys / 16; ++step) {
-    ptx::wgmma_rs(o, probabilities[step], across_k<typename C::ValueTile>(values, step), typename C::Element{});
+    ptx::wgmma_rs(o, probabilities[step], values.across_k(step), typename C::Element{});
   }
   ptx::wgmma_commit();
 }
@@ -181,98 +186,94 @@ __device__ inline void store(const ForwardParameters& p, const Rows& work, int f
   }
 }
 
-// A consumer's 64 queries.
+// A consumer's 64 queries over all keys. `used`: tiles that went through the ring before. `references`: in the tiles
+// without a mask. Whether they were near enough to the scores of the warp's rows.
 template <class C>
-__device__ __forceinline__ void compute(const ForwardParameters& p, const Rows& work, const Shared<C>& shared,
-                                        int tiles) {
-  const int consumer = static_cast<int>(threadIdx.x) / C::kWarpgroup - 1;
+__device__ __forceinline__ bool compute(const ForwardParameters& p, const Rows& work, const Shared<C>& shared,
+                                        int consumer, int row, int tiles, int used, References references,
+                                        float (&o)[C::kValues / 2], Softmax<C>& softmax) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int row = work.row + consumer * 64 + static_cast<int>(threadIdx.x) % C::kWarpgroup / 32 * 16 + lane / 4;
   const DeviceProblem& problem = p.problem;
-
-  float o[C::kValues / 2] = {};
-  Softmax<C> softmax(problem.scale_log2);
-  if (tiles > 0) {
-    // Tiles that every row of the block sees whole.
-    const std::int64_t seen =
-        problem.causal ? min(problem.seq_k, max(work.row + problem.causal_offset + 1, std::int64_t{0})) : problem.seq_k;
-    const int whole = static_cast<int>(seen / C::kKeys);
-    const auto release = [&](std::uint32_t barrier) {
-      if (lane == 0) {
-        ptx::barrier_arrive(barrier);
-      }
-    };
-    constexpr int kBoth = 2 * C::kWarpgroup;
-    const auto my_turn = [&] {
-      if constexpr (C::kConsumers == 2) {
-        ptx::named_sync(1 + consumer, kBoth);
-      }
-    };
-    const auto your_turn = [&] {
-      if constexpr (C::kConsumers == 2) {
-        ptx::named_arrive(2 - consumer, kBoth);
-      }
-    };
-    if (consumer == 1) {
-      your_turn();
+  // Tiles that every row of the block sees whole.
+  const std::int64_t seen =
+      problem.causal ? min(problem.seq_k, max(work.row + problem.causal_offset + 1, std::int64_t{0})) : problem.seq_k;
+  const int whole = static_cast<int>(seen / C::kKeys);
+  const auto release = [&](std::uint32_t barrier) {
+    if (lane == 0) {
+      ptx::barrier_arrive(barrier);
     }
+  };
+  float s[C::kKeys / 2];
+  float factor[2];
+  std::uint32_t probabilities[C::kKeys / 16][4];
+  const SharedOperand<typename C::QueryTile> queries(shared.queries(consumer));
+  const auto keys = [&](const Turn<C>& turn) { return SharedOperand<typename C::KeyTile>(shared.keys(turn.stage)); };
+  const auto values = [&](const Turn<C>& turn) {
+    return SharedOperand<typename C::ValueTile>(shared.values(turn.stage));
+  };
+  ptx::barrier_wait(shared.queries_full(), 0);
+  const Turn<C> start(used);
+  ptx::barrier_wait(shared.keys_full(start.stage), start.parity);
+  ptx::wgmma_fence();
+  start_scores<C>(s, queries, keys(start));
+  ptx::wgmma_wait<0>();
+  release(shared.keys_empty(start.stage));
+  if (tiles - 1 >= whole) {
+    apply_mask<C>(s, problem, row, (tiles - 1) * C::kKeys);
+  }
+  static_cast<void>(softmax.update(s, factor));
+  softmax.exponentials(s);
+  pack<C>(s, probabilities);
 
-    float s[C::kKeys / 2];
-    float factor[2];
-    std::uint32_t probabilities[C::kKeys / 16][4];
-    ptx::barrier_wait(shared.queries_full(), 0);
-    ptx::barrier_wait(shared.keys_full(0), 0);
-    my_turn();
+  const auto next_tile = [&]<References kReferences>(int n) {
+    const Turn<C> turn(used + n);
+    const Turn<C> before(used + n - 1);
+    ptx::barrier_wait(shared.keys_full(turn.stage), turn.parity);
     ptx::wgmma_fence();
-    start_scores<C>(s, shared.queries(consumer), shared.keys(0));
-    your_turn();
-    ptx::wgmma_wait<0>();
-    release(shared.keys_empty(0));
-    if (tiles - 1 >= whole) {
-      apply_mask<C>(s, problem, row, (tiles - 1) * C::kKeys);
-    }
-    static_cast<void>(softmax.update(s, factor));
-    pack<C>(s, probabilities);
-
-    for (int n = 1; n < tiles; ++n) {
-      const Turn<C> turn(n);
-      const Turn<C> before(n - 1);
-      ptx::barrier_wait(shared.keys_full(turn.stage), turn.parity);
-      my_turn();
-      ptx::wgmma_fence();
-      start_scores<C>(s, shared.queries(consumer), shared.keys(turn.stage));
-      ptx::barrier_wait(shared.values_full(before.stage), before.parity);
-      start_output<C>(o, probabilities, shared.values(before.stage));
-      your_turn();
-      ptx::wgmma_wait<1>();
-      release(shared.keys_empty(turn.stage));
+    start_scores<C>(s, queries, keys(turn));
+    ptx::barrier_wait(shared.values_full(before.stage), before.parity);
+    start_output<C>(o, probabilities, values(before));
+    ptx::wgmma_wait<1>();
+    release(shared.keys_empty(turn.stage));
+    bool moved = false;
+    if constexpr (kReferences == References::follow) {
       if (tiles - 1 - n >= whole) {
         apply_mask<C>(s, problem, row, (tiles - 1 - n) * C::kKeys);
       }
-      const bool follow = softmax.update(s, factor);
-      // Always so, which the compiler cannot see: in a block of its own the wait stays behind the exponentials.
-      if (ptx::opaque(static_cast<unsigned>(n)) < static_cast<unsigned>(tiles)) {
-        ptx::wgmma_wait<0>();
-      }
-      if (follow) {
+      moved = softmax.update(s, factor);
+    }
+    softmax.exponentials(s);
+    // Always so, which the compiler cannot see: in a block of its own the wait stays behind the exponentials.
+    if (ptx::opaque(static_cast<unsigned>(n)) < static_cast<unsigned>(tiles)) {
+      ptx::wgmma_wait<0>();
+    }
+    if (moved) {
 #pragma unroll
-        for (int i = 0; i < C::kValues / 2; ++i) {
-          o[i] *= factor[i / 2 % 2];
-        }
+      for (int i = 0; i < C::kValues / 2; ++i) {
+        o[i] *= factor[i / 2 % 2];
       }
-      release(shared.values_empty(before.stage));
-      pack<C>(s, probabilities);
     }
-    const Turn<C> last(tiles - 1);
-    ptx::barrier_wait(shared.values_full(last.stage), last.parity);
-    ptx::wgmma_fence();
-    start_output<C>(o, probabilities, shared.values(last.stage));
-    ptx::wgmma_wait<0>();
-    if (consumer == 0) {
-      my_turn();  // the other's last one
-    }
+    release(shared.values_empty(before.stage));
+    pack<C>(s, probabilities);
+  };
+  // Tiles with a mask, and the first that all rows see.
+  const int followed = references == References::follow ? tiles : min(tiles, tiles - whole + 1);
+  int n = 1;
+#pragma unroll 1
+  for (; n < followed; ++n) {
+    next_tile.template operator()<References::follow>(n);
   }
-  store<C>(p, work, row, o, softmax);
+#pragma unroll 1
+  for (; n < tiles; ++n) {
+    next_tile.template operator()<References::stay>(n);
+  }
+  const Turn<C> last(used + tiles - 1);
+  ptx::barrier_wait(shared.values_full(last.stage), last.parity);
+  ptx::wgmma_fence();
+  start_output<C>(o, probabilities, values(last));
+  ptx::wgmma_wait<0>();
+  release(shared.values_empty(last.stage));
+  return references == References::follow || softmax.in_range();
 }
 
 template <class C>
@@ -280,7 +281,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) forward(const __grid_constant_
   extern __shared__ std::uint8_t memory[];
   __shared__ std::uint64_t barriers[Shared<C>::kBarriers];
   const std::uint32_t base = (ptx::shared_address(memory) + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
-  const Shared<C> shared{base, ptx::shared_address(barriers)};
+  const Shared<C> shared{__shfl_sync(~0U, base, 0), __shfl_sync(~0U, ptx::shared_address(barriers), 0)};
 
   const Rows work = Rows::of(blockIdx.x, C::kRows, p);
   const DeviceProblem& problem = p.problem;
@@ -302,14 +303,40 @@ __global__ void __launch_bounds__(C::kThreads, 1) forward(const __grid_constant_
     ptx::barrier_fence();
   }
   __syncthreads();
+  constexpr References kFirst = kWideRange<typename C::Element> ? References::stay : References::follow;
+  const auto again = [&](bool fits) {
+    return kFirst == References::stay && __syncthreads_or(static_cast<int>(!fits)) != 0;
+  };
   if (threadIdx.x < C::kWarpgroup) {
     ptx::give_registers<C::kCopyRegisters>();
-    if (threadIdx.x == 0 && tiles > 0) {
-      copy_all<C>(p, work, shared, tiles);
-    }
+    int used = 0;
+    do {
+      if (threadIdx.x == 0 && tiles > 0) {
+        copy_all<C>(p, work, shared, tiles, used);
+      }
+      __syncwarp();
+      used += tiles;
+    } while (again(true));
   } else {
     ptx::take_registers<C::kComputeRegisters>();
-    compute<C>(p, work, shared, tiles);
+    // The same for all threads of a warp, which the compiler cannot see.
+    const int consumer = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / C::kWarpgroup, 0) - 1;
+    const int row = work.row + consumer * 64 + static_cast<int>(threadIdx.x) % C::kWarpgroup / 32 * 16 +
+                    static_cast<int>(threadIdx.x) % 32 / 4;
+    int used = 0;
+    bool fits = true;
+    do {
+      float o[C::kValues / 2] = {};
+      Softmax<C> softmax(problem.scale_log2);
+      if (tiles > 0) {
+        fits =
+            compute<C>(p, work, shared, consumer, row, tiles, used, used > 0 ? References::follow : kFirst, o, softmax);
+      }
+      if (fits) {
+        store<C>(p, work, row, o, softmax);  // for nothing where the block starts again
+      }
+      used += tiles;
+    } while (again(fits));
   }
 }
 

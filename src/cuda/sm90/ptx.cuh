@@ -40,14 +40,6 @@ __device__ inline void barrier_wait(std::uint32_t barrier, unsigned parity) {
   __trap();
 }
 
-// Barrier `id` of `threads` threads, some of which only arrive.
-__device__ inline void named_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ inline void named_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
 // Copies the box of `map` at (column, row, head, batch) to shared memory; zeros where that is outside the tensor.
 __device__ inline void copy_box(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int column,
                                 int row, int head, int batch) {

@@ -5,17 +5,26 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/sm90/config.h"
 #include "cuda/tile.cuh"
 
 namespace distr::cuda::sm90 {
 
-// P = 2^(scale * S - scale * reference). The reference of a row is a maximum of its scores so far; it follows the
-// maximum only when that has grown by 2^kSlack, so that O is hardly ever rescaled.
+// Whether P may be far above 1: bf16 has the exponents of fp32.
+template <class T>
+inline constexpr bool kWideRange = std::is_same_v<T, __nv_bfloat16>;
+
+// P = 2^(scale * S - scale * reference). The reference of a row is a maximum of its first scores. It follows those of
+// later tiles where it is asked to, and then only when the maximum has grown by 2^kSlack, so that O is hardly ever
+// rescaled. References that stay cost no maximum, and do as long as no score is far above them: in_range().
+enum class References : std::uint8_t { follow, stay };
+
 template <class C>
 struct Softmax {
   static constexpr float kSlack = 8.0F;
+  static constexpr float kMostSum = 0x1p64F;
 
   float scale;  // of the scores, to logarithms to the base 2; positive
   float reference[2] = {-INFINITY, -INFINITY};
@@ -26,8 +35,8 @@ struct Softmax {
   // Rows that have seen no key yet take 0 for their reference.
   [[nodiscard]] __device__ static float finite(float reference) { return reference == -INFINITY ? 0.0F : reference; }
 
-  // Scores become P. Whether O must be multiplied by `factor`, the same for all threads of the warp.
-  [[nodiscard]] __device__ bool update(float (&s)[C::kKeys / 2], float (&factor)[2]) {
+  // The references follow the scores. Whether O must be multiplied by `factor`, the same for all threads of the warp.
+  [[nodiscard]] __device__ bool update(const float (&s)[C::kKeys / 2], float (&factor)[2]) {
     float best[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int i = 0; i < C::kKeys / 2; i += 2) {
@@ -51,13 +60,22 @@ struct Softmax {
         sum[half] *= factor[half];
       }
     }
+    return follow;
+  }
+
+  // Scores become P.
+  __device__ void exponentials(float (&s)[C::kKeys / 2]) {
     const float shift[2] = {finite(reference[0]) * scale, finite(reference[1]) * scale};
 #pragma unroll
     for (int i = 0; i < C::kKeys / 2; ++i) {
       s[i] = ptx::exp2(fmaf(s[i], scale, -shift[i / 2 % 2]));
       sum[i / 2 % 2] += s[i];
     }
-    return follow;
+  }
+
+  // Whether no score of the warp's rows was so far above its reference that P or O could have left fp32's range.
+  [[nodiscard]] __device__ bool in_range() const {
+    return __all_sync(~0U, sum[0] < kMostSum && sum[1] < kMostSum) != 0;
   }
 };
 
