@@ -2,6 +2,8 @@
 // Which queries belong to a tile.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include "cuda/problem.h"
 
 namespace distr::cuda {
@@ -13,7 +15,7 @@ struct Rows {
   // Of the index-th tile of `rows` queries. Section after section of heads, the short one first; in each, the last rows
   // first, which are the longest where it is causal. Parameters: problem, section, row_begin, row_end.
   template <class Parameters>
-  __device__ static Rows of(unsigned index, int rows, const Parameters& p) {
+  __host__ __device__ static Rows of(unsigned index, int rows, const Parameters& p) {
     const DeviceProblem& problem = p.problem;
     const auto tiles = static_cast<unsigned>((p.row_end - p.row_begin + rows - 1) / rows);  // of a head
     const auto all_heads = static_cast<unsigned>(problem.batch * problem.heads_q);

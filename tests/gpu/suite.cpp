@@ -304,6 +304,7 @@ std::vector<Case> large_cases() {
   for (const Strategy strategy : {energy, lsh}) {  // one grouping for the whole sequence
     Case whole = heads;
     whole.name = std::string("large, GQA, one block, ") + name_of(strategy);
+    whole.problem.seq_q = 300;
     whole.problem.head_dim = whole.problem.head_dim_v = 128;
     whole.problem = contiguous(whole.problem);
     whole.grouping.strategy = strategy;
@@ -312,10 +313,10 @@ std::vector<Case> large_cases() {
     whole.grouping.block = 1 << 20;
     result.push_back(whole);
   }
-  // More tiles of queries than a GPU runs at once, so that some are split over the keys and some are not.
+  // More tiles of queries than a GPU runs at once, some split over the keys and some not, in two sections of heads.
   for (const Strategy strategy : {exact, energy, lsh}) {
     Case many =
-        large_case("large, many heads, " + std::string(name_of(strategy)), 129, 520, 128, 128, strategy, 2, 128);
+        large_case("large, many heads, " + std::string(name_of(strategy)), 129, 584, 128, 128, strategy, 2, 128);
     many.problem.batch = 7;
     many.problem.heads_q = many.problem.heads_kv = 19;
     many.problem = contiguous(many.problem);
@@ -370,11 +371,10 @@ std::vector<std::function<void()>> wanted_work(const CheckOptions& options, Chec
 
 int check(const CheckOptions& options) {
   Checker checker(options);
-  const std::string name = kPublic;
-  if (!options.small && name.find(options.filter) != std::string::npos &&
-      name.find(options.kernel) != std::string::npos) {
-    checker
-        .check_refusals();  // before the threads: it holds a stream up, which any call that frees memory would wait for
+  const auto has = [name = std::string(kPublic)](const std::string& part) { return name.find(part) != name.npos; };
+  if (!options.small && has(options.filter) && has(options.kernel)) {
+    // Before the threads: it holds a stream up, which any call that frees memory would wait for.
+    checker.check_refusals();
   }
   const std::vector<std::function<void()>> all = wanted_work(options, checker);
   std::atomic<std::size_t> next = 0;

@@ -12,14 +12,18 @@ namespace distr::test {
 void TextbookRows::fuse(const TextbookRow& row) {
   const Problem& p = instance_.test_case.problem;
   groups = groups_of(instance_, row.b, row.h, row.i);
-  k_hat.assign(static_cast<std::size_t>(p.seq_k), {});
+  k_hat.assign(groups.size(), {});
+  v.clear();
   for (std::int64_t j = 0; j < p.seq_k; ++j) {
-    for (const auto& group : groups) {
+    for (std::size_t g = 0; g < groups.size(); ++g) {
       double sum = 0;
-      for (const std::int64_t column : group) {
+      for (const std::int64_t column : groups[g]) {
         sum = round_.sum(sum + element(instance_.k_data(), p.dtype, p.k, row.b, row.h_kv, j, column));
       }
-      k_hat[static_cast<std::size_t>(j)].push_back(round_.operand(sum));
+      k_hat[g].push_back(round_.operand(sum));
+    }
+    for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
+      v.push_back(element(instance_.v_data(), p.dtype, p.v, row.b, row.h_kv, j, c));
     }
   }
 }
@@ -45,20 +49,18 @@ TextbookRow TextbookRows::row(std::int64_t n) {
     const bool sample = instance_.test_case.grouping.estimator == Estimator::sample;
     row.q_hat.push_back(round_.operand(sample ? first : round_.sum(sum / static_cast<double>(group.size()))));
   }
-  row.s.assign(static_cast<std::size_t>(p.seq_k), -kInfinity);
+  row.s.assign(static_cast<std::size_t>(p.seq_k), 0);
+  for (std::size_t n_g = 0; n_g < groups.size(); ++n_g) {  // outside: the sums of many keys run side by side
+    const std::size_t g = (n_g + static_cast<std::size_t>(rotation_)) % groups.size();
+    for (std::size_t j = 0; j < row.s.size(); ++j) {
+      row.s[j] = round_.sum(row.s[j] + row.q_hat[g] * k_hat[g][j]);
+    }
+  }
   const double scale = round_.sum(p.softmax_scale());
   for (std::int64_t j = 0; j < p.seq_k; ++j) {
+    double& score = row.s[static_cast<std::size_t>(j)];
     const double bias = mask_at(instance_, row.b, row.h, row.i, j);
-    if (bias == -kInfinity) {
-      continue;
-    }
-    const std::vector<double>& key = k_hat[static_cast<std::size_t>(j)];
-    double product = 0;
-    for (std::size_t n_g = 0; n_g < key.size(); ++n_g) {
-      const std::size_t g = (n_g + static_cast<std::size_t>(rotation_)) % key.size();
-      product = round_.sum(product + row.q_hat[g] * key[g]);
-    }
-    row.s[static_cast<std::size_t>(j)] = round_.sum(round_.sum(product * scale) + bias);
+    score = bias == -kInfinity ? -kInfinity : round_.sum(round_.sum(score * scale) + bias);
   }
   return row;
 }
@@ -82,10 +84,10 @@ Result textbook(const Instance& instance, Precision precision, std::int64_t rota
       }
       const double weight = round.sum(std::exp(round.sum(row.s[static_cast<std::size_t>(j)] - maximum)));
       sum = round.sum(sum + weight);
-      for (std::int64_t c = 0; c < p.head_dim_v && weight != 0; ++c) {
-        double& value = o[static_cast<std::size_t>(c)];
-        value =
-            round.sum(value + round.operand(weight) * element(instance.v_data(), p.dtype, p.v, row.b, row.h_kv, j, c));
+      const double rounded = round.operand(weight);
+      const double* const values = rows.v.data() + j * p.head_dim_v;
+      for (std::size_t c = 0; c < o.size() && weight != 0; ++c) {
+        o[c] = round.sum(o[c] + rounded * values[c]);
       }
     }
     for (const double value : o) {

@@ -97,17 +97,19 @@ Gradients textbook_backward(const Instance& instance, const Result& forward, con
         continue;
       }
       const double probability = round.sum(std::exp(round.sum(score - forward.lse[size(n)])));
+      const double rounded = round.operand(probability);
+      const double* const values = rows.v.data() + j * p.head_dim_v;
       const std::int64_t key = (row.b * p.heads_kv + row.h_kv) * p.seq_k + j;
       double d_p = 0;
       for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
-        add(d_p, d_o[c] * element(instance.v_data(), p.dtype, p.v, row.b, row.h_kv, j, c));
-        add(result.d_v[size(key * p.head_dim_v + c)], round.operand(probability) * d_o[c]);
+        add(d_p, d_o[c] * values[c]);
+        add(result.d_v[size(key * p.head_dim_v + c)], rounded * d_o[c]);
       }
       const double d_s = round.sum(probability * round.sum(d_p - d));
       add(result.d_mask[size(mask_index(p.mask, {row.b, row.h, row.i, j}))], d_s);
       const double scaled = round.operand(round.sum(d_s * p.softmax_scale()));
       for (std::size_t g = 0; g < rows.groups.size(); ++g) {
-        add(dq_hat[g], scaled * rows.k_hat[size(j)][g]);
+        add(dq_hat[g], scaled * rows.k_hat[g][size(j)]);
         for (const std::int64_t column : rows.groups[g]) {
           add(result.d_k[size(key * p.head_dim + column)], scaled * row.q_hat[g]);
         }

@@ -94,7 +94,7 @@ struct TextbookRow {
   std::vector<double> s;      // [Nk]
 };
 
-// All rows of an instance, one after the other; groups and k_hat are those of the last row's block.
+// All rows of an instance, one after the other; groups, k_hat and v are those of the last row's block.
 class TextbookRows {
  public:
   TextbookRows(const Instance& instance, Rounding round, std::int64_t rotation)
@@ -102,7 +102,8 @@ class TextbookRows {
   TextbookRow row(std::int64_t n);
 
   std::vector<std::vector<std::int64_t>> groups;
-  std::vector<std::vector<double>> k_hat;  // [Nk][r]
+  std::vector<std::vector<double>> k_hat;  // [r][Nk]
+  std::vector<double> v;                   // [Nk, dv]
 
  private:
   void fuse(const TextbookRow& row);
