@@ -25,6 +25,8 @@ MAX_CONFIGURATIONS = {"sm807forward": 64, "sm907forward": 16, "ShapeI": 32}
 # Bytes that may be spilled, by a part of the linker's name. The compiler overlaps the exponentials of this kernel with
 # its second product, which is worth more than the loop-invariant addresses it reloads once a tile (docs/kernel-log.md).
 ALLOWED_SPILLS = {"4sm807forward": 80}
+# Kernels without one of their stages (src/cuda/without.h), which only a test program has.
+TWIN = re.compile(r"7WithoutE[1-9]")
 
 ENTRY = re.compile(r"Compiling entry function '(?P<kernel>\w+)' for '(?P<target>sm_\w+)'")
 PROPERTIES = re.compile(r"Function properties for (\w+)")
@@ -127,6 +129,7 @@ def main(arguments):
     # Of objects that still are: a report outlives a source that was removed.
     reports = [path for path in sorted(options.build.rglob("*.ptxas")) if path.with_suffix("").exists()]
     kernels = [kernel for path in reports for kernel in parse(path.read_text())]
+    kernels = [kernel for kernel in kernels if not TWIN.search(kernel.name)]
     if not kernels:
         print(f"{options.build} holds no report of CUDA kernels (OBJECT.ptxas); build the preset cuda", file=sys.stderr)
         return 2

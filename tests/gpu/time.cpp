@@ -179,6 +179,7 @@ class Shape {
       if (order) {
         row["ms_grouping"] = measure(stream_, kSeconds / 4, [&](int n) { (*order)(sets_.grouping(n)); }).median();
       }
+      time_twins(kernel, setting, row);
       call(sets_.forward(0));
       if (setting.strategy == Strategy::exact && exact_ms == 0) {
         exact_ms = times.median();
@@ -187,6 +188,23 @@ class Shape {
       row["rel_error_out"] =
           relative_difference(sets_.forward(0).o, exact_o_.data(), problem_.dtype, outputs_, stream_);
       add(row, times, forward_flops(problem_), exact_ms);
+    }
+  }
+
+  // The kernel alone, and each of its twins that leave a stage out.
+  void time_twins(const ForwardKernel& kernel, const Setting& setting, Json& row) const {
+    const Grouping grouping = grouping_of(setting);
+    const auto time_alone = [&](const ForwardKernel& wanted) {
+      const Call call(wanted, problem_, grouping, stream_);
+      return measure(stream_, kSeconds, [&](int n) { call(sets_.forward(n)); }).median();
+    };
+    for (const ForwardTwin& twin : forward_twins(kernel)) {
+      if (twin.kernel.supports(problem_, grouping).empty()) {
+        if (!row.contains("ms_without")) {
+          row["ms_without"] = {{"grouping", time_alone(kernel)}};
+        }
+        row["ms_without"][twin.without] = time_alone(twin.kernel);
+      }
     }
   }
 
@@ -239,6 +257,9 @@ class Shape {
     }
     if (row.contains("rel_error_out")) {
       std::printf(" error %.3g", row["rel_error_out"].get<double>());
+    }
+    if (row.contains("ms_without")) {
+      std::printf(" ms without %s", row["ms_without"].dump().c_str());
     }
     std::printf("\n");
     std::fflush(stdout);

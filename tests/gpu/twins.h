@@ -1,9 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that do nothing but read: timed beside the real ones, so that a miss can be placed. Their results are wrong;
-// they are part of this program alone.
+// Kernels that leave a stage out, or do nothing but read: timed beside the real ones, so that a miss can be placed.
+// Their results are wrong; they are part of this program alone.
 #pragma once
 
 #include <optional>
+#include <vector>
 
 #include "kernel.h"
 
@@ -11,5 +12,13 @@ namespace distr::test {
 
 // The twin of a grouping kernel that only reads its inputs, with the same grid.
 [[nodiscard]] std::optional<GroupingKernel> reading_twin(const GroupingKernel& kernel);
+
+struct ForwardTwin {
+  const char* without;  // the stage: "exponential", "fusion" or "values"
+  ForwardKernel kernel;
+};
+
+// The twins of a forward kernel; each refuses the problems whose kernel it has no twin of.
+[[nodiscard]] std::vector<ForwardTwin> forward_twins(const ForwardKernel& kernel);
 
 }  // namespace distr::test

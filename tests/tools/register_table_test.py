@@ -60,6 +60,13 @@ class RegisterTableTest(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("spills: plain::dv_kernel<f16> for sm_80, 32 bytes", errors)
 
+    def test_twins_of_a_test_program_are_left_out(self):
+        spilling = REPORT.replace("SPILLED", "8")
+        twins = "".join(spilling.replace("I6__half", f"I6__halfLNS0_7WithoutE{n}") for n in (1, 2))
+        status, output, _ = self.run_on(CLEAN.replace("I6__half", "I6__halfLNS0_7WithoutE0") + twins)
+        self.assertEqual(status, 0)
+        self.assertIn("1 kernels", output)
+
     def test_too_many_configurations_fail(self):
         many = "".join(CLEAN.replace("I6__half", f"I{14 + len(str(n))}sm807forward_x{n}") for n in range(65))
         status, _, errors = self.run_on(many)

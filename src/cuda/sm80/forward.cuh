@@ -114,8 +114,9 @@ template <class C, int kSteps>
 __device__ __forceinline__ void accumulate(float (&o)[C::kRowTiles][C::kDim / 8][4],
                                            const std::uint32_t (&probabilities)[C::kKeys / 16][C::kRowTiles][4],
                                            std::uint32_t value, int first) {
+  constexpr int kTaken = C::kWithout == Without::values ? 0 : kSteps;
 #pragma unroll
-  for (int step = first; step < first + kSteps; ++step) {
+  for (int step = first; step < first + kTaken; ++step) {
 #pragma unroll
     for (int n = 0; n < C::kDim / 16; ++n) {
       std::uint32_t b[4];
@@ -149,8 +150,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
   const T* const v = static_cast<const T*>(p.v) + work.batch * problem.v.batch + work.head_kv * problem.v.head;
   const auto copy_values = [&](int j) {
     const std::int64_t key = std::int64_t{j} * C::kKeys;
-    copy_tile<C::kKeys, C::kDim, C::kThreads>(value_tile(j), v + key * problem.v.row, problem.v.row,
-                                              rows_left(key, problem.seq_k), problem.head_dim_v);
+    if constexpr (C::kWithout != Without::values) {
+      copy_tile<C::kKeys, C::kDim, C::kThreads>(value_tile(j), v + key * problem.v.row, problem.v.row,
+                                                rows_left(key, problem.seq_k), problem.head_dim_v);
+    }
   };
 
   float o[C::kRowTiles][C::kDim / 8][4] = {};

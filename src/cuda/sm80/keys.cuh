@@ -34,7 +34,6 @@ class ExactKeys {
   }
   __device__ void fetch(int) {}
   __device__ void store(int, int) {}
-  [[nodiscard]] __device__ bool fuses() const { return false; }
 
   template <class Queries>
   __device__ void scores(float (&s)[C::kRowTiles][C::kKeys / 8][4], const Queries& queries, int j) const {
@@ -155,7 +154,8 @@ class GroupedKeys {
  private:
   static constexpr int kChunks = C::kKeys / kChunk;  // of a row of k_hat^T
   static constexpr int kRowsAPass = C::kRowsAPass;
-  static constexpr int kSlotsATurn = C::kMembers > 1 ? C::kSlots / kTurns : 0;  // to sum
+  // To sum. Without the fusion what is left of Q's copy serves for k_hat.
+  static constexpr int kSlotsATurn = C::kMembers > 1 && C::kWithout != Without::fusion ? C::kSlots / kTurns : 0;
   static_assert(kRowsAPass % 8 == 0);  // so that a thread's rows are swizzled alike
 
   [[nodiscard]] __device__ static int thread_row() { return static_cast<int>(threadIdx.x) / kChunks; }

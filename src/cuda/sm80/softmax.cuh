@@ -32,6 +32,10 @@ struct Softmax {
   // Rows that have seen no key yet take 0 for their reference.
   [[nodiscard]] __device__ static float finite(float reference) { return reference == -INFINITY ? 0.0F : reference; }
 
+  [[nodiscard]] __device__ static float power(float exponent) {
+    return C::kWithout == Without::exponential ? exponent : ptx::exp2(exponent);
+  }
+
   // P of scores s, as the left operand of the second product; o and sum are rescaled where the references move.
   __device__ void update(const float (&s)[C::kRowTiles][C::kKeys / 8][4],
                          std::uint32_t (&probabilities)[C::kKeys / 16][C::kRowTiles][4],
@@ -68,8 +72,8 @@ struct Softmax {
       for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float low = ptx::exp2(fmaf(s[tile][n][half * 2], scale, -shift[tile][half]));
-          const float high = ptx::exp2(fmaf(s[tile][n][half * 2 + 1], scale, -shift[tile][half]));
+          const float low = power(fmaf(s[tile][n][half * 2], scale, -shift[tile][half]));
+          const float high = power(fmaf(s[tile][n][half * 2 + 1], scale, -shift[tile][half]));
           sum[tile][half] += low + high;
           probabilities[n / 2][tile][n % 2 * 2 + half] = ptx::pack(low, high, typename C::Element{});
         }
