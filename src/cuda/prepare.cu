@@ -174,6 +174,25 @@ void pack(const void* source, const Strides& strides, const Extent& extent, void
   }
 }
 
+bool is_taken_by_rows(const Strides& strides, const Extent& extent) noexcept {
+  constexpr std::int64_t kMaxRowStride = std::int64_t{1} << 24;
+  return has_aligned_rows(strides) && strides.row >= 0 && strides.row < kMaxRowStride && extent.columns % kChunk == 0;
+}
+
+Operand::Operand(const Strides& given, const Extent& size, bool as_it_is, Workspace& workspace)
+    : strides(given), extent(size), copy(as_it_is ? nullptr : workspace.take<std::uint16_t>(packed_count(size))) {}
+
+void Operand::read(const void* tensor, const char* name, void* stream) {
+  data = tensor;
+  if (copy != nullptr) {
+    pack(tensor, strides, extent, copy, stream);
+    data = copy;
+    strides = packed_strides(extent);
+  } else if (reinterpret_cast<std::uintptr_t>(tensor) % 16 != 0) {
+    throw Error(Status::invalid_argument, std::string(name) + " is not aligned; allowed: addresses that 16 divides");
+  }
+}
+
 std::int64_t column_stride(std::int64_t keys) noexcept { return (keys + kSide - 1) / kSide * kSide; }
 
 void transpose(const void* k, const Strides& strides, const Extent& extent, void* kt, void* stream) {

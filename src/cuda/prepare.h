@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/launch.h"
 #include "distr/problem.h"
 
 namespace distr::cuda {
@@ -31,6 +32,24 @@ struct Extent {
 // packed[batch, heads, rows, packed_columns] = source, with zeros in the columns that were added.
 void pack(const void* source, const Strides& strides, const Extent& extent, void* packed, void* stream);
 [[nodiscard]] Strides packed_strides(const Extent& extent) noexcept;
+
+// Whether cp.async takes the tensor as it is, by kernels that reckon in 32 bits within a tile.
+[[nodiscard]] bool is_taken_by_rows(const Strides& strides, const Extent& extent) noexcept;
+
+// A tensor as a kernel reads it: itself if `as_it_is`, else a packed copy.
+struct Operand {
+  const void* data = nullptr;  // once it was read
+  Strides strides;             // of `data`
+  Extent extent;
+  void* copy = nullptr;
+
+  Operand(const Strides& given, const Extent& size, bool as_it_is, Workspace& workspace);
+  static Operand by_rows(const Strides& given, const Extent& size, Workspace& workspace) {
+    return {given, size, is_taken_by_rows(given, size), workspace};
+  }
+  // Throws Error(invalid_argument) if it is read as it is and not aligned to 16 bytes.
+  void read(const void* tensor, const char* name, void* stream);
+};
 
 // Keys of a row of K^T: a multiple of 64.
 [[nodiscard]] std::int64_t column_stride(std::int64_t keys) noexcept;

@@ -9,6 +9,9 @@
 
 namespace distr::cuda {
 
+// Of shared memory, that a thread block may have on every GPU since sm_80.
+inline constexpr int kMostSharedBytes = 99 * 1024;
+
 // A mask broadcast to [batch, heads_q, seq_q, seq_k]: strides of 0 along the axes that repeat.
 struct DeviceMask {
   MaskKind kind = MaskKind::none;

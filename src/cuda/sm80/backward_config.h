@@ -42,6 +42,7 @@ struct KeysShape {
   static constexpr int kStageBytes = kBackwardStages * (2 * kTileBytes + kStatsBytes);
   static constexpr int kOwnBytes = kKeys * kDim * 2;  // of K or V
   static constexpr int kSharedBytes = kResident ? std::max(kStageBytes, 2 * kOwnBytes) : kStageBytes + 2 * kOwnBytes;
+  static_assert(kSharedBytes <= kMostSharedBytes);
 };
 
 // dQ: a thread block owns kRows queries of a head and meets tiles of kKeys keys.
@@ -64,6 +65,7 @@ struct QueriesShape {
   static constexpr int kPitch = kDim + 8;             // floats of a row of dQ~, which takes the place of all the others
   static constexpr int kStatsBytes = kRows * 8;
   static constexpr int kSharedBytes = std::max(2 * kOwnBytes + kStageBytes + kStatsBytes, kRows* kPitch * 4);
+  static_assert(kSharedBytes <= kMostSharedBytes);
 };
 
 // The rows of `stats` of a head: a multiple of every kRows.

@@ -18,9 +18,6 @@
 namespace distr::cuda::sm80 {
 namespace {
 
-// Within a tile the kernels reckon in 32 bits.
-constexpr std::int64_t kMaxRowStride = std::int64_t{1} << 24;
-
 [[nodiscard]] const BackwardVariant* find(const Problem& problem) {
   const auto variants = problem.dtype == DType::f16 ? backward_variants_f16() : backward_variants_bf16();
   const bool masks = problem.mask.kind != MaskKind::none;
@@ -32,51 +29,24 @@ constexpr std::int64_t kMaxRowStride = std::int64_t{1} << 24;
   return nullptr;
 }
 
-// Where the kernels read a tensor: where it is, or a copy with rows of 16 bytes.
-struct Source {
-  Strides strides;
-  Extent extent;
-  void* copy = nullptr;
-
-  Source(const Strides& given, const Extent& sizes, Workspace& workspace) : strides(given), extent(sizes) {
-    if (!has_aligned_rows(given) || given.row < 0 || given.row >= kMaxRowStride || extent.columns % 8 != 0) {
-      copy = workspace.take<std::uint16_t>(packed_count(extent));
-    }
-  }
-  // `read`: the strides of what is returned.
-  const void* prepare(const void* tensor, const char* name, Strides& read, void* stream) const {
-    if (copy == nullptr) {
-      if (reinterpret_cast<std::uintptr_t>(tensor) % 16 != 0) {
-        throw Error(Status::invalid_argument,
-                    std::string(name) + " is not aligned; allowed: addresses that 16 divides");
-      }
-      read = strides;
-      return tensor;
-    }
-    pack(tensor, strides, extent, copy, stream);
-    read = packed_strides(extent);
-    return copy;
-  }
-};
-
 struct Space {
   Extent queries;
   std::int64_t stats_rows;
   float2* stats;
-  Source k, v, d_o;
-  std::optional<Source> q;  // exact
-  void* spread = nullptr;   // else: Q~
-  float* delta = nullptr;   // wanted by the gradient of a mask
+  Operand k, v, d_o;
+  std::optional<Operand> q;  // exact
+  void* spread = nullptr;    // else: Q~
+  float* delta = nullptr;    // wanted by the gradient of a mask
 
   Space(const Problem& p, const Grouping& grouping, Workspace& workspace)
       : queries{p.batch, p.heads_q, p.seq_q, p.head_dim},
         stats_rows((p.seq_q + kStatsRows - 1) / kStatsRows * kStatsRows),
         stats(workspace.take<float2>(p.batch * p.heads_q * stats_rows)),
-        k(p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace),
-        v(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace),
-        d_o(p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace) {
+        k(Operand::by_rows(p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace)),
+        v(Operand::by_rows(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)),
+        d_o(Operand::by_rows(p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace)) {
     if (is_exact(grouping)) {
-      q.emplace(p.q, queries, workspace);
+      q = Operand::by_rows(p.q, queries, workspace);
     } else {
       spread = workspace.take<std::uint16_t>(packed_count(queries));
     }
@@ -143,7 +113,7 @@ void run_backward(const Problem& problem, const Grouping& grouping, const Backwa
                   const Execution& execution) {
   void* const stream = execution.stream;
   Workspace workspace(execution.workspace);
-  const Space space(problem, grouping, workspace);
+  Space space(problem, grouping, workspace);
 
   BackwardParameters p{};
   p.problem = device_problem(problem, grouping, tensors.mask);
@@ -153,14 +123,22 @@ void run_backward(const Problem& problem, const Grouping& grouping, const Backwa
                 space.spread},
                stream);
   if (space.q) {
-    p.q = space.q->prepare(tensors.q, "Q", p.problem.q, stream);
+    space.q->read(tensors.q, "Q", stream);
+    p.q = space.q->data;
+    p.problem.q = space.q->strides;
   } else {
     p.q = space.spread;
     p.problem.q = packed_strides(space.queries);
   }
-  p.k = space.k.prepare(tensors.k, "K", p.problem.k, stream);
-  p.v = space.v.prepare(tensors.v, "V", p.problem.v, stream);
-  p.d_o = space.d_o.prepare(tensors.d_o, "dO", p.problem.o, stream);
+  space.k.read(tensors.k, "K", stream);
+  space.v.read(tensors.v, "V", stream);
+  space.d_o.read(tensors.d_o, "dO", stream);
+  p.k = space.k.data;
+  p.v = space.v.data;
+  p.d_o = space.d_o.data;
+  p.problem.k = space.k.strides;
+  p.problem.v = space.v.strides;
+  p.problem.o = space.d_o.strides;
   p.stats = space.stats;
   p.stats_rows = space.stats_rows;
   p.order = tensors.order;

@@ -57,6 +57,7 @@ struct Config {
   // Q or q_hat, and the stages; q_hat is built from a copy of Q where the stages will be.
   static constexpr int kCopyBytes = kExact ? 0 : kRows * kDim * 2;
   static constexpr int kSharedBytes = kTableBytes + kQueryBytes + std::max(kStageBytes + kRawBytes, kCopyBytes);
+  static_assert(kSharedBytes <= kMostSharedBytes);
 };
 
 // What the kernel takes by value. Tensors are aligned to 16 bytes, and so are their strides (prepare.h).

@@ -82,9 +82,6 @@ thread_local std::span<const Variant> other_variants;  // by OtherVariants; none
                                                       : 0;
 }
 
-// Within a tile the kernel reckons in 32 bits.
-constexpr std::int64_t kMaxRowStride = std::int64_t{1} << 24;
-
 // One launch of a kernel: which rows it takes, and which of them are split over the keys.
 struct Launch {
   const Variant* variant;
@@ -121,26 +118,20 @@ struct Launch {
 // The launches of a call, and the tensors as its kernels take them.
 struct Prepared {
   std::optional<Launch> exact, grouped;
-  void* q = nullptr;  // null: as given
-  void* k = nullptr;  // likewise; for exact rows
-  void* v = nullptr;
-  void* columns = nullptr;  // K^T
-  void* fused = nullptr;    // k_hat^T
+  Operand q, v;
+  std::optional<Operand> k;  // of exact rows
+  void* columns = nullptr;   // K^T
+  void* fused = nullptr;     // k_hat^T
   float* piece_o = nullptr;
   float2* piece_row = nullptr;
 
-  Prepared(const Problem& p, const Grouping& grouping, Workspace& workspace) {
-    const auto copy = [&](const Strides& strides, const Extent& extent) {
-      return has_aligned_rows(strides) && strides.row >= 0 && strides.row < kMaxRowStride && extent.columns % 8 == 0
-                 ? nullptr
-                 : workspace.take<std::uint16_t>(packed_count(extent));
-    };
-    q = copy(p.q, query_extent(p));
-    v = copy(p.v, value_extent(p));
+  Prepared(const Problem& p, const Grouping& grouping, Workspace& workspace)
+      : q(Operand::by_rows(p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace)),
+        v(Operand::by_rows(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)) {
     const std::int64_t exact_rows = count_exact_rows(p, grouping);
     if (exact_rows > 0) {
       exact = Launch::of(p, grouping, true, 0, exact_rows);
-      k = copy(p.k, key_extent(p));
+      k = Operand::by_rows(p.k, key_extent(p), workspace);
     }
     if (exact_rows < p.seq_q) {
       grouped = Launch::of(p, grouping, false, exact_rows, p.seq_q);
@@ -162,24 +153,8 @@ struct Prepared {
     piece_row = workspace.take<float2>(rows);
   }
 
-  static Extent query_extent(const Problem& p) { return {p.batch, p.heads_q, p.seq_q, p.head_dim}; }
   static Extent key_extent(const Problem& p) { return {p.batch, p.heads_kv, p.seq_k, p.head_dim}; }
-  static Extent value_extent(const Problem& p) { return {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}; }
 };
-
-// The tensor itself, or its packed copy with `strides` changed to the copy's.
-const void* prepared(const void* tensor, const char* name, Strides& strides, const Extent& extent, void* copy,
-                     void* stream) {
-  if (copy == nullptr) {
-    if (reinterpret_cast<std::uintptr_t>(tensor) % 16 != 0) {
-      throw Error(Status::invalid_argument, std::string(name) + " is not aligned; allowed: addresses that 16 divides");
-    }
-    return tensor;
-  }
-  pack(tensor, strides, extent, copy, stream);
-  strides = packed_strides(extent);
-  return copy;
-}
 
 }  // namespace
 
@@ -224,12 +199,16 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
                  const Execution& execution) {
   void* const stream = execution.stream;
   Workspace workspace(execution.workspace);
-  const Prepared space(problem, grouping, workspace);
+  Prepared space(problem, grouping, workspace);
 
   ForwardParameters p{};
   p.problem = device_problem(problem, grouping, tensors.mask);
-  p.q = prepared(tensors.q, "Q", p.problem.q, Prepared::query_extent(problem), space.q, stream);
-  p.v = prepared(tensors.v, "V", p.problem.v, Prepared::value_extent(problem), space.v, stream);
+  space.q.read(tensors.q, "Q", stream);
+  space.v.read(tensors.v, "V", stream);
+  p.q = space.q.data;
+  p.v = space.v.data;
+  p.problem.q = space.q.strides;
+  p.problem.v = space.v.strides;
   p.o = tensors.o;
   p.lse = static_cast<float*>(tensors.lse);
   p.order = tensors.order;
@@ -245,7 +224,9 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
     launch.variant->launch(p, stream);
   };
   if (space.exact) {
-    p.k = prepared(tensors.k, "K", p.problem.k, Prepared::key_extent(problem), space.k, stream);
+    space.k->read(tensors.k, "K", stream);
+    p.k = space.k->data;
+    p.problem.k = space.k->strides;
     run(*space.exact);
   }
   if (space.grouped) {
