@@ -41,7 +41,8 @@ def scaled_dot_product_attention(
     Returns out [..., Hq, L, Ev] of the query's dtype. With return_lse also the natural logarithm of the softmax's
     denominators, [..., Hq, L] in float32 (float64 for float64), -inf where no key is seen; it is differentiable.
 
-    Other than in PyTorch's, the sizes before the last two are not broadcast, and E and Ev may not be 0.
+    Sizes before the last two broadcast, those of the heads not with enable_gqa. Other than in PyTorch's, the three have
+    as many axes as each other, and E and Ev may not be 0.
 
     Raises ValueError (shapes, settings, scale), TypeError (dtypes, devices), NotImplementedError (dropout, nested and
     sparse tensors, forward-mode and second derivatives), and RuntimeError where no kernel of the device serves.
@@ -97,6 +98,7 @@ def _prepare(query, key, value, mask, is_causal, scale, grouped_heads):
     """(query, key, value, what is left of the mask, the corner of causality), cast as under autocast, and checked."""
     causal, mask = causality(query, key, mask, is_causal)
     query, key, value, mask = core.autocast(query, key, value, mask)
+    query, key, value = core.broadcast((query, key, value), grouped_heads)
     core.check((query, key, value), ("query", "key", "value"), mask, grouped_heads)
     core.check_scale(scale)
     return query, key, value, mask, causal

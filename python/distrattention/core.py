@@ -84,6 +84,20 @@ def four_axes(tensors, mask):
     return tuple(tensor.flatten(0, -4) for tensor in tensors), mask
 
 
+def broadcast(tensors, grouped_heads):
+    """The tensors with the sizes of 1 before the last two expanded to the others'. What does not fit is check()'s."""
+    if any(not isinstance(tensor, torch.Tensor) or tensor.dim() != tensors[0].dim() for tensor in tensors):
+        return tensors
+    kept = 3 if grouped_heads else 2
+    leading = [tensor.shape[:-kept] for tensor in tensors]
+    if leading[0] == leading[1] == leading[2]:
+        return tensors
+    shape = [next((size for size in sizes if size != 1), 1) for sizes in zip(*leading)]
+    if any(size not in (1, wanted) for sizes in leading for size, wanted in zip(sizes, shape)):
+        return tensors
+    return tuple(tensor.expand(*shape, *tensor.shape[-kept:]) for tensor in tensors)
+
+
 def check(tensors, names, mask=None, grouped_heads=False):
     """Raises, naming the argument, unless query, key and value (and the mask) fit each other and can be served."""
     query, key, value = tensors

@@ -59,9 +59,9 @@ REFUSED = {
     ),
     "other rank": (changed(key=lambda: R(4, 9, 8)), ValueError, "key has 3 axes; allowed: 2 or more, as many as query"),
     "other batch": (
-        changed(key=lambda: R(1, 4, 9, 8)),
+        changed(key=lambda: R(3, 4, 9, 8)),
         ValueError,
-        r"leading sizes of key are \(1,\); allowed: \(2,\)",
+        r"leading sizes of key are \(3,\); allowed: \(2,\)",
     ),
     "other columns": (changed(key=lambda: R(2, 4, 9, 7)), ValueError, "last size of key is 7; allowed: 8"),
     "other rows": (changed(value=lambda: R(2, 4, 8, 8)), ValueError, "value has 8 rows; allowed: 9"),
