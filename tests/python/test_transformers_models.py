@@ -310,3 +310,14 @@ def test_compiles_as_one_graph(make):
     torch._dynamo.reset()
     compiled = torch.compile(model, fullgraph=True, backend="aot_eager")(**inputs)[0]
     torch.testing.assert_close(compiled, eager, rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_compiled_static_cache_gives_the_same_tokens():
+    model, inputs = llama(), tokens("left")
+    model.set_attn_implementation("distr_energy")
+    call = {"max_new_tokens": 6, "do_sample": False, "cache_implementation": "static", "disable_compile": True}
+    eager = model.generate(**inputs, **call)
+    torch._dynamo.reset()
+    model.forward = torch.compile(model.forward, fullgraph=True, backend="aot_eager")
+    assert torch.equal(model.generate(**inputs, **call), eager)
