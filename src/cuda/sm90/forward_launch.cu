@@ -81,30 +81,11 @@ using Encode = decltype(&cuTensorMapEncodeTiled);
   return map;
 }
 
-// A tensor as the kernel reads it: itself, a packed copy, or its estimate.
-struct Operand {
-  const void* data = nullptr;
-  Strides strides;
-  Extent extent;
-  void* copy = nullptr;
+Operand operand(const Strides& strides, const Extent& extent, Workspace& workspace) {
+  return {strides, extent, can_be_copied(strides, extent), workspace};
+}
 
-  Operand(const Strides& given, const Extent& size, Workspace& workspace) : strides(given), extent(size) {
-    if (!can_be_copied(given, size)) {
-      copy = workspace.take<std::uint16_t>(packed_count(size));
-    }
-  }
-  void read(const void* tensor, const char* name, void* stream) {
-    data = tensor;
-    if (copy != nullptr) {
-      pack(tensor, strides, extent, copy, stream);
-      data = copy;
-      strides = packed_strides(extent);
-    } else if (reinterpret_cast<std::uintptr_t>(tensor) % 16 != 0) {
-      throw Error(Status::invalid_argument, std::string(name) + " is not aligned; allowed: addresses that 16 divides");
-    }
-  }
-};
-
+// The tensors as the kernel reads them, and room for their estimates.
 struct Operands {
   Operand q, k, v;
   void* q_hat = nullptr;
@@ -112,9 +93,9 @@ struct Operands {
   std::int64_t groups;
 
   Operands(const Problem& p, const Grouping& grouping, Workspace& workspace)
-      : q(p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace),
-        k(p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace),
-        v(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace),
+      : q(operand(p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace)),
+        k(operand(p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace)),
+        v(operand(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)),
         groups(is_exact_here(p, grouping) ? p.head_dim : num_groups(p, grouping)) {
     if (!is_exact_here(p, grouping)) {
       q_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_q, groups}));
