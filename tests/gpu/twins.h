@@ -20,5 +20,7 @@ struct ForwardTwin {
 
 // The twins of a forward kernel; each refuses the problems whose kernel it has no twin of.
 [[nodiscard]] std::vector<ForwardTwin> forward_twins(const ForwardKernel& kernel);
+// Those of sm90/forward.
+[[nodiscard]] std::vector<ForwardTwin> hopper_forward_twins(const ForwardKernel& kernel);
 
 }  // namespace distr::test

@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "cuda/problem.h"
+#include "cuda/without.h"
 
 namespace distr::cuda::sm90 {
 
@@ -26,12 +27,13 @@ struct Panels {
 
 // kScores: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is a warpgroup that copies and
 // kConsumers that compute, each for 64 queries.
-template <class T, int kScores_, int kValues_, int kConsumers_>
+template <class T, int kScores_, int kValues_, int kConsumers_, Without kWithout_ = Without::nothing>
 struct Config {
   using Element = T;
   static constexpr int kScores = kScores_;
   static constexpr int kValues = kValues_;
   static constexpr int kConsumers = kConsumers_;
+  static constexpr Without kWithout = kWithout_;
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kKeys = 128;  // of a tile
   static constexpr int kStages = 2;

@@ -115,6 +115,9 @@ __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, co
     ptx::barrier_arrive_expect(shared.keys_full(turn.stage), C::KeyTile::kBytes);
     copy_tile<typename C::KeyTile>(shared.keys(turn.stage), p.k, shared.keys_full(turn.stage), row, key_head,
                                    work.batch);
+    if constexpr (C::kWithout == Without::values) {
+      continue;
+    }
     ptx::barrier_wait(shared.values_empty(turn.stage), turn.parity ^ 1);
     ptx::barrier_arrive_expect(shared.values_full(turn.stage), C::ValueTile::kBytes);
     copy_tile<typename C::ValueTile>(shared.values(turn.stage), p.v, shared.values_full(turn.stage), row, work.head_kv,
@@ -134,14 +137,18 @@ __device__ __forceinline__ void start_scores(float (&s)[C::kKeys / 2],
   ptx::wgmma_commit();
 }
 
-// Starts O += P V.
+// Starts O += P V, once V is there.
 template <class C>
 __device__ __forceinline__ void start_output(float (&o)[C::kValues / 2],
                                              const std::uint32_t (&probabilities)[C::kKeys / 16][4],
-                                             const SharedOperand<typename C::ValueTile>& values) {
+                                             const Shared<C>& shared, const Turn<C>& turn) {
+  if constexpr (C::kWithout != Without::values) {
+    const SharedOperand<typename C::ValueTile> values(shared.values(turn.stage));
+    ptx::barrier_wait(shared.values_full(turn.stage), turn.parity);
 #pragma unroll
-  for (int step = 0; step < C::kKeys / 16; ++step) {
-    ptx::wgmma_rs(o, probabilities[step], values.across_k(step), typename C::Element{});
+    for (int step = 0; step < C::kKeys / 16; ++step) {
+      ptx::wgmma_rs(o, probabilities[step], values.across_k(step), typename C::Element{});
+    }
   }
   ptx::wgmma_commit();
 }
@@ -208,9 +215,6 @@ __device__ __forceinline__ bool compute(const ForwardParameters& p, const Rows& 
   std::uint32_t probabilities[C::kKeys / 16][4];
   const SharedOperand<typename C::QueryTile> queries(shared.queries(consumer));
   const auto keys = [&](const Turn<C>& turn) { return SharedOperand<typename C::KeyTile>(shared.keys(turn.stage)); };
-  const auto values = [&](const Turn<C>& turn) {
-    return SharedOperand<typename C::ValueTile>(shared.values(turn.stage));
-  };
   ptx::barrier_wait(shared.queries_full(), 0);
   const Turn<C> start(used);
   ptx::barrier_wait(shared.keys_full(start.stage), start.parity);
@@ -231,8 +235,7 @@ __device__ __forceinline__ bool compute(const ForwardParameters& p, const Rows& 
     ptx::barrier_wait(shared.keys_full(turn.stage), turn.parity);
     ptx::wgmma_fence();
     start_scores<C>(s, queries, keys(turn));
-    ptx::barrier_wait(shared.values_full(before.stage), before.parity);
-    start_output<C>(o, probabilities, values(before));
+    start_output<C>(o, probabilities, shared, before);
     ptx::wgmma_wait<1>();
     release(shared.keys_empty(turn.stage));
     bool moved = false;
@@ -268,9 +271,8 @@ __device__ __forceinline__ bool compute(const ForwardParameters& p, const Rows& 
     next_tile.template operator()<References::stay>(n);
   }
   const Turn<C> last(used + tiles - 1);
-  ptx::barrier_wait(shared.values_full(last.stage), last.parity);
   ptx::wgmma_fence();
-  start_output<C>(o, probabilities, values(last));
+  start_output<C>(o, probabilities, shared, last);
   ptx::wgmma_wait<0>();
   release(shared.values_empty(last.stage));
   return references == References::follow || softmax.in_range();

@@ -18,8 +18,10 @@ namespace {
   return is_exact(grouping) || (grouping.order_from == OrderFrom::previous && grouping.block >= problem.seq_q);
 }
 
+thread_local std::span<const Variant> other_variants;  // by OtherVariants; none: all of the library's
+
 [[nodiscard]] const Variant* find(const Problem& problem, std::int64_t groups) noexcept {
-  for (const Variant& variant : variants()) {
+  for (const Variant& variant : other_variants.empty() ? variants() : other_variants) {
     if (variant.dtype == problem.dtype && variant.scores >= groups && variant.values >= problem.head_dim_v) {
       return &variant;
     }
@@ -189,5 +191,8 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
   p.row_end = problem.seq_q;
   variant.launch(p, stream);
 }
+
+OtherVariants::OtherVariants(std::span<const Variant> variants) { other_variants = variants; }
+OtherVariants::~OtherVariants() { other_variants = {}; }
 
 }  // namespace distr::cuda::sm90

@@ -68,14 +68,15 @@ struct Softmax {
     const float shift[2] = {finite(reference[0]) * scale, finite(reference[1]) * scale};
 #pragma unroll
     for (int i = 0; i < C::kKeys / 2; ++i) {
-      s[i] = ptx::exp2(fmaf(s[i], scale, -shift[i / 2 % 2]));
+      const float exponent = fmaf(s[i], scale, -shift[i / 2 % 2]);
+      s[i] = C::kWithout == Without::exponential ? exponent : ptx::exp2(exponent);
       sum[i / 2 % 2] += s[i];
     }
   }
 
   // Whether no score of the warp's rows was so far above its reference that P or O could have left fp32's range.
   [[nodiscard]] __device__ bool in_range() const {
-    return __all_sync(~0U, sum[0] < kMostSum && sum[1] < kMostSum) != 0;
+    return C::kWithout != Without::nothing || __all_sync(~0U, sum[0] < kMostSum && sum[1] < kMostSum) != 0;
   }
 };
 

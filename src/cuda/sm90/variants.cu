@@ -8,23 +8,10 @@
 
 #include <array>
 
-#include "cuda/launch.h"
-#include "cuda/sm90/forward.cuh"
+#include "cuda/sm90/variants.cuh"
 
 namespace distr::cuda::sm90 {
 namespace {
-
-template <class C>
-void launch_variant(const ForwardParameters& p, void* stream) {
-  const std::int64_t tiles = (p.row_end - p.row_begin + C::kRows - 1) / C::kRows;
-  const std::int64_t blocks = tiles * p.problem.batch * p.problem.heads_q;
-  launch(forward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, C::kSharedBytes + C::kAlignment, stream, p);
-}
-
-template <class C>
-constexpr Variant variant() {
-  return {kDTypeOf<typename C::Element>, C::kScores, C::kValues, C::kRows, C::kKeys, &launch_variant<C>};
-}
 
 template <class T>
 constexpr std::array kShapes = {variant<Config<T, 16, 64, 3>>(),  variant<Config<T, 32, 64, 3>>(),

@@ -1,0 +1,23 @@
+// SPDX-License-Identifier: Apache-2.0
+// How a compiled shape of the kernel in forward.cuh is launched.
+#pragma once
+
+#include "cuda/launch.h"
+#include "cuda/sm90/forward.cuh"
+#include "cuda/sm90/variants.h"
+
+namespace distr::cuda::sm90 {
+
+template <class C>
+void launch_variant(const ForwardParameters& p, void* stream) {
+  const std::int64_t tiles = (p.row_end - p.row_begin + C::kRows - 1) / C::kRows;
+  const std::int64_t blocks = tiles * p.problem.batch * p.problem.heads_q;
+  launch(forward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, C::kSharedBytes + C::kAlignment, stream, p);
+}
+
+template <class C>
+constexpr Variant variant() {
+  return {kDTypeOf<typename C::Element>, C::kScores, C::kValues, C::kRows, C::kKeys, &launch_variant<C>};
+}
+
+}  // namespace distr::cuda::sm90
