@@ -96,6 +96,7 @@ def explain(
 
 def _prepare(query, key, value, mask, is_causal, scale, grouped_heads):
     """(query, key, value, what is left of the mask, the corner of causality), cast as under autocast, and checked."""
+    core.require_tensors((query, key, value), ("query", "key", "value"))
     causal, mask = causality(query, key, mask, is_causal)
     query, key, value, mask = core.autocast(query, key, value, mask)
     query, key, value = core.broadcast((query, key, value), grouped_heads)
@@ -110,7 +111,6 @@ def causality(query, key, mask, is_causal):
         raise ValueError("attn_mask and is_causal=True were both given; allowed: one of them")
     if not isinstance(mask, CausalBias):
         return "top_left" if is_causal else "none", mask
-    core.require_tensors((query, key), ("query", "key"))
     rows, keys = (tensor.shape[-2] if tensor.dim() > 1 else 1 for tensor in (query, key))
     if (mask.seq_len_q, mask.seq_len_kv) != (rows, keys):
         raise ValueError(

@@ -32,13 +32,14 @@ def attend(query, key, value, mask, causal, scale, settings, training_causal):
     group_size, block_size = resolve(settings, query)
     order_from = settings.order_from or ("previous" if training_causal else "own")
     order = None
-    if settings.strategy != "exact" and group_size > 1:
+    strategy = settings.strategy if group_size > 1 else "exact"
+    if strategy != "exact":
         grouping = (settings.strategy, group_size, block_size, order_from, settings.seed)
         order = ops.make_grouping(q, k, causal, *grouping, flat=True)
-    arguments = (causal, scale, settings.strategy, group_size, block_size, settings.estimator, order_from)
+    options = (group_size, block_size, settings.estimator, order_from)
     if settings.strategy == "auto" and not torch.compiler.is_compiling() and _LOG.isEnabledFor(logging.INFO):
-        _log_choice(q, k, v, mask, "forward", *arguments)
-    out, lse = ops.forward(q, k, v, mask, order, *arguments)
+        _log_choice(q, k, v, mask, "forward", causal, scale, "auto", *options)
+    out, lse = ops.forward(q, k, v, mask, order, causal, scale, strategy, *options)
     if query.dim() == 4:
         return out, lse
     return out.reshape(*query.shape[:-1], value.shape[-1]), lse.reshape(query.shape[:-1])
@@ -86,11 +87,11 @@ def four_axes(tensors, mask):
 
 def broadcast(tensors, grouped_heads):
     """The tensors with the sizes of 1 before the last two expanded to the others'. What does not fit is check()'s."""
-    if any(not isinstance(tensor, torch.Tensor) or tensor.dim() != tensors[0].dim() for tensor in tensors):
+    if any(tensor.is_nested for tensor in tensors):  # which have no sizes
         return tensors
     kept = 3 if grouped_heads else 2
     leading = [tensor.shape[:-kept] for tensor in tensors]
-    if leading[0] == leading[1] == leading[2]:
+    if leading[0] == leading[1] == leading[2] or len({len(sizes) for sizes in leading}) > 1:
         return tensors
     shape = [next((size for size in sizes if size != 1), 1) for sizes in zip(*leading)]
     if any(size not in (1, wanted) for sizes in leading for size, wanted in zip(sizes, shape)):
