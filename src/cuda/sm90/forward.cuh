@@ -125,6 +125,8 @@ __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, co
   }
 }
 
+inline constexpr unsigned kAllRows = 3;  // of a thread, a bit each
+
 // Starts S = q_hat k_hat^T.
 template <class C>
 __device__ __forceinline__ void start_scores(float (&s)[C::kKeys / 2],
@@ -153,8 +155,35 @@ __device__ __forceinline__ void start_output(float (&o)[C::kValues / 2],
   ptx::wgmma_commit();
 }
 
+// Which of a thread's two rows references that stayed were good enough for, a bit each: no score was so far above its
+// own that P or O could have left fp32's range, and it had one, unless all tiles were followed. By each row alone, as
+// its bits must not depend on those beside it, which may be later ones.
 template <class C>
-__device__ inline void store(const ForwardParameters& p, const Rows& work, int first_row,
+__device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const Softmax<C>& softmax,
+                                         bool all_followed) {
+  if (C::kWithout != Without::nothing) {
+    return kAllRows;
+  }
+  const unsigned lane = threadIdx.x % 32;
+  const unsigned quad = 0xFU << lane / 4 * 4;
+  unsigned rows = 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    float zero = 0;  // NaN where O is not finite
+#pragma unroll
+    for (int i = 0; i < C::kValues / 2; ++i) {
+      zero = i / 2 % 2 == half ? fmaf(o[i], 0.0F, zero) : zero;
+    }
+    const bool fits = zero == 0.0F && softmax.sum[half] < Softmax<C>::kMostSum &&
+                      (all_followed || softmax.reference[half] != -INFINITY);
+    rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << half : 0;
+  }
+  return rows;
+}
+
+// Of a thread's two rows those of `rows`.
+template <class C>
+__device__ inline void store(const ForwardParameters& p, const Rows& work, int first_row, unsigned rows,
                              const float (&o)[C::kValues / 2], const Softmax<C>& softmax) {
   using T = typename C::Element;
   const DeviceProblem& problem = p.problem;
@@ -165,7 +194,7 @@ __device__ inline void store(const ForwardParameters& p, const Rows& work, int f
   for (int half = 0; half < 2; ++half) {
     const std::int64_t row = std::int64_t{first_row} + half * 8;
     const float sum = quad_sum(softmax.sum[half]);
-    if (row >= p.row_end) {
+    if (row >= p.row_end || (rows >> half & 1) == 0) {
       continue;
     }
     if (p.lse != nullptr && lane % 4 == 0) {
@@ -194,11 +223,11 @@ __device__ inline void store(const ForwardParameters& p, const Rows& work, int f
 }
 
 // A consumer's 64 queries over all keys. `used`: tiles that went through the ring before. `references`: in the tiles
-// without a mask. Whether they were near enough to the scores of the warp's rows.
+// without a mask. Returns which of the thread's two rows came out right, a bit each.
 template <class C>
-__device__ __forceinline__ bool compute(const ForwardParameters& p, const Rows& work, const Shared<C>& shared,
-                                        int consumer, int row, int tiles, int used, References references,
-                                        float (&o)[C::kValues / 2], Softmax<C>& softmax) {
+__device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Rows& work, const Shared<C>& shared,
+                                            int consumer, int row, int tiles, int used, References references,
+                                            float (&o)[C::kValues / 2], Softmax<C>& softmax) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const DeviceProblem& problem = p.problem;
   // Tiles that every row of the block sees whole.
@@ -275,7 +304,7 @@ __device__ __forceinline__ bool compute(const ForwardParameters& p, const Rows& 
   start_output<C>(o, probabilities, shared, last);
   ptx::wgmma_wait<0>();
   release(shared.values_empty(last.stage));
-  return references == References::follow || softmax.in_range();
+  return references == References::follow ? kAllRows : rows_in_range<C>(o, softmax, followed == tiles);
 }
 
 template <class C>
@@ -306,8 +335,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) forward(const __grid_constant_
   }
   __syncthreads();
   constexpr References kFirst = kWideRange<typename C::Element> ? References::stay : References::follow;
-  const auto again = [&](bool fits) {
-    return kFirst == References::stay && __syncthreads_or(static_cast<int>(!fits)) != 0;
+  const auto again = [&](unsigned rows_left) {
+    return kFirst == References::stay && __syncthreads_or(static_cast<int>(rows_left)) != 0;
   };
   if (threadIdx.x < C::kWarpgroup) {
     ptx::give_registers<C::kCopyRegisters>();
@@ -318,7 +347,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) forward(const __grid_constant_
       }
       __syncwarp();
       used += tiles;
-    } while (again(true));
+    } while (again(0));
   } else {
     ptx::take_registers<C::kComputeRegisters>();
     // The same for all threads of a warp, which the compiler cannot see.
@@ -326,19 +355,19 @@ __global__ void __launch_bounds__(C::kThreads, 1) forward(const __grid_constant_
     const int row = work.row + consumer * 64 + static_cast<int>(threadIdx.x) % C::kWarpgroup / 32 * 16 +
                     static_cast<int>(threadIdx.x) % 32 / 4;
     int used = 0;
-    bool fits = true;
+    unsigned rows_left = kAllRows;
     do {
       float o[C::kValues / 2] = {};
       Softmax<C> softmax(problem.scale_log2);
+      unsigned right = kAllRows;
       if (tiles > 0) {
-        fits =
+        right =
             compute<C>(p, work, shared, consumer, row, tiles, used, used > 0 ? References::follow : kFirst, o, softmax);
       }
-      if (fits) {
-        store<C>(p, work, row, o, softmax);  // for nothing where the block starts again
-      }
+      store<C>(p, work, row, rows_left & right, o, softmax);
+      rows_left &= ~right;
       used += tiles;
-    } while (again(fits));
+    } while (again(rows_left));
   }
 }
 

@@ -18,7 +18,7 @@ inline constexpr bool kWideRange = std::is_same_v<T, __nv_bfloat16>;
 
 // P = 2^(scale * S - scale * reference). The reference of a row is a maximum of its first scores. It follows those of
 // later tiles where it is asked to, and then only when the maximum has grown by 2^kSlack, so that O is hardly ever
-// rescaled. References that stay cost no maximum, and do as long as no score is far above them: in_range().
+// rescaled. References that stay cost no maximum, and do for rows whose scores are not far above them: rows_in_range().
 enum class References : std::uint8_t { follow, stay };
 
 template <class C>
@@ -72,11 +72,6 @@ struct Softmax {
       s[i] = C::kWithout == Without::exponential ? exponent : ptx::exp2(exponent);
       sum[i / 2 % 2] += s[i];
     }
-  }
-
-  // Whether no score of the warp's rows was so far above its reference that P or O could have left fp32's range.
-  [[nodiscard]] __device__ bool in_range() const {
-    return C::kWithout != Without::nothing || __all_sync(~0U, sum[0] < kMostSum && sum[1] < kMostSum) != 0;
   }
 };
 
