@@ -6,6 +6,7 @@
 #include "cuda/sm80/forward_launch.h"
 #include "cuda/sm80/variants.cuh"
 #include "gpu/twins.h"
+#include "tiles.h"
 
 namespace distr::test {
 namespace {
@@ -30,8 +31,19 @@ std::string supports(const Problem& problem, const Grouping& grouping) {
   if (problem.dtype != DType::bf16 || problem.head_dim % 64 != 0 || problem.causal != Causal::none) {
     return "has twins for bf16, d = 64 and 128, not causal";
   }
+  constexpr std::int64_t kRows = 128;
+  if (sm80::forward_supports(problem, grouping).empty() &&
+      sm80::forward_tiles(problem, grouping).front().rows != kRows) {
+    return "has twins for tiles of 128 queries";
+  }
   const sm80::OtherVariants twins(kTwins<kWithout>);
   return sm80::forward_supports(problem, grouping);
+}
+
+template <Without kWithout>
+std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int threads) {
+  const sm80::OtherVariants twins(kTwins<kWithout>);
+  return sm80::forward_workspace_bytes(problem, grouping, threads);
 }
 
 template <Without kWithout>
@@ -43,6 +55,7 @@ void run(const Problem& problem, const Grouping& grouping, const ForwardTensors&
 template <Without kWithout>
 ForwardTwin twin_of(ForwardKernel kernel, const char* without) {
   kernel.supports = supports<kWithout>;
+  kernel.workspace_bytes = workspace_bytes<kWithout>;
   kernel.run = run<kWithout>;
   return {without, kernel};
 }
