@@ -5,7 +5,8 @@
 Trains a small byte-level Llama for each d from scratch with exact attention, on the sources of Python's standard
 library and of torch, which every machine that runs this has. Then measures each setting on files that were held out:
 the bits a byte with the setting in every layer, and what distrattention.report says of the layers. Then trains copies
-of the model a little further, exactly and with each of a few settings, and measures their bits a byte.
+of the model a little further, exactly and with each of a few settings, on the pieces of text that it began with, and
+measures their bits a byte. order_from "own" sees a little of the future, "previous" does not.
 
 Writes {"meta", "models", "rows"} (bench/results/h200/small_model_report.json), anew after each model: a row for each d,
 length and setting. `tuned` says whether the model was trained further with that setting; `relative_to_exact` is the
@@ -129,7 +130,7 @@ def loss_of(model, text):
 
 
 def train(model, text, steps, rate, options, attention):
-    """`steps` steps on random pieces of `text` within `attention`, a context; the same pieces for each model."""
+    """`steps` steps within `attention`, a context, on random pieces of `text`, the same at each call."""
     random = torch.Generator().manual_seed(1)
     optimizer = torch.optim.AdamW(model.parameters(), rate, betas=(0.9, 0.95), weight_decay=0.1)
     schedule = torch.optim.lr_scheduler.OneCycleLR(optimizer, rate, steps, pct_start=0.1, cycle_momentum=False)

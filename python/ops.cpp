@@ -169,7 +169,7 @@ std::string describe() {
 
 STABLE_TORCH_LIBRARY(distrattention, m) {
   m.def(
-      "make_grouping(Tensor q, Tensor k, str causal='none', str strategy='auto', int group_size=2, "
+      "make_grouping(Tensor q, Tensor k, str causal='none', str strategy='auto', int group_size=1, "
       "int block_size=128, str order_from='own', int seed=0, bool flat=False) -> Tensor");
   m.def(
       "forward(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? order=None, str causal='none', "
@@ -182,7 +182,7 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
       "-> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_mask)");
   m.def(
       "explain(Tensor q, Tensor k, Tensor v, Tensor? mask=None, str operation='forward', str causal='none', "
-      "float? scale=None, str strategy='auto', int group_size=2, int block_size=128, str estimator='mean', "
+      "float? scale=None, str strategy='auto', int group_size=1, int block_size=128, str estimator='mean', "
       "str order_from='own') -> str");
   m.def("describe() -> str");
 }

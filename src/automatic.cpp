@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strategy `auto`: exact attention unless a group size is asked for and an approximation pays, else the strategy that
+// Strategy `auto`: exact attention; where a group size is asked for and an approximation pays, the strategy that
 // measures best.
 #include <algorithm>
 #include <array>
@@ -75,7 +75,8 @@ constexpr std::int64_t kWidestValues = 4;  // times head_dim
 
 Resolved resolve(const Problem& problem, const Grouping& grouping, Device device) {
   if (grouping.strategy != Strategy::automatic) {
-    return {grouping, "as asked for"};
+    const bool nothing_to_group = grouping.strategy != Strategy::exact && grouping.group_size == 1;
+    return {grouping, nothing_to_group ? "exact, as the group size is 1" : "as asked for"};
   }
   Resolved result{grouping, {}};
   result.grouping.strategy = Strategy::exact;

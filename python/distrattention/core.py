@@ -89,7 +89,7 @@ def broadcast(tensors, grouped_heads):
     """The tensors with the sizes of 1 before the last two expanded to the others'. What does not fit is check()'s."""
     if any(tensor.is_nested for tensor in tensors):  # which have no sizes
         return tensors
-    kept = 3 if grouped_heads else 2
+    kept = 3 if grouped_heads or _have_one_head(*tensors[1:]) else 2
     leading = [tensor.shape[:-kept] for tensor in tensors]
     if leading[0] == leading[1] == leading[2] or len({len(sizes) for sizes in leading}) > 1:
         return tensors
@@ -97,6 +97,11 @@ def broadcast(tensors, grouped_heads):
     if any(size not in (1, wanted) for sizes in leading for size, wanted in zip(sizes, shape)):
         return tensors
     return tuple(tensor.expand(*shape, *tensor.shape[-kept:]) for tensor in tensors)
+
+
+def _have_one_head(key, value):
+    """Whether all heads of the query share one, which is left as it is: the operators know how to share."""
+    return key.dim() > 2 and value.dim() > 2 and key.shape[-3] == value.shape[-3] == 1
 
 
 def check(tensors, names, mask=None, grouped_heads=False):
@@ -161,7 +166,7 @@ def _check_heads(heads_q, heads_k, heads_v, names, grouped):
         raise ValueError(f"{names[2]} has {heads_v} heads; allowed: {heads_k}, as many as {names[1]}")
     if heads_q == heads_k:
         return
-    if not grouped:
+    if not grouped and heads_k != 1:
         raise ValueError(f"{names[1]} has {heads_k} heads; allowed: {heads_q}, as {names[0]}, or enable_gqa=True")
     if heads_k == 0 or heads_q % heads_k != 0:
         raise ValueError(f"{names[1]} has {heads_k} heads; allowed: a divisor of {heads_q}, the heads of {names[0]}")

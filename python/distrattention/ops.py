@@ -57,7 +57,7 @@ def lse_dtype(dtype):
 
 
 @torch.library.register_fake("distrattention::make_grouping")
-def _(q, k, causal="none", strategy="auto", group_size=2, block_size=128, order_from="own", seed=0, flat=False):
+def _(q, k, causal="none", strategy="auto", group_size=1, block_size=128, order_from="own", seed=0, flat=False):
     blocks, d = (q.shape[2] + block_size - 1) // block_size, q.shape[3]
     return q.new_empty((*q.shape[:2], *((blocks * d,) if flat else (blocks, d))), dtype=torch.int32)
 
