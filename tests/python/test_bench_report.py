@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/minilm_report.py and bench/small_model_report.py, and what DESIGN.md takes from their committed results."""
+"""bench/minilm_report.py, small_model_report.py and projection.py, and what DESIGN.md takes from their results."""
 
 import json
 import os
@@ -37,6 +37,21 @@ def test_the_design_notes_say_what_the_committed_result_holds():
     assert f"{energy['error_min']:.2f} to {energy['error_max']:.2f}" in words
     others = [summary[f"lsh {estimator} G=2"]["error_median"] for estimator in ("mean", "sample")]
     assert "`lsh` by {:.2f} (`mean`) and {:.2f} (`sample`)".format(*others) in words
+
+
+def test_no_basis_beats_the_best(tmp_path):
+    command = [sys.executable, str(ROOT / "bench/projection.py"), "--json-out", str(tmp_path / "r.json")]
+    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "r.json").read_text())["summary"]
+    committed = json.loads((ROOT / "bench/results/cpu/projection.json").read_text())["summary"]
+    words = re.sub(r"\s+", " ", (ROOT / "DESIGN.md").read_text())
+    for size in (2, 4):
+        names = [f"{method} G={size}" for method in ("energy l=128", "keys", "best")]
+        energy, keys, best = (committed[name]["median"] for name in names)
+        assert best < keys < energy
+        assert re.search(rf"G = {size} (errs )?by {energy:.2f}[^;.]*[, ]{keys:.2f}[^;.]* {best:.2f}", words)
+        assert all(found[name]["median"] == pytest.approx(committed[name]["median"], abs=0.005) for name in names)
 
 
 def test_trains_and_measures_every_setting(tmp_path):
