@@ -34,7 +34,7 @@ def attend(query, key, value, mask, causal, scale, settings, training_causal):
     order = None
     strategy = settings.strategy if group_size > 1 else "exact"
     if strategy != "exact":
-        grouping = (settings.strategy, group_size, block_size, order_from, settings.seed)
+        grouping = (strategy, group_size, block_size, order_from, settings.seed)
         order = ops.make_grouping(q, k, causal, *grouping, flat=True)
     options = (group_size, block_size, settings.estimator, order_from)
     if settings.strategy == "auto" and not torch.compiler.is_compiling() and _LOG.isEnabledFor(logging.INFO):
@@ -62,7 +62,7 @@ def resolve(settings, query):
     d = query.shape[-1]
     if settings.strategy == "exact" or d <= 1:
         return 1, DEFAULT_BLOCK
-    group_size = settings.group_size or (1 if settings.strategy == "auto" else 2)
+    group_size = settings.taken_group_size
     if group_size > d:
         raise ValueError(f"group_size is {group_size}; allowed: 1 to {d}, the last size of query")
     return group_size, settings.block_size or DEFAULT_BLOCK

@@ -46,6 +46,11 @@ class Settings:
             if name == "seed" or value is not None:
                 object.__setattr__(self, name, require_int(name, value, low))  # the class is frozen
 
+    @property
+    def taken_group_size(self):
+        """G, by the default of the strategy where none is named."""
+        return self.group_size or (1 if self.strategy == "auto" else 2)
+
     def asdict(self):
         """The settings as keywords of scaled_dot_product_attention()."""
         return {field: getattr(self, field) for field in FIELDS}

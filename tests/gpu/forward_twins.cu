@@ -5,7 +5,7 @@
 
 #include "cuda/sm80/forward_launch.h"
 #include "cuda/sm80/variants.cuh"
-#include "gpu/twins.h"
+#include "gpu/forward_twins.h"
 #include "tiles.h"
 
 namespace distr::test {
@@ -27,38 +27,22 @@ constexpr std::array kTwins<Without::fusion> = {twin<Without::fusion, 64, 32, 2>
                                                 twin<Without::fusion, 128, 64, 2>()};
 
 template <Without kWithout>
-std::string supports(const Problem& problem, const Grouping& grouping) {
-  if (problem.dtype != DType::bf16 || problem.head_dim % 64 != 0 || problem.causal != Causal::none) {
-    return "has twins for bf16, d = 64 and 128, not causal";
+struct Twins {
+  static constexpr std::array kVariants = kTwins<kWithout>;
+  static constexpr auto supports = sm80::forward_supports;
+  static constexpr auto workspace_bytes = sm80::forward_workspace_bytes;
+  static constexpr auto run = sm80::run_forward;
+
+  static std::string refusal(const Problem& problem, const Grouping& grouping) {
+    if (problem.dtype != DType::bf16 || problem.head_dim % 64 != 0 || problem.causal != Causal::none) {
+      return "has twins for bf16, d = 64 and 128, not causal";
+    }
+    constexpr std::int64_t kRows = 128;
+    const bool other_rows = sm80::forward_supports(problem, grouping).empty() &&
+                            sm80::forward_tiles(problem, grouping).front().rows != kRows;
+    return other_rows ? "has twins for tiles of 128 queries" : "";
   }
-  constexpr std::int64_t kRows = 128;
-  if (sm80::forward_supports(problem, grouping).empty() &&
-      sm80::forward_tiles(problem, grouping).front().rows != kRows) {
-    return "has twins for tiles of 128 queries";
-  }
-  const sm80::OtherVariants twins(kTwins<kWithout>);
-  return sm80::forward_supports(problem, grouping);
-}
-
-template <Without kWithout>
-std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int threads) {
-  const sm80::OtherVariants twins(kTwins<kWithout>);
-  return sm80::forward_workspace_bytes(problem, grouping, threads);
-}
-
-template <Without kWithout>
-void run(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors, const Execution& execution) {
-  const sm80::OtherVariants twins(kTwins<kWithout>);
-  sm80::run_forward(problem, grouping, tensors, execution);
-}
-
-template <Without kWithout>
-ForwardTwin twin_of(ForwardKernel kernel, const char* without) {
-  kernel.supports = supports<kWithout>;
-  kernel.workspace_bytes = workspace_bytes<kWithout>;
-  kernel.run = run<kWithout>;
-  return {without, kernel};
-}
+};
 
 }  // namespace
 
@@ -69,8 +53,8 @@ std::vector<ForwardTwin> forward_twins(const ForwardKernel& kernel) {
   if (kernel.name != std::string("sm80/forward")) {
     return {};
   }
-  return {twin_of<Without::exponential>(kernel, "exponential"), twin_of<Without::fusion>(kernel, "fusion"),
-          twin_of<Without::values>(kernel, "values")};
+  return {twin_of<Twins<Without::exponential>>(kernel, "exponential"),
+          twin_of<Twins<Without::fusion>>(kernel, "fusion"), twin_of<Twins<Without::values>>(kernel, "values")};
 }
 
 }  // namespace distr::test

@@ -4,7 +4,7 @@
 
 #include "cuda/sm90/forward_launch.h"
 #include "cuda/sm90/variants.cuh"
-#include "gpu/twins.h"
+#include "gpu/forward_twins.h"
 
 namespace distr::test {
 namespace {
@@ -18,35 +18,24 @@ constexpr sm90::Variant twin() {
 }
 
 template <Without kWithout>
-constexpr std::array kTwins = {twin<kWithout, 32, 64, 3>(), twin<kWithout, 64, 64, 3>(), twin<kWithout, 64, 128, 2>(),
-                               twin<kWithout, 128, 128, 2>()};
+struct Twins {
+  static constexpr std::array kVariants = {twin<kWithout, 32, 64, 3>(), twin<kWithout, 64, 64, 3>(),
+                                           twin<kWithout, 64, 128, 2>(), twin<kWithout, 128, 128, 2>()};
+  static constexpr auto supports = sm90::forward_supports;
+  static constexpr auto workspace_bytes = sm90::forward_workspace_bytes;
+  static constexpr auto run = sm90::run_forward;
 
-template <Without kWithout>
-std::string supports(const Problem& problem, const Grouping& grouping) {
-  if (problem.dtype != DType::bf16 || problem.head_dim % 64 != 0 || grouping.group_size > 2) {
-    return "has twins for bf16, d = 64 and 128, and G to 2";
+  static std::string refusal(const Problem& problem, const Grouping& grouping) {
+    const bool has_one = problem.dtype == DType::bf16 && problem.head_dim % 64 == 0 && grouping.group_size <= 2;
+    return has_one ? "" : "has twins for bf16, d = 64 and 128, and G to 2";
   }
-  const sm90::OtherVariants twins(kTwins<kWithout>);
-  return sm90::forward_supports(problem, grouping);
-}
-
-template <Without kWithout>
-void run(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors, const Execution& execution) {
-  const sm90::OtherVariants twins(kTwins<kWithout>);
-  sm90::run_forward(problem, grouping, tensors, execution);
-}
-
-template <Without kWithout>
-ForwardTwin twin_of(ForwardKernel kernel, const char* without) {
-  kernel.supports = supports<kWithout>;
-  kernel.run = run<kWithout>;
-  return {without, kernel};
-}
+};
 
 }  // namespace
 
 std::vector<ForwardTwin> hopper_forward_twins(const ForwardKernel& kernel) {
-  return {twin_of<Without::exponential>(kernel, "exponential"), twin_of<Without::values>(kernel, "values")};
+  return {twin_of<Twins<Without::exponential>>(kernel, "exponential"),
+          twin_of<Twins<Without::values>>(kernel, "values")};
 }
 
 }  // namespace distr::test

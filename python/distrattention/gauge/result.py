@@ -144,7 +144,8 @@ def label(settings: Settings) -> str:
     words = [settings.strategy]
     if settings.strategy != "exact":
         words += [settings.estimator] if settings.strategy == "lsh" else []
-        words += [f"G={settings.group_size or 2}"] if settings.group_size or settings.strategy != "auto" else []
+        default = settings.strategy == "auto" and settings.group_size is None
+        words += [] if default else [f"G={settings.taken_group_size}"]
         words += [f"l={settings.block_size}"] if settings.block_size is not None else []
         words += [settings.order_from] if settings.order_from is not None else []
         words += [f"seed={settings.seed}"] if settings.seed else []

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "cuda/launch.h"
+#include "cuda/other_variants.h"
 #include "cuda/prepare.h"
 #include "cuda/sm80/choice.h"
 #include "cuda/sm80/variants.h"
@@ -42,8 +43,7 @@ struct Wanted {
           .block = exact || grouping.block >= problem.seq_q ? 0 : grouping.block};
 }
 
-thread_local std::int64_t forced_rows = 0;             // of tiles, by ForcedRows; 0: as choice.h has it
-thread_local std::span<const Variant> other_variants;  // by OtherVariants; none: all of the library's
+thread_local std::int64_t forced_rows = 0;  // of tiles, by ForcedRows; 0: as choice.h has it
 
 // Pairs of a query and a key that see each other, of all heads, for each SM.
 [[nodiscard]] double scores_per_processor(const Problem& p, std::int64_t row_begin, std::int64_t row_end) {
@@ -56,7 +56,7 @@ thread_local std::span<const Variant> other_variants;  // by OtherVariants; none
 }
 
 [[nodiscard]] std::span<const Variant> variants_of(DType dtype) {
-  return !other_variants.empty() ? other_variants : dtype == DType::f16 ? variants_f16() : variants_bf16();
+  return OtherVariants<Variant>::or_else(dtype == DType::f16 ? variants_f16() : variants_bf16());
 }
 
 // The least padding, and then the rows that choice.h prefers for so many scores.
@@ -257,9 +257,6 @@ std::vector<tuning::Tile> forward_tiles(const Problem& problem, const Grouping& 
   }
   return tiles;
 }
-
-OtherVariants::OtherVariants(std::span<const Variant> variants) { other_variants = variants; }
-OtherVariants::~OtherVariants() { other_variants = {}; }
 
 ForcedRows::ForcedRows(std::int64_t rows) { forced_rows = rows; }
 ForcedRows::~ForcedRows() { forced_rows = 0; }

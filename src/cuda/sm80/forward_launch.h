@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 #include <string>
 
 #include "distr/attention.h"
@@ -18,17 +17,6 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
 
 // The tiles that there are for the problem, which forward_supports(): the one that it takes first.
 std::vector<tuning::Tile> forward_tiles(const Problem& problem, const Grouping& grouping);
-
-struct Variant;
-
-// While it lives, the calls of its thread choose among these kernels. For their twins (cuda/without.h).
-class OtherVariants {
- public:
-  explicit OtherVariants(std::span<const Variant> variants);
-  OtherVariants(const OtherVariants&) = delete;
-  OtherVariants& operator=(const OtherVariants&) = delete;
-  ~OtherVariants();
-};
 
 // While it lives, the calls of its thread take tiles of so many queries, which must be among forward_tiles().
 class ForcedRows {

@@ -125,8 +125,6 @@ __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, co
   }
 }
 
-inline constexpr unsigned kAllRows = 3;  // of a thread, a bit each
-
 // Starts S = q_hat k_hat^T.
 template <class C>
 __device__ __forceinline__ void start_scores(float (&s)[C::kKeys / 2],
@@ -154,6 +152,8 @@ __device__ __forceinline__ void start_output(float (&o)[C::kValues / 2],
   }
   ptx::wgmma_commit();
 }
+
+inline constexpr unsigned kAllRows = 3;  // of a thread, a bit each
 
 // Which of a thread's two rows references that stayed were good enough for, a bit each: no score was so far above its
 // own that P or O could have left fp32's range, and it had one, unless all tiles were followed. By each row alone, as

@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "cuda/launch.h"
+#include "cuda/other_variants.h"
 #include "cuda/prepare.h"
 #include "cuda/sm90/estimate.h"
 #include "cuda/sm90/variants.h"
@@ -18,10 +19,8 @@ namespace {
   return is_exact(grouping) || (grouping.order_from == OrderFrom::previous && grouping.block >= problem.seq_q);
 }
 
-thread_local std::span<const Variant> other_variants;  // by OtherVariants; none: all of the library's
-
 [[nodiscard]] const Variant* find(const Problem& problem, std::int64_t groups) noexcept {
-  for (const Variant& variant : other_variants.empty() ? variants() : other_variants) {
+  for (const Variant& variant : OtherVariants<Variant>::or_else(variants())) {
     if (variant.dtype == problem.dtype && variant.scores >= groups && variant.values >= problem.head_dim_v) {
       return &variant;
     }
@@ -191,8 +190,5 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
   p.row_end = problem.seq_q;
   variant.launch(p, stream);
 }
-
-OtherVariants::OtherVariants(std::span<const Variant> variants) { other_variants = variants; }
-OtherVariants::~OtherVariants() { other_variants = {}; }
 
 }  // namespace distr::cuda::sm90

@@ -3,7 +3,6 @@
 #pragma once
 
 #include <cstddef>
-#include <span>
 #include <string>
 
 #include "distr/attention.h"
@@ -14,16 +13,5 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping);
 std::size_t forward_workspace_bytes(const Problem& problem, const Grouping& grouping, int threads);
 void run_forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
                  const Execution& execution);
-
-struct Variant;
-
-// While it lives, the calls of its thread choose among these kernels. For their twins (cuda/without.h).
-class OtherVariants {
- public:
-  explicit OtherVariants(std::span<const Variant> variants);
-  OtherVariants(const OtherVariants&) = delete;
-  OtherVariants& operator=(const OtherVariants&) = delete;
-  ~OtherVariants();
-};
 
 }  // namespace distr::cuda::sm90

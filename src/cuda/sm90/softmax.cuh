@@ -16,11 +16,12 @@ namespace distr::cuda::sm90 {
 template <class T>
 inline constexpr bool kWideRange = std::is_same_v<T, __nv_bfloat16>;
 
+// Whether the reference of a row follows the maximum of its scores.
+enum class References : std::uint8_t { follow, stay };
+
 // P = 2^(scale * S - scale * reference). The reference of a row is a maximum of its first scores. It follows those of
 // later tiles where it is asked to, and then only when the maximum has grown by 2^kSlack, so that O is hardly ever
 // rescaled. References that stay cost no maximum, and do for rows whose scores are not far above them: rows_in_range().
-enum class References : std::uint8_t { follow, stay };
-
 template <class C>
 struct Softmax {
   static constexpr float kSlack = 8.0F;
