@@ -60,9 +60,9 @@ if(DISTR_CUDA_FOUND)
     src/cuda/sm90/estimate.cu
     src/cuda/sm90/forward_launch.cu
     src/cuda/sm90/variants.cu)
-  # Spills are warnings, hence errors with DISTR_WERROR, but for the kernel whose few tools/register_table.py allows.
+  # Spills are warnings, hence errors with DISTR_WERROR.
   set(strict_sources ${DISTR_CUDA_SOURCES} ${DISTR_HOPPER_SOURCES})
-  list(FILTER strict_sources EXCLUDE REGEX "sm80/variants.*|cpp$")
+  list(FILTER strict_sources EXCLUDE REGEX "cpp$")
   set_source_files_properties(${strict_sources} PROPERTIES COMPILE_OPTIONS -Xptxas=-warn-spills)
   # CMake 3.25 does not know that nvcc 13 speaks C++20.
   set(cuda_options -std=c++20 --expt-relaxed-constexpr -lineinfo -Xcompiler=-Wall,-Wextra,-Wshadow,-Wconversion)

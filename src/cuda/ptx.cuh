@@ -41,6 +41,12 @@ __device__ inline uint4 load_shared_16(std::uint32_t shared) {
   return x;
 }
 
+__device__ inline std::uint64_t load_shared_8(std::uint32_t shared) {
+  std::uint64_t x;
+  asm volatile("ld.shared.b64 %0, [%1];" : "=l"(x) : "r"(shared) : "memory");
+  return x;
+}
+
 // Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t shared) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"

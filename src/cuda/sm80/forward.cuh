@@ -145,12 +145,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
   Queries queries(p, work, shared, warp_row_of(threadIdx.x));
   typename C::Keys keys(p, work, stages, shared);
   const auto value_tile = [&](int j) {
-    return Tile<C::kDim>{stages + C::kStages * C::kKeyBytes + static_cast<std::uint32_t>(j % 2) * C::kValueBytes};
+    return Tile<C::kDim>{stages + C::kStages * C::kKeyBytes +
+                         static_cast<std::uint32_t>(j) % C::kStages * C::kValueBytes};
   };
-  const T* const v = static_cast<const T*>(p.v) + work.batch * problem.v.batch + work.head_kv * problem.v.head;
   const auto copy_values = [&](int j) {
     const std::int64_t key = std::int64_t{j} * C::kKeys;
     if constexpr (C::kWithout != Without::values) {
+      const std::uint16_t* const v = head_of(p.v, problem.v, work.batch, work.head_kv);
       copy_tile<C::kKeys, C::kDim, C::kThreads>(value_tile(j), v + key * problem.v.row, problem.v.row,
                                                 rows_left(key, problem.seq_k), problem.head_dim_v);
     }
@@ -191,7 +192,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     std::uint32_t probabilities[C::kKeys / 16][C::kRowTiles][4];
     softmax.update(s, probabilities, o);
 
-    const int lane = static_cast<int>(C::kExact ? ptx::opaque(threadIdx.x) : threadIdx.x) % 32;
+    const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     const std::uint32_t value = value_tile(j).at(lane % 16, lane / 16);
     // A branch in every kernel: without one the compiler runs the exponentials under the product, and keeps twice the
     // registers for it.

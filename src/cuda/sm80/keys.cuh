@@ -22,15 +22,14 @@ class ExactKeys {
 
   template <class Work>
   __device__ ExactKeys(const ForwardParameters& p, const Work& work, std::uint32_t stages, void*)
-      : stages_(stages),
-        k_(static_cast<const std::uint16_t*>(p.k) + work.batch * p.problem.k.batch + work.head_kv * p.problem.k.head),
-        stride_(p.problem.k.row),
-        keys_(p.problem.seq_k),
-        columns_(p.problem.head_dim) {}
+      : p_(p), stages_(stages), batch_(work.batch), head_(work.head_kv) {}
 
   __device__ void copy(int j) {
     const std::int64_t key = std::int64_t{j} * C::kKeys;
-    copy_tile<C::kKeys, C::kDim, C::kThreads>(at(j), k_ + key * stride_, stride_, rows_left(key, keys_), columns_);
+    const DeviceProblem& problem = p_.problem;
+    const std::uint16_t* const k = head_of(p_.k, problem.k, batch_, head_);
+    copy_tile<C::kKeys, C::kDim, C::kThreads>(at(j), k + key * problem.k.row, problem.k.row,
+                                              rows_left(key, problem.seq_k), problem.head_dim);
   }
   __device__ void fetch(int) {}
   __device__ void store(int, int) {}
@@ -58,13 +57,12 @@ class ExactKeys {
 
  private:
   [[nodiscard]] __device__ Tile<C::kDim> at(int j) const {
-    return {stages_ + static_cast<std::uint32_t>(j % C::kStages) * C::kKeyBytes};
+    return {stages_ + static_cast<std::uint32_t>(j) % C::kStages * C::kKeyBytes};
   }
 
+  const ForwardParameters& p_;
   std::uint32_t stages_;
-  const std::uint16_t* k_;  // [Nk, d] of this head
-  std::int64_t stride_, keys_;
-  int columns_;
+  int batch_, head_;  // of K
 };
 
 // Grouped attention: tiles [groups][keys] of k_hat^T. Columns of K are rows of K^T, so a group is a sum of rows. All
@@ -78,9 +76,7 @@ class GroupedKeys {
 
   template <class Work>
   __device__ GroupedKeys(const ForwardParameters& p, const Work& work, std::uint32_t stages, void* shared)
-      : stages_(stages),
-        start_(Tile<C::kKeys>{stages}.at(thread_row(), thread_chunk())),
-        raw_(stages + C::kStageBytes + threadIdx.x * 16) {
+      : stages_(stages), raw_(stages + C::kStageBytes + threadIdx.x * 16) {
     const DeviceProblem& problem = p.problem;
     const std::int64_t head =
         p.fused ? work.batch * problem.heads_q + work.head : work.batch * problem.heads_kv + work.head_kv;
@@ -96,16 +92,19 @@ class GroupedKeys {
       const bool valid = group < problem.groups && position < rows;
       sources[i] = k + (!valid ? rows : p.fused ? position : order[position]) * stride;
     }
-    sources_ = sources + thread_row() * C::kSlots;
+    sources_ = ptx::shared_address(sources);
     __syncthreads();
   }
 
   __device__ void copy(int j) const {
-    const std::uint32_t to = C::kMembers > 1 ? raw_ : start_ + stage_of(j);
-    const int key = j * C::kKeys + thread_chunk() * kChunk;
+    const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
+    const std::uint32_t to = C::kMembers > 1 ? raw_ : slot_of(thread, j);
+    const int key = j * C::kKeys + thread % kChunks * kChunk;
+    const std::uint32_t from = sources_ + static_cast<std::uint32_t>(thread / kChunks * C::kSlots * 8);
 #pragma unroll
     for (int slot = 0; slot < C::kSlots; ++slot) {  // a slot of either tile takes as many bytes
-      ptx::cp_async_16(to + static_cast<std::uint32_t>(slot * C::kThreads * 16), sources_[slot] + key, true);
+      const auto* const source = reinterpret_cast<const std::uint16_t*>(ptx::load_shared_8(from + slot * 8));
+      ptx::cp_async_16(to + static_cast<std::uint32_t>(slot * C::kThreads * 16), source + key, true);
     }
   }
 
@@ -125,7 +124,7 @@ class GroupedKeys {
       sum_ = member == 0 ? slots_[i] : add8<typename C::Element>(sum_, slots_[i]);
       if (member == C::kMembers - 1) {
         const auto pass = static_cast<std::uint32_t>(slot / C::kMembers * C::kThreads * 16);
-        ptx::store_shared_16(start_ + stage_of(j) + pass, sum_);
+        ptx::store_shared_16(slot_of(static_cast<int>(ptx::opaque(threadIdx.x)), j) + pass, sum_);
       }
     }
   }
@@ -133,7 +132,7 @@ class GroupedKeys {
   template <class Queries>
   __device__ void scores(float (&s)[C::kRowTiles][C::kKeys / 8][4], const Queries& queries, int j) const {
     const int lane = static_cast<int>(threadIdx.x) % 32;
-    const std::uint32_t start = Tile<C::kKeys>{stages_ + stage_of(j)}.at(lane % 16, lane / 16);
+    const std::uint32_t start = at(j).at(lane % 16, lane / 16);
 #pragma unroll
     for (int step = 0; step < C::kGroups / 16; ++step) {
       std::uint32_t a[C::kRowTiles][4];
@@ -158,14 +157,16 @@ class GroupedKeys {
   static constexpr int kSlotsATurn = C::kMembers > 1 && C::kWithout != Without::fusion ? C::kSlots / kTurns : 0;
   static_assert(kRowsAPass % 8 == 0);  // so that a thread's rows are swizzled alike
 
-  [[nodiscard]] __device__ static int thread_row() { return static_cast<int>(threadIdx.x) / kChunks; }
-  [[nodiscard]] __device__ static int thread_chunk() { return static_cast<int>(threadIdx.x) % kChunks; }
-  [[nodiscard]] __device__ static std::uint32_t stage_of(int j) {
-    return static_cast<std::uint32_t>(j % C::kStages) * C::kKeyBytes;
+  [[nodiscard]] __device__ Tile<C::kKeys> at(int j) const {
+    return {stages_ + static_cast<std::uint32_t>(j) % C::kStages * C::kKeyBytes};
+  }
+  // A thread's first slot of tile j.
+  [[nodiscard]] __device__ std::uint32_t slot_of(int thread, int j) const {
+    return at(j).at(thread / kChunks, thread % kChunks);
   }
 
-  const std::uint16_t* const* sources_;  // [kSlots], shared: where a slot's row of K^T begins
-  std::uint32_t stages_, start_, raw_;   // the last two: of this thread's first slot
+  std::uint32_t sources_;       // [kRowsAPass, kSlots]: where a slot's row of K^T begins
+  std::uint32_t stages_, raw_;  // the latter: of this thread's first slot
   uint4 slots_[std::max(kSlotsATurn, 1)];
   uint4 sum_{};  // of the members so far
 };

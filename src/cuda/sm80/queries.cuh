@@ -33,6 +33,13 @@ __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::i
   return static_cast<int>(min(end - begin, std::int64_t{1} << 20));
 }
 
+// Where a head of K or V begins. Computed anew for every tile, as a pointer would keep two registers.
+[[nodiscard]] __device__ inline const std::uint16_t* head_of(const void* tensor, const Strides& strides, int batch,
+                                                             int head) {
+  const auto anew = [](int x) { return static_cast<int>(ptx::opaque(static_cast<unsigned>(x))); };
+  return static_cast<const std::uint16_t*>(tensor) + anew(batch) * strides.batch + anew(head) * strides.head;
+}
+
 // Words at the end of shared memory: first the block's part of the order, then where the rows of K^T begin.
 template <class C>
 [[nodiscard]] __device__ inline void* table(void* shared) {
