@@ -37,6 +37,7 @@ struct Options {
   std::int64_t batch = 1, heads = 4, heads_kv = 0;  // 0: as heads
   std::string json_out;                             // path; empty: not wanted
   bool json = false;
+  bool nondeterministic = false;
 };
 
 Work parse_work(const std::string& word) {
@@ -98,6 +99,7 @@ void bench_problem(Sweep& sweep, const Problem& problem, Work work) {
   for (const Grouping& setting : settings) validate(problem, setting);
   const Inputs inputs = random_inputs(problem, options.run.seed);
   Comparison comparison(inputs, work, sweep.device, options.run.threads);
+  comparison.computation().execution().deterministic = !options.nondeterministic;
   std::vector<std::int64_t> memory;
   for (const Grouping& setting : settings) {
     comparison.computation().release();
@@ -134,7 +136,20 @@ std::vector<Problem> problems_of(const Options& options) {
   return problems;
 }
 
+// --nondeterministic is for what has another order of summation.
+void require_choice_of_order(const Options& options) {
+  const bool has_backward = std::any_of(options.works.begin(), options.works.end(), [](Work work) {
+    return work == Work::backward || work == Work::forward_backward;
+  });
+  if (options.nondeterministic && (options.run.device != Device::cuda || !has_backward)) {
+    throw InputError(
+        "--nondeterministic: there is but one order of summation; allowed: with --device cuda, and "
+        "backward or forward-backward in --op");
+  }
+}
+
 void bench(const Options& options) {
+  require_choice_of_order(options);
   const Device device = require_device(options.run.device);
   OutputFiles files;
   if (!options.json_out.empty()) files.reserve(options.json_out);
@@ -212,6 +227,10 @@ void add_bench(CLI::App& app) {
   add_path(*command, "--json-out", options->json_out, "FILE", "Write the JSON object")->group(kOutputGroup);
   add_setting_options(*command, options->settings);
   add_execution_options(*command, options->run);
+  command
+      ->add_flag("--nondeterministic", options->nondeterministic,
+                 "A quicker backward on a GPU, whose dQ is not summed in the same order in every run")
+      ->group(kRunGroup);
   command->footer("Example: distr bench --seq 2048,4096 --op forward,backward --json-out bench.json");
   command->callback([options] { bench(*options); });
 }

@@ -86,8 +86,8 @@ std::vector<Row> Comparison::errors(const std::vector<Grouping>& settings, Truth
   Execution& execution = computation_.execution();
   const Operation operation = operation_of(work_);
   for (const Grouping& grouping : settings) {
-    rows.push_back(
-        {work_, grouping, explain(operation, inputs_.problem, grouping, execution.device).kernel, {}, {}, {}});
+    const Explanation found = explain(operation, inputs_.problem, grouping, execution.device, execution.deterministic);
+    rows.push_back({work_, grouping, found.kernel, {}, {}, {}});
     require_kernel(operation, inputs_.problem, grouping, execution);
   }
   execution.progress = progress.step("exact attention");

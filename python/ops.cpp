@@ -40,12 +40,12 @@ Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& 
 }
 
 // O [B, Hq, Nq, dv], in memory [B, Nq, Hq, dv]: the transpose that follows attention in models then costs nothing;
-// LSE [B, Hq, Nq].
+// LSE [B, Hq, Nq]. `deterministic` is for the backward, which takes the settings of its forward.
 std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
                                    const OptionalTensor& mask, const OptionalTensor& order_in,
                                    const std::string& causal, std::optional<double> scale, const std::string& strategy,
                                    std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
-                                   const std::string& order_from) {
+                                   const std::string& order_from, bool /*deterministic*/) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
   Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
   const OptionalTensor order = add_mask_and_order(call, q, mask, order_in);
@@ -67,11 +67,14 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const
 
 // dQ, dK, dV, laid out like Q, K, V without their holes; dMask in the mask's shape and LSE's dtype, [0] when not
 // wanted.
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
-    const Tensor& d_o_in, const OptionalTensor& d_lse_in, const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
-    const OptionalTensor& mask, const OptionalTensor& order_in, const Tensor& o_in, const Tensor& lse_in,
-    bool mask_gradient, const std::string& causal, std::optional<double> scale, const std::string& strategy,
-    std::int64_t group_size, std::int64_t block_size, const std::string& estimator, const std::string& order_from) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& d_o_in, const OptionalTensor& d_lse_in,
+                                                    const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+                                                    const OptionalTensor& mask, const OptionalTensor& order_in,
+                                                    const Tensor& o_in, const Tensor& lse_in, bool mask_gradient,
+                                                    const std::string& causal, std::optional<double> scale,
+                                                    const std::string& strategy, std::int64_t group_size,
+                                                    std::int64_t block_size, const std::string& estimator,
+                                                    const std::string& order_from, bool deterministic) {
   // The library writes dQ, dK and dV with the strides that it reads Q, K and V with.
   Tensor d_q = dense_like(q_in), d_k = dense_like(k_in), d_v = dense_like(v_in);
   const Tensor q = laid_out_like(d_q, q_in), k = laid_out_like(d_k, k_in), v = laid_out_like(d_v, v_in);
@@ -96,6 +99,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   const bool want_mask = mask && mask_gradient;
   const auto mask_sizes = want_mask ? Sizes(mask->sizes().begin(), mask->sizes().end()) : Sizes{0};
   Tensor d_mask = empty(q, mask_sizes, type_of_lse);
+  call.execution.deterministic = deterministic;
   add_workspace(call, Operation::backward, q);
   distr::backward(call.problem, call.grouping,
                   {.q = q.const_data_ptr(),
@@ -119,13 +123,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
 std::string explain(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask,
                     const std::string& operation, const std::string& causal, std::optional<double> scale,
                     const std::string& strategy, std::int64_t group_size, std::int64_t block_size,
-                    const std::string& estimator, const std::string& order_from) {
+                    const std::string& estimator, const std::string& order_from, bool deterministic) {
   Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
   add_mask_and_order(call, q, mask, {});
   const auto wanted = named<Operation, 3>(
       "operation", operation,
       {{{"grouping", Operation::grouping}, {"forward", Operation::forward}, {"backward", Operation::backward}}});
-  const Explanation found = distr::explain(wanted, call.problem, call.grouping, call.execution.device);
+  const Explanation found = distr::explain(wanted, call.problem, call.grouping, call.execution.device, deterministic);
   std::string result = "choice: " + found.choice + "\nkernel: " + found.kernel;
   for (const KernelVerdict& verdict : found.verdicts) {
     result += "\n" + verdict.kernel.name + ": " + verdict.reason;
@@ -174,16 +178,16 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
   m.def(
       "forward(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? order=None, str causal='none', "
       "float? scale=None, str strategy='exact', int group_size=1, int block_size=128, str estimator='mean', "
-      "str order_from='own') -> (Tensor out, Tensor lse)");
+      "str order_from='own', bool deterministic=True) -> (Tensor out, Tensor lse)");
   m.def(
       "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? order, "
       "Tensor out, Tensor lse, bool mask_gradient=False, str causal='none', float? scale=None, str strategy='exact', "
-      "int group_size=1, int block_size=128, str estimator='mean', str order_from='own') "
+      "int group_size=1, int block_size=128, str estimator='mean', str order_from='own', bool deterministic=True) "
       "-> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_mask)");
   m.def(
       "explain(Tensor q, Tensor k, Tensor v, Tensor? mask=None, str operation='forward', str causal='none', "
       "float? scale=None, str strategy='auto', int group_size=1, int block_size=128, str estimator='mean', "
-      "str order_from='own') -> str");
+      "str order_from='own', bool deterministic=True) -> str");
   m.def("describe() -> str");
 }
 

@@ -47,21 +47,37 @@ void for_each_kernel(Visitor visit) {
 }
 
 template <class Tensors>
-std::vector<KernelVerdict> judge(const Problem& problem, const Grouping& grouping, Device device) {
+KernelInfo info_of(const KernelEntry<Tensors>& entry) {
+  return {entry.name, Traits<Tensors>::kOperation, entry.device, entry.deterministic};
+}
+
+// Why the kernel does not serve a call on its device; empty: it does.
+template <class Tensors>
+std::string reason_against(const KernelEntry<Tensors>& entry, const Problem& problem, const Grouping& grouping,
+                           bool deterministic) {
+  std::string reason = entry.supports(problem, grouping);
+  return reason.empty() && deterministic && !entry.deterministic
+             ? "sums in an order that changes from run to run, and the call is to be deterministic"
+             : reason;
+}
+
+template <class Tensors>
+std::vector<KernelVerdict> judge(const Problem& problem, const Grouping& grouping, Device device, bool deterministic) {
   std::vector<KernelVerdict> verdicts;
   for_each_kernel<Tensors>([&](const KernelEntry<Tensors>& entry) {
     if (entry.device == device) {
-      verdicts.push_back({{entry.name, Traits<Tensors>::kOperation, device}, entry.supports(problem, grouping)});
+      verdicts.push_back({info_of(entry), reason_against(entry, problem, grouping, deterministic)});
     }
   });
   return verdicts;
 }
 
 template <class Tensors>
-KernelEntry<Tensors> choose(const Problem& problem, const Grouping& grouping, Device device) {
+KernelEntry<Tensors> choose(const Problem& problem, const Grouping& grouping, Device device, bool deterministic) {
   const KernelEntry<Tensors>* chosen = nullptr;
   for_each_kernel<Tensors>([&](const KernelEntry<Tensors>& entry) {
-    if (chosen == nullptr && entry.device == device && entry.supports(problem, grouping).empty()) {
+    if (chosen == nullptr && entry.device == device &&
+        reason_against(entry, problem, grouping, deterministic).empty()) {
       chosen = &entry;
     }
   });
@@ -69,7 +85,7 @@ KernelEntry<Tensors> choose(const Problem& problem, const Grouping& grouping, De
     return *chosen;
   }
   std::string message = std::string("no kernel on ") + name_of(device) + " serves this problem";
-  for (const KernelVerdict& verdict : judge<Tensors>(problem, grouping, device)) {
+  for (const KernelVerdict& verdict : judge<Tensors>(problem, grouping, device, deterministic)) {
     message += "; " + verdict.kernel.name + ": " + verdict.reason;
   }
   std::string reason;
@@ -101,7 +117,7 @@ void call(const Problem& problem, const Grouping& grouping, const Tensors& tenso
   validate(problem, grouping);
   const Grouping resolved = resolve(problem, grouping, execution.device).grouping;
   Execution run = with_threads(execution);
-  const auto entry = choose<Tensors>(problem, resolved, run.device);
+  const auto entry = choose<Tensors>(problem, resolved, run.device, run.deterministic);
   if (is_empty(problem, tensors)) {
     return;
   }
@@ -122,10 +138,12 @@ void call(const Problem& problem, const Grouping& grouping, const Tensors& tenso
 }
 
 template <class Tensors>
-Explanation explain_operation(const Problem& problem, const Grouping& grouping, Device device) {
+Explanation explain_operation(const Problem& problem, const Grouping& grouping, Device device, bool deterministic) {
   Resolved resolved = resolve(problem, grouping, device);
-  Explanation result{
-      resolved.grouping, std::move(resolved.choice), {}, judge<Tensors>(problem, resolved.grouping, device)};
+  Explanation result{resolved.grouping,
+                     std::move(resolved.choice),
+                     {},
+                     judge<Tensors>(problem, resolved.grouping, device, deterministic)};
   for (const KernelVerdict& verdict : result.verdicts) {
     if (verdict.reason.empty()) {
       result.kernel = verdict.kernel.name;
@@ -138,7 +156,8 @@ Explanation explain_operation(const Problem& problem, const Grouping& grouping, 
 template <class Tensors>
 std::size_t operation_workspace_bytes(const Problem& problem, const Grouping& grouping, const Execution& execution) {
   const Grouping resolved = resolve(problem, grouping, execution.device).grouping;
-  return choose<Tensors>(problem, resolved, execution.device).workspace_bytes(problem, resolved, execution.threads);
+  return choose<Tensors>(problem, resolved, execution.device, execution.deterministic)
+      .workspace_bytes(problem, resolved, execution.threads);
 }
 
 }  // namespace
@@ -177,26 +196,25 @@ std::size_t workspace_bytes(Operation operation, const Problem& problem, const G
 
 std::vector<KernelInfo> list() {
   std::vector<KernelInfo> kernels;
-  const auto add = [&](const auto& entry, Operation operation) {
-    kernels.push_back({entry.name, operation, entry.device});
-  };
-  for_each_kernel<GroupingTensors>([&](const auto& entry) { add(entry, Operation::grouping); });
-  for_each_kernel<ForwardTensors>([&](const auto& entry) { add(entry, Operation::forward); });
-  for_each_kernel<BackwardTensors>([&](const auto& entry) { add(entry, Operation::backward); });
+  const auto add = [&](const auto& entry) { kernels.push_back(info_of(entry)); };
+  for_each_kernel<GroupingTensors>(add);
+  for_each_kernel<ForwardTensors>(add);
+  for_each_kernel<BackwardTensors>(add);
   return kernels;
 }
 
-Explanation explain(Operation operation, const Problem& problem, const Grouping& grouping, Device device) {
+Explanation explain(Operation operation, const Problem& problem, const Grouping& grouping, Device device,
+                    bool deterministic) {
   validate(problem, grouping);
   switch (operation) {
     case Operation::grouping:
-      return explain_operation<GroupingTensors>(problem, grouping, device);
+      return explain_operation<GroupingTensors>(problem, grouping, device, deterministic);
     case Operation::forward:
-      return explain_operation<ForwardTensors>(problem, grouping, device);
+      return explain_operation<ForwardTensors>(problem, grouping, device, deterministic);
     case Operation::backward:
       break;
   }
-  return explain_operation<BackwardTensors>(problem, grouping, device);
+  return explain_operation<BackwardTensors>(problem, grouping, device, deterministic);
 }
 
 std::vector<std::string> device_names(Device device) {

@@ -19,6 +19,7 @@ struct KernelEntry {
   std::size_t (*workspace_bytes)(const Problem&, const Grouping&, int threads);
   // Everything is validated, the grouping's strategy is not `automatic`, threads >= 1, the workspace is large enough.
   void (*run)(const Problem&, const Grouping&, const Tensors&, const Execution&);
+  bool deterministic = true;  // else it is for calls that do not ask for the same bits in every run
 };
 
 using GroupingKernel = KernelEntry<GroupingTensors>;

@@ -291,6 +291,37 @@ TEST(Call, EmptyProblemsTakeNoTime) {
   }
 }
 
+// On the CPU there is nothing to choose: every kernel gives the same bits in every run.
+TEST(Call, OrdersOfSummationAreForCuda) {
+  const test::Case& test_case = test::find("GQA");
+  const Problem& problem = test_case.problem;
+  test::Instance instance(test_case);
+  forward(problem, test_case.grouping, instance.forward());
+  const auto dq = [&](bool deterministic) {
+    Execution execution;
+    execution.deterministic = deterministic;
+    test::Buffer d_q(instance.q.count(), problem.dtype);
+    test::Buffer d_k(instance.k.count(), problem.dtype);
+    test::Buffer d_v(instance.v.count(), problem.dtype);
+    BackwardTensors tensors{instance.q_data(),     instance.k_data(), instance.v_data(),   nullptr,
+                            instance.order.data(), instance.o.data(), instance.lse.data(), instance.o.data()};
+    tensors.d_q = d_q.data();
+    tensors.d_k = d_k.data();
+    tensors.d_v = d_v.data();
+    backward(problem, test_case.grouping, tensors, execution);
+    return d_q;
+  };
+  EXPECT_TRUE(dq(false) == dq(true));
+  for (const KernelInfo& kernel : list()) {
+    EXPECT_EQ(kernel.deterministic, kernel.name != "sm80/backward_atomics") << kernel.name;
+    EXPECT_TRUE(kernel.deterministic || (kernel.operation == Operation::backward && kernel.device == Device::cuda));
+  }
+  for (const bool deterministic : {false, true}) {
+    EXPECT_EQ(explain(Operation::backward, problem, test_case.grouping, Device::cpu, deterministic).kernel,
+              "cpu/backward");
+  }
+}
+
 TEST(Call, NegativeThreadsAreRefused) {
   Execution execution;
   execution.threads = -1;

@@ -23,7 +23,8 @@ enum class Operation : std::uint8_t { grouping, forward, backward };
 /// Runs body(0) .. body(threads - 1), at the same time where it can, and returns when all have.
 using ParallelRun = std::function<void(int threads, const std::function<void(int thread)>& body)>;
 
-/// Where and with what a call runs. The results have the same bits for any number of threads.
+/// Where and with what a call runs. The results have the same bits for any number of threads, and in every run unless
+/// `deterministic` is false.
 struct Execution {
   Device device = Device::cpu;
   int threads = 0;                  ///< CPU; 0: one for each processor this process may use
@@ -31,6 +32,9 @@ struct Execution {
   void* stream = nullptr;           ///< CUDA: a cudaStream_t
   void* workspace = nullptr;        ///< workspace_bytes() bytes, aligned to 64; CPU: null lets the call allocate
   std::size_t workspace_bytes = 0;  ///< what `workspace` holds
+  /// CUDA, backward: false lets dQ be summed in an order that changes from run to run, where there is a kernel for it
+  /// (list()), which then is preferred. It takes more workspace: ask workspace_bytes() with the same value.
+  bool deterministic = true;
   /// Called now and then, by one thread at a time (the calling one, unless `parallel` is set), with the count of
   /// finished pieces of work of the step under way; a call may have several steps. Must not throw.
   std::function<void(std::int64_t done, std::int64_t total)> progress;
@@ -112,6 +116,7 @@ struct KernelInfo {
   std::string name;  ///< "backend/algorithm"
   Operation operation;
   Device device;
+  bool deterministic = true;  ///< else it serves where Execution::deterministic is false
 };
 
 /// Every kernel of this build, in order of preference.
@@ -129,9 +134,10 @@ struct Explanation {
   std::vector<KernelVerdict> verdicts;  ///< of every kernel of this operation and device
 };
 
-/// What a call would do, without doing it. Throws Error(invalid_argument) for a problem that nothing could serve.
+/// What a call would do, without doing it (`deterministic`: Execution's). Throws Error(invalid_argument) for a problem
+/// that nothing could serve.
 [[nodiscard]] Explanation explain(Operation operation, const Problem& problem, const Grouping& grouping,
-                                  Device device = Device::cpu);
+                                  Device device = Device::cpu, bool deterministic = true);
 
 /// The vector instruction set that the CPU kernels use on this machine, "AVX3" for instance (Highway's names).
 [[nodiscard]] std::string instruction_set();

@@ -19,6 +19,8 @@ _HOMES = {  # imported on first use
     "flash_attn_func": "flash",
     "flash_attn_varlen_func": "flash",
     "explain": "attention",
+    "allow_nondeterministic_backward": "determinism",
+    "is_nondeterministic_backward_allowed": "determinism",
     "replace_sdpa": "sdpa_mode",
     "report": "gauge",
     "Report": "gauge",

@@ -6,6 +6,7 @@ import numbers
 import sys
 
 from distrattention import ops  # first, for it says in words what is missing
+from distrattention.determinism import is_nondeterministic_backward_allowed
 from distrattention.settings import DEFAULT_BLOCK
 
 import torch  # isort: skip
@@ -20,12 +21,12 @@ _logged = set()
 _is_tracked_by_func = getattr(torch._C._functorch, "is_gradtrackingtensor", lambda tensor: False)
 
 
-def attend(query, key, value, mask, causal, scale, settings, training_causal):
+def attend(query, key, value, mask, causal, scale, settings, training_causal, deterministic=False):
     """(out [..., Hq, N, dv], lse [..., Hq, N]) of tensors that check() lets pass, with any number of axes from 2 on.
 
     causal: "none", "top_left" or "bottom_right"; anything but "none" excludes a mask. Hq may be a multiple of H.
     training_causal: whether gradients will be asked for and the attention is causal (by a mask, too): what a
-    settings.order_from of None goes by.
+    settings.order_from of None goes by. deterministic: whether the backward is, whatever the process allows.
     """
     _refuse_transforms(query, key, value, mask)
     (q, k, v), mask = four_axes((query, key, value), mask)
@@ -39,7 +40,8 @@ def attend(query, key, value, mask, causal, scale, settings, training_causal):
     options = (group_size, block_size, settings.estimator, order_from)
     if settings.strategy == "auto" and not torch.compiler.is_compiling() and _LOG.isEnabledFor(logging.INFO):
         _log_choice(q, k, v, mask, "forward", causal, scale, "auto", *options)
-    out, lse = ops.forward(q, k, v, mask, order, causal, scale, strategy, *options)
+    deterministic = deterministic or not is_nondeterministic_backward_allowed()
+    out, lse = ops.forward(q, k, v, mask, order, causal, scale, strategy, *options, deterministic)
     if query.dim() == 4:
         return out, lse
     return out.reshape(*query.shape[:-1], value.shape[-1]), lse.reshape(query.shape[:-1])
@@ -50,8 +52,9 @@ def explain(query, key, value, mask, causal, scale, settings, operation="forward
     four, mask = four_axes((query, key, value), mask)
     group_size, block_size = resolve(settings, query)
     order_from = settings.order_from or "own"
+    options = (settings.strategy, group_size, block_size, settings.estimator, order_from)
     text = ops.explain(
-        *four, mask, operation, causal, scale, settings.strategy, group_size, block_size, settings.estimator, order_from
+        *four, mask, operation, causal, scale, *options, not is_nondeterministic_backward_allowed()
     )
     lines = [line.split(": ", 1) if ": " in line else (line.rstrip(": "), "") for line in text.split("\n")]
     return {"choice": lines[0][1], "kernel": lines[1][1], "kernels": dict(lines[2:])}

@@ -33,8 +33,9 @@ def flash_attn_func(
     """Attention of q [B, Sq, Hq, D], k [B, Sk, H, D] and v [B, Sk, H, Dv], Hq a multiple of H, any strides.
 
     softmax_scale is 1/sqrt(D) when None. causal is anchored at the bottom right: query i sees keys j <= i + Sk - Sq,
-    and one that sees none gets 0. The backward is deterministic whatever `deterministic` says. Dtypes and the keywords
-    from `strategy` on: as in scaled_dot_product_attention(). Name the arguments: other versions order them differently.
+    and one that sees none gets 0. The backward is deterministic, whatever `deterministic` says, unless
+    allow_nondeterministic_backward() lets it be otherwise, which True overrides. Dtypes and the keywords from
+    `strategy` on: as in scaled_dot_product_attention(). Name the arguments: other versions order them differently.
 
     Returns out [B, Sq, Hq, Dv]; with return_attn_probs (out, lse, None) with lse [B, Hq, Sq], natural logarithm,
     differentiable; there are no attention probabilities to return.
@@ -49,7 +50,7 @@ def flash_attn_func(
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
     check((q, k, v), ("q", "k", "v"), None, True)
     check_scale(softmax_scale, "softmax_scale")
-    out, lse = _flash(q, k, v, softmax_scale, causal, settings)
+    out, lse = _flash(q, k, v, softmax_scale, causal, settings, deterministic)
     out = out.transpose(1, 2)
     return (out, lse, None) if return_attn_probs else out
 
@@ -101,17 +102,18 @@ def flash_attn_varlen_func(
     if len(lengths_q) != len(lengths_k):
         raise ValueError(f"cu_seqlens_k has {len(lengths_k)} sequences; allowed: {len(lengths_q)}, as cu_seqlens_q")
     sequences = zip(q.split(lengths_q, 1), k.split(lengths_k, 1), v.split(lengths_k, 1))
-    results = [_flash(*sequence, softmax_scale, causal, settings) for sequence in sequences]
+    results = [_flash(*sequence, softmax_scale, causal, settings, deterministic) for sequence in sequences]
     if not results:  # no sequence: nothing but the shapes matters
-        results = [_flash(q, k, v, softmax_scale, causal, settings)]
+        results = [_flash(q, k, v, softmax_scale, causal, settings, deterministic)]
     out, lse = (torch.cat(parts, 1) for parts in zip(*results))
     out = out.transpose(0, 1)
     return (out, lse, None) if return_attn_probs else out
 
 
-def _flash(q, k, v, scale, causal, settings):
+def _flash(q, k, v, scale, causal, settings, deterministic):
     training_causal = bool(causal) and will_require_grad(q, k, v)
-    return attend(q, k, v, None, "bottom_right" if causal else "none", scale, settings, training_causal)
+    corner = "bottom_right" if causal else "none"
+    return attend(q, k, v, None, corner, scale, settings, training_causal, bool(deterministic))
 
 
 def _refuse(dropout_p, window_size, softcap, alibi_slopes, **others):

@@ -79,6 +79,11 @@ def _(grad_out, grad_lse, q, k, v, mask, order, out, lse, mask_gradient=False, *
     return _dense_like(q), _dense_like(k), _dense_like(v), q.new_empty(shape, dtype=lse_dtype(q.dtype))
 
 
+def is_deterministic(wanted):
+    """Whether a backward is: if wanted, or if torch is told to be."""
+    return wanted or torch.are_deterministic_algorithms_enabled()
+
+
 # Gradients: of O and LSE with respect to Q, K, V and an additive mask, the order held constant; no forward mode.
 
 
@@ -122,7 +127,8 @@ def _gradients(ctx, grad_out, grad_lse):
         grad_out = torch.zeros_like(out)
     mask_gradient = mask is not None and ctx.needs_input_grad[3]
     tensors = (grad_out, grad_lse, q, k, v, mask, order, out, lse)
-    *grads, grad_mask = backward(*tensors, mask_gradient, *ctx.settings)
+    *settings, deterministic = ctx.settings
+    *grads, grad_mask = backward(*tensors, mask_gradient, *settings, is_deterministic(deterministic))
     return (*grads, grad_mask.to(mask.dtype) if mask_gradient else None, None, *no_settings)
 
 

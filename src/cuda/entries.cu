@@ -84,6 +84,12 @@ constexpr KernelEntry<Tensors> entry(const char* name) {
   return {name, Device::cuda, supports<kSupports>, kWorkspaceBytes, run<kRun, Tensors>};
 }
 
+template <class Tensors>
+constexpr KernelEntry<Tensors> not_deterministic(KernelEntry<Tensors> kernel) {
+  kernel.deterministic = false;
+  return kernel;
+}
+
 constexpr std::array<GroupingKernel, 3> kGrouping{
     entry<GroupingTensors, identity::supports, identity::workspace_bytes, identity::run>("cuda/exact"),
     entry<GroupingTensors, lsh::supports, lsh::workspace_bytes, lsh::run>("cuda/lsh"),
@@ -92,7 +98,9 @@ constexpr std::array<ForwardKernel, 3> kForward{
     entry<ForwardTensors, sm90::forward_supports, sm90::forward_workspace_bytes, sm90::run_forward>("sm90/forward"),
     entry<ForwardTensors, sm80::forward_supports, sm80::forward_workspace_bytes, sm80::run_forward>("sm80/forward"),
     entry<ForwardTensors, plain::supports, plain::forward_workspace_bytes, plain::run_forward>("plain/forward")};
-constexpr std::array<BackwardKernel, 2> kBackward{
+constexpr std::array<BackwardKernel, 3> kBackward{
+    not_deterministic(entry<BackwardTensors, sm80::backward_supports, sm80::backward_atomics_workspace_bytes,
+                            sm80::run_backward_atomics>("sm80/backward_atomics")),
     entry<BackwardTensors, sm80::backward_supports, sm80::backward_workspace_bytes, sm80::run_backward>(
         "sm80/backward"),
     entry<BackwardTensors, plain::supports, plain::backward_workspace_bytes, plain::run_backward>("plain/backward")};

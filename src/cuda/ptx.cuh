@@ -27,6 +27,10 @@ __device__ inline void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
+__device__ inline void store_shared_4(std::uint32_t shared, std::uint32_t x) {
+  asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(x) : "memory");
+}
+
 __device__ inline void store_shared_16(std::uint32_t shared, uint4 x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                : "memory");
@@ -46,6 +50,20 @@ __device__ inline std::uint64_t load_shared_8(std::uint32_t shared) {
   asm volatile("ld.shared.b64 %0, [%1];" : "=l"(x) : "r"(shared) : "memory");
   return x;
 }
+
+// Adds to fp32 in global memory, which other threads add to at the same time; nothing comes back.
+__device__ inline void red_add(float* global, float x) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(global), "f"(x) : "memory");
+}
+
+#if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
+// Four in a row, from a multiple of 16 bytes on.
+__device__ inline void red_add_4(float* global, const float (&x)[4]) {
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(global), "f"(x[0]), "f"(x[1]),
+               "f"(x[2]), "f"(x[3])
+               : "memory");
+}
+#endif
 
 // Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t shared) {

@@ -64,3 +64,12 @@ def test_bad_usage(run, options, value):
     result = run("bench", *options)
     assert result.code == 2 and result.stdout == ""
     assert result.stderr.count("\n") == 1 and value in result.stderr and "allowed" in result.stderr
+
+
+@pytest.mark.parametrize("options", [["--op", "backward"], ["--op", "backward", "--device", "cpu"],
+                                     ["--device", "cuda"], ["--op", "grouping,forward", "--device", "cuda"]])
+def test_nondeterministic_is_for_the_backward_on_a_gpu(run, options):
+    result = run("bench", "--nondeterministic", *options)
+    assert result.code == 2 and result.stdout == ""
+    assert result.stderr.count("\n") == 1
+    assert "--nondeterministic" in result.stderr and "allowed: with --device cuda, and backward" in result.stderr

@@ -12,7 +12,8 @@ RUN = ["--causal", "--scale", "--seed", "--threads", "--device", "--dtype"]
 ATTEND = [*INPUTS, *GROUPING, *RUN, "--out", "--lse", "--order-out", "--order", "--json"]
 COMPARE = [*INPUTS, *GROUPING, *RUN, "--plot", "--json", "--json-out"]
 INFO = ["--batch", "--heads", "--kv-heads", "--seq-q", "--seq-k", "--head-dim", "--head-dim-v", "--dtype", "--json"]
-BENCH = ["--seq", "--head-dim", "--dtypes", "--causal", "--op", "--heads", *GROUPING, "--threads", "--json-out"]
+BENCH = ["--seq", "--head-dim", "--dtypes", "--causal", "--op", "--heads", *GROUPING, "--threads", "--json-out",
+         "--nondeterministic"]
 COMMANDS = {
     "attend": ATTEND, "bench": BENCH, "blocks": ["--gpu", "--shared-memory", "--head-dim", "--json"],
     "compare": COMPARE, "errors": ["--trials", "--seed", "--plot", "--json", "--json-out"],

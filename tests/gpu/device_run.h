@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // Runs one kernel of the CUDA backend on tensors in host memory, and watches what it does beside its job: it must write
-// nowhere else, do the same twice, and be capturable (no allocation, no synchronisation, no other stream).
+// nowhere else, do the same twice (but for dQ, if it is not deterministic), and be capturable (no allocation, no
+// synchronisation, no other stream).
 #pragma once
 
 #include <stdexcept>

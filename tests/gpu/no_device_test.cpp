@@ -142,6 +142,7 @@ TEST(Refusals, AreInWords) {
       {"sm80/backward", Operation::backward, long_sequence, exact, "takes sequences up to 4194303"},
       {"sm80/backward", Operation::backward, many, exact,
        "takes up to 68719476704 rows of Q, each head's up to a multiple of 128"},
+      {"sm80/backward_atomics", Operation::backward, problem_of(DType::f32), exact, "takes f16 and bf16"},
   };
   for (const Case& test_case : cases) {
     EXPECT_EQ(reason_of(test_case.kernel, test_case.operation, test_case.problem, test_case.grouping), test_case.words)
@@ -156,8 +157,9 @@ TEST(Refusals, LeaveTheFastBackwardForEveryGrouping) {
       for (const Strategy strategy : {Strategy::lsh, Strategy::energy}) {
         for (const std::int64_t block : {1, 3, 128, 1000000}) {
           const Grouping grouping = grouping_of(strategy, std::min<std::int64_t>(3, head_dim), block);
-          EXPECT_EQ(reason_of("sm80/backward", Operation::backward, problem_of(dtype, head_dim), grouping),
-                    expected_reason());
+          for (const char* kernel : {"sm80/backward", "sm80/backward_atomics"}) {
+            EXPECT_EQ(reason_of(kernel, Operation::backward, problem_of(dtype, head_dim), grouping), expected_reason());
+          }
         }
       }
     }

@@ -284,6 +284,19 @@ std::string judge_refusals() {
   if (unsupported != Status::unsupported || reason.find("plain/forward: computes in fp32") == std::string::npos) {
     return "f64: " + reason;
   }
+  const Case half = with_dtype(find("lsh, mean"), DType::bf16);
+  const auto backward_kernel = [&half](bool deterministic) {
+    return explain(Operation::backward, half.problem, half.grouping, Device::cuda, deterministic).kernel;
+  };
+  if (backward_kernel(true) != "sm80/backward" || backward_kernel(false) != "sm80/backward_atomics") {
+    return "deterministic: " + backward_kernel(true) + ", else: " + backward_kernel(false);
+  }
+  for (const auto& [kernel, verdict] :
+       explain(Operation::backward, half.problem, half.grouping, Device::cuda).verdicts) {
+    if (kernel.deterministic != verdict.empty()) {
+      return kernel.name + ": " + verdict;
+    }
+  }
   const std::size_t needed = workspace_bytes(Operation::backward, p, g, execution);
   const Case& test_case = instance.test_case;
   Buffer any(p.batch * p.heads_q * (p.seq_q + p.seq_k) * p.head_dim, test_case.problem.dtype);

@@ -17,10 +17,11 @@ class RegisterRows;
 template <class C>
 class SharedRows;
 
-enum class Masks : std::uint8_t { none, tensors };  // what a kernel serves beside causality
+enum class Masks : std::uint8_t { none, tensors };     // what a kernel serves beside causality
+enum class Gradients : std::uint8_t { of_keys, all };  // dK and dV, or dQ too, in an order that changes
 
 // dK and dV: a thread block owns kKeys keys of a KV head and meets tiles of kRows queries. kDim: d and dv, padded.
-template <class T, int kDim_, Masks kServes>
+template <class T, int kDim_, Masks kServes, Gradients kGives>
 struct KeysShape {
   using Element = T;
   static constexpr int kDim = kDim_;
@@ -34,6 +35,7 @@ struct KeysShape {
   static constexpr int kParts = kDim == 256 ? 2 : 1;
   static constexpr int kColumns = kDim / kParts;
   static constexpr bool kResident = !kMasks && kDim <= 128;  // K and V stay in registers, else in shared memory
+  static constexpr bool kAddsQueries = kGives == Gradients::all;
   using OwnRows = std::conditional_t<kResident, RegisterRows<KeysShape>, SharedRows<KeysShape>>;
   static constexpr int kBlocksAProcessor = kDim == 32 ? 3 : 2;
 
@@ -41,8 +43,15 @@ struct KeysShape {
   static constexpr int kStatsBytes = kRows * 8;
   static constexpr int kStageBytes = kBackwardStages * (2 * kTileBytes + kStatsBytes);
   static constexpr int kOwnBytes = kKeys * kDim * 2;  // of K or V
-  static constexpr int kSharedBytes = kResident ? std::max(kStageBytes, 2 * kOwnBytes) : kStageBytes + 2 * kOwnBytes;
+  // Shared memory: K and V as far as they stay, K in any case if dQ is added; dS; the stages, which V passes through.
+  static constexpr int kGradientsAt = kResident ? (kAddsQueries ? kOwnBytes : 0) : 2 * kOwnBytes;
+  static constexpr int kStagesAt = kGradientsAt + (kAddsQueries ? kKeys * kRows * 2 : 0);
+  static constexpr int kSharedBytes = std::max(kStagesAt + kStageBytes, 2 * kOwnBytes);
   static_assert(kSharedBytes <= kMostSharedBytes);
+
+  // A warp adds dQ in pieces of kSumTiles m16 tiles and kSumColumns columns.
+  static constexpr int kSumTiles = kResident || kRows == 16 ? 1 : 2;
+  static constexpr int kSumColumns = 32;
 };
 
 // dQ: a thread block owns kRows queries of a head and meets tiles of kKeys keys.
@@ -68,7 +77,22 @@ struct QueriesShape {
   static_assert(kSharedBytes <= kMostSharedBytes);
 };
 
-// The rows of `stats` of a head: a multiple of every kRows.
+// dQ from sums in memory: a thread block takes kRows queries of a head.
+template <class T, int kDim_>
+struct RoundingShape {
+  using Element = T;
+  static constexpr int kDim = kDim_;
+  static constexpr int kWarps = 4;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kRowTiles = 1;
+  static constexpr int kRows = kWarps * 16 * kRowTiles;
+  static constexpr int kBlocksAProcessor = kDim == 256 ? 2 : 4;
+  static constexpr int kPitch = kDim + 8;                  // floats of a row of dQ~
+  static constexpr int kSharedBytes = kRows * kPitch * 4;  // where columns are grouped
+  static_assert(kSharedBytes <= kMostSharedBytes);
+};
+
+// The rows of `stats` and of `sums` of a head: a multiple of every kRows.
 inline constexpr int kStatsRows = 128;
 
 // What the kernels take by value. The tensors that they read are aligned to 16 bytes, and so are their strides.
@@ -82,6 +106,7 @@ struct BackwardParameters {
   std::int64_t stats_rows;    // Nq, up to a multiple of kStatsRows
   const std::int32_t* order;  // [B, Hq, blocks, d]
   float scale;
+  float* sums;  // where dQ is added: dQ~ / scale, in fragments (backward_sums.cuh)
   void *d_q, *d_k, *d_v;
   Strides d_q_strides, d_k_strides, d_v_strides;  // any
   int section;                                    // heads that are worked on at the same time

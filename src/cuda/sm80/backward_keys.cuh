@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// dK and dV with mma.sync, for sm_80 and later (method, 3).
+// dK and dV, and where the order of summation is free also dQ, with mma.sync, for sm_80 and later (method, 3).
 //
 //   A thread block owns kKeys keys of a KV head, and each of its warps 16 kKeyTiles of them, whose K and V it holds as
 //   left operands. For every query head of the KV head and every tile of kRows queries, 16 queries at a time:
 //     S^T = K Q~^T, dP^T = V dO^T             [16 kKeyTiles, 16]   in registers, and there they stay:
 //     P = 2^(scale S - LSE), dS = P (dP - D)
 //     dV += P^T dO, dK += dS^T Q~             [16 kKeyTiles, d]
-//   The accumulators of S^T and dP^T have the layout of a left operand, so P and dS are never written anywhere. All
-//   sums have a fixed order. Pipeline: while a tile is computed, the next is copied by cp.async; one barrier a tile.
+//   The accumulators of S^T and dP^T have the layout of a left operand, so P and dS are never written anywhere for dK
+//   and dV, whose sums have a fixed order. For dQ see backward_sums.cuh. Pipeline: while a tile is computed, the next
+//   is copied by cp.async; one barrier a tile, and a second for dQ.
 #pragma once
 
+#include "cuda/sm80/backward_sums.cuh"
 #include "cuda/sm80/backward_tile.cuh"
 
 namespace distr::cuda::sm80 {
@@ -72,20 +74,27 @@ struct QueryTile {
   int head, row;
 };
 
+// The tile before another. To remember it would take registers.
+template <class C>
+[[nodiscard]] __device__ inline QueryTile before(const DeviceProblem& problem, const QueryTile& next, int first_key) {
+  if (next.row > first_row<C>(problem, first_key)) {
+    return {next.head, next.row - C::kRows};
+  }
+  return {next.head - 1, (static_cast<int>(problem.seq_q) - 1) / C::kRows * C::kRows};
+}
+
 // The tiles of queries in shared memory: two stages of Q~, dO and their statistics.
 template <class C>
 struct QueryStages {
-  static constexpr std::uint32_t kStart = C::kResident ? 0 : 2 * C::kOwnBytes;
-
   const BackwardParameters& p;
   std::uint32_t base;  // of all shared memory
   int batch;
 
   [[nodiscard]] __device__ std::uint32_t at(int t) const {
-    return base + kStart + static_cast<std::uint32_t>(t % kBackwardStages) * 2 * C::kTileBytes;
+    return base + C::kStagesAt + static_cast<std::uint32_t>(t % kBackwardStages) * 2 * C::kTileBytes;
   }
   [[nodiscard]] __device__ static std::uint32_t stats_offset(int t) {
-    return kStart + kBackwardStages * 2 * C::kTileBytes +
+    return C::kStagesAt + kBackwardStages * 2 * C::kTileBytes +
            static_cast<std::uint32_t>(t % kBackwardStages) * C::kStatsBytes;
   }
   __device__ void copy(int t, const QueryTile& tile) const {
@@ -245,9 +254,17 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
         as_operand<T>(p_operand[m], s[m][0], s[m][1]);
         as_operand<T>(ds_operand[m], dp[m][0], dp[m][1]);
       }
+      if constexpr (C::kAddsQueries) {
+        keep_gradients<C>(base, row, static_cast<int>(problem.seq_k) - first_key, ds_operand);
+      }
       const std::uint32_t q_rows = Tile<C::kDim>::move(as_rows, row, 0);
       accumulate_rows<T, C::kDim>(d_v, p_operand, q_rows + C::kTileBytes);
       accumulate_rows<T, C::kDim>(d_k, ds_operand, q_rows);
+    }
+    if constexpr (C::kAddsQueries) {
+      __syncthreads();  // dS of the tile is there
+      const QueryTile tile = before<C>(problem, next, first_key);
+      add_queries<C>(p, base, place.batch, tile.head, tile.row, part);
     }
   }
 

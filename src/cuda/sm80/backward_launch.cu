@@ -37,6 +37,7 @@ struct Space {
   std::optional<Operand> q;  // exact
   void* spread = nullptr;    // else: Q~
   float* delta = nullptr;    // wanted by the gradient of a mask
+  float* sums = nullptr;     // see BackwardParameters; wanted by the atomic additions, and the last piece
 
   Space(const Problem& p, const Grouping& grouping, Workspace& workspace)
       : queries{p.batch, p.heads_q, p.seq_q, p.head_dim},
@@ -53,6 +54,10 @@ struct Space {
     if (p.mask.kind == MaskKind::additive) {
       delta = workspace.take<float>(p.batch * p.heads_q * p.seq_q);
     }
+  }
+
+  void take_sums(const Problem& p, Workspace& workspace) {
+    sums = workspace.take<float>(p.batch * p.heads_q * stats_rows * find(p)->dim);
   }
 };
 
@@ -77,6 +82,50 @@ void run_mask_gradient(const Problem& problem, const Grouping& grouping, const B
     arguments.mask_shape[axis] = from < 0 ? 1 : problem.mask.shape[static_cast<std::size_t>(from)];
   }
   plain::launch_mask_gradient(problem.dtype, arguments, stream);
+}
+
+// What both backwards do: `space` is in the workspace, and `launch` starts the variant's kernels.
+void run_with(Space space, decltype(BackwardVariant::launch) launch_kernels, const Problem& problem,
+              const Grouping& grouping, const BackwardTensors& tensors, void* stream) {
+  BackwardParameters p{};
+  p.problem = device_problem(problem, grouping, tensors.mask);
+  prepare_rows(problem.dtype,
+               {p.problem, tensors.q, tensors.o, tensors.d_o, static_cast<const float*>(tensors.lse),
+                static_cast<const float*>(tensors.d_lse), tensors.order, space.stats_rows, space.stats, space.delta,
+                space.spread},
+               stream);
+  if (space.q) {
+    space.q->read(tensors.q, "Q", stream);
+    p.q = space.q->data;
+    p.problem.q = space.q->strides;
+  } else {
+    p.q = space.spread;
+    p.problem.q = packed_strides(space.queries);
+  }
+  space.k.read(tensors.k, "K", stream);
+  space.v.read(tensors.v, "V", stream);
+  space.d_o.read(tensors.d_o, "dO", stream);
+  p.k = space.k.data;
+  p.v = space.v.data;
+  p.d_o = space.d_o.data;
+  p.problem.k = space.k.strides;
+  p.problem.v = space.v.strides;
+  p.problem.o = space.d_o.strides;
+  p.stats = space.stats;
+  p.stats_rows = space.stats_rows;
+  p.sums = space.sums;
+  p.order = tensors.order;
+  p.scale = static_cast<float>(problem.softmax_scale());
+  p.d_q = tensors.d_q;
+  p.d_k = tensors.d_k;
+  p.d_v = tensors.d_v;
+  p.d_q_strides = problem.q;
+  p.d_k_strides = problem.k;
+  p.d_v_strides = problem.v;
+  launch_kernels(p, stream);
+  if (tensors.d_mask != nullptr) {
+    run_mask_gradient(problem, grouping, tensors, space.delta, stream);
+  }
 }
 
 }  // namespace
@@ -111,48 +160,24 @@ std::size_t backward_workspace_bytes(const Problem& problem, const Grouping& gro
 
 void run_backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
                   const Execution& execution) {
-  void* const stream = execution.stream;
+  Workspace workspace(execution.workspace);
+  const Space space(problem, grouping, workspace);
+  run_with(space, find(problem)->launch, problem, grouping, tensors, execution.stream);
+}
+
+std::size_t backward_atomics_workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
+  Workspace workspace;
+  Space counted(problem, grouping, workspace);
+  counted.take_sums(problem, workspace);
+  return workspace.used();
+}
+
+void run_backward_atomics(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+                          const Execution& execution) {
   Workspace workspace(execution.workspace);
   Space space(problem, grouping, workspace);
-
-  BackwardParameters p{};
-  p.problem = device_problem(problem, grouping, tensors.mask);
-  prepare_rows(problem.dtype,
-               {p.problem, tensors.q, tensors.o, tensors.d_o, static_cast<const float*>(tensors.lse),
-                static_cast<const float*>(tensors.d_lse), tensors.order, space.stats_rows, space.stats, space.delta,
-                space.spread},
-               stream);
-  if (space.q) {
-    space.q->read(tensors.q, "Q", stream);
-    p.q = space.q->data;
-    p.problem.q = space.q->strides;
-  } else {
-    p.q = space.spread;
-    p.problem.q = packed_strides(space.queries);
-  }
-  space.k.read(tensors.k, "K", stream);
-  space.v.read(tensors.v, "V", stream);
-  space.d_o.read(tensors.d_o, "dO", stream);
-  p.k = space.k.data;
-  p.v = space.v.data;
-  p.d_o = space.d_o.data;
-  p.problem.k = space.k.strides;
-  p.problem.v = space.v.strides;
-  p.problem.o = space.d_o.strides;
-  p.stats = space.stats;
-  p.stats_rows = space.stats_rows;
-  p.order = tensors.order;
-  p.scale = static_cast<float>(problem.softmax_scale());
-  p.d_q = tensors.d_q;
-  p.d_k = tensors.d_k;
-  p.d_v = tensors.d_v;
-  p.d_q_strides = problem.q;
-  p.d_k_strides = problem.k;
-  p.d_v_strides = problem.v;
-  find(problem)->launch(p, stream);
-  if (tensors.d_mask != nullptr) {
-    run_mask_gradient(problem, grouping, tensors, space.delta, stream);
-  }
+  space.take_sums(problem, workspace);
+  run_with(space, find(problem)->launch_atomics, problem, grouping, tensors, execution.stream);
 }
 
 }  // namespace distr::cuda::sm80

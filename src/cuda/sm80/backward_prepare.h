@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the backward needs once for every row of Q, before its two kernels.
+// What the backward needs once for every row of Q, before its kernels.
 #pragma once
 
 #include "cuda/sm80/backward_config.h"

@@ -8,6 +8,7 @@
 #include "cuda/launch.h"
 #include "cuda/sm80/backward_keys.cuh"
 #include "cuda/sm80/backward_queries.cuh"
+#include "cuda/sm80/backward_sums.cuh"
 #include "cuda/sm80/backward_variants.h"
 
 namespace distr::cuda::sm80 {
@@ -18,32 +19,57 @@ inline int section_of(std::int64_t heads, std::int64_t bytes_a_head) {
   return static_cast<int>(std::clamp(kSectionBytes / std::max(bytes_a_head, std::int64_t{1}), std::int64_t{1}, heads));
 }
 
+template <class C>
+void launch_keys(BackwardParameters p, void* stream) {
+  const DeviceProblem& problem = p.problem;
+  const std::int64_t heads = problem.batch * problem.heads_kv;
+  const std::int64_t blocks = heads * ((problem.seq_k + C::kKeys - 1) / C::kKeys);
+  const std::int64_t row_bytes = (problem.head_dim + problem.head_dim_v) * 2 + (C::kAddsQueries ? C::kDim * 4 : 0);
+  p.section = section_of(heads, problem.heads_q / problem.heads_kv * problem.seq_q * row_bytes);
+  if (blocks > 0) {
+    launch(backward_keys<C>, dim3(static_cast<unsigned>(blocks), C::kParts), C::kThreads, C::kSharedBytes, stream, p);
+  }
+}
+
 template <class T, int kDim, Masks kServes>
 void launch_backward(const BackwardParameters& parameters, void* stream) {
-  using Keys = KeysShape<T, kDim, kServes>;
+  launch_keys<KeysShape<T, kDim, kServes, Gradients::of_keys>>(parameters, stream);
   using Queries = QueriesShape<T, kDim, kServes>;
   BackwardParameters p = parameters;
   const DeviceProblem& problem = p.problem;
-  const std::int64_t row_bytes = (problem.head_dim + problem.head_dim_v) * 2;
-  const std::int64_t heads_kv = problem.batch * problem.heads_kv;
-  const std::int64_t heads_q = problem.batch * problem.heads_q;
-  const std::int64_t key_blocks = heads_kv * ((problem.seq_k + Keys::kKeys - 1) / Keys::kKeys);
-  const std::int64_t query_blocks = heads_q * ((problem.seq_q + Queries::kRows - 1) / Queries::kRows);
-  if (key_blocks > 0) {
-    p.section = section_of(heads_kv, heads_q / heads_kv * problem.seq_q * row_bytes);
-    launch(backward_keys<Keys>, dim3(static_cast<unsigned>(key_blocks), Keys::kParts), Keys::kThreads,
-           Keys::kSharedBytes, stream, p);
+  const std::int64_t heads = problem.batch * problem.heads_q;
+  const std::int64_t blocks = heads * ((problem.seq_q + Queries::kRows - 1) / Queries::kRows);
+  if (blocks > 0) {
+    p.section = section_of(heads, problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2);
+    launch(backward_queries<Queries>, dim3(static_cast<unsigned>(blocks)), Queries::kThreads, Queries::kSharedBytes,
+           stream, p);
   }
-  if (query_blocks > 0) {
-    p.section = section_of(heads_q, problem.seq_k * row_bytes);
-    launch(backward_queries<Queries>, dim3(static_cast<unsigned>(query_blocks)), Queries::kThreads,
-           Queries::kSharedBytes, stream, p);
+}
+
+template <class T, int kDim, Masks kServes>
+void launch_backward_atomics(const BackwardParameters& parameters, void* stream) {
+  using Rounding = RoundingShape<T, kDim>;
+  BackwardParameters p = parameters;
+  const DeviceProblem& problem = p.problem;
+  const std::int64_t heads = problem.batch * problem.heads_q;
+  const std::int64_t blocks = heads * ((problem.seq_q + Rounding::kRows - 1) / Rounding::kRows);
+  if (blocks > 0) {
+    check(cudaMemsetAsync(p.sums, 0, static_cast<std::size_t>(heads * p.stats_rows) * kDim * sizeof(float),
+                          static_cast<cudaStream_t>(stream)),
+          "cudaMemsetAsync");
+  }
+  launch_keys<KeysShape<T, kDim, kServes, Gradients::all>>(p, stream);
+  if (blocks > 0) {
+    p.section = 1;
+    launch(round_queries<Rounding>, dim3(static_cast<unsigned>(blocks)), Rounding::kThreads,
+           problem.exact ? 0 : Rounding::kSharedBytes, stream, p);
   }
 }
 
 template <class T, int kDim, Masks kServes>
 constexpr BackwardVariant backward_variant() {
-  return {kDim, kServes == Masks::tensors, &launch_backward<T, kDim, kServes>};
+  return {kDim, kServes == Masks::tensors, &launch_backward<T, kDim, kServes>,
+          &launch_backward_atomics<T, kDim, kServes>};
 }
 
 template <class T>

@@ -11,7 +11,8 @@ namespace distr::cuda::sm80 {
 struct BackwardVariant {
   int dim;  // d and dv up to it
   bool masks;
-  void (*launch)(const BackwardParameters& parameters, void* stream);  // dK and dV, then dQ
+  void (*launch)(const BackwardParameters& parameters, void* stream);          // dK and dV, then dQ
+  void (*launch_atomics)(const BackwardParameters& parameters, void* stream);  // all at once; dQ from `sums`
 };
 
 // In order of preference.

@@ -1,0 +1,124 @@
+# SPDX-License-Identifier: Apache-2.0
+"""allow_nondeterministic_backward(): what reaches the operator, and who overrides it."""
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import distrattention
+from distrattention import flash_attn_func, ops, scaled_dot_product_attention
+
+on_gpu = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.skipif("CUDA kernels: none" in ops.describe(), reason="the package was built without CUDA"),
+]
+
+
+@pytest.fixture(autouse=True)
+def defaults():
+    yield
+    distrattention.allow_nondeterministic_backward(False)
+    torch.use_deterministic_algorithms(False)
+
+
+class Watch(TorchDispatchMode):
+    """`deterministic` of every backward within the block."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
+        if function is torch.ops.distrattention.backward.default:
+            self.seen.append(arguments[17] if len(arguments) > 17 else True)  # defaults are left out
+        return function(*arguments, **(keywords or {}))
+
+
+def leaves(**options):
+    return [torch.randn(1, 2, 24, 8, requires_grad=True, **options) for _ in range(3)]
+
+
+def seen_in_backward(out):
+    with Watch() as watch:
+        out.sum().backward()
+    assert len(watch.seen) == 1
+    return watch.seen[0]
+
+
+def test_a_backward_is_deterministic_unless_allowed_otherwise():
+    assert not distrattention.is_nondeterministic_backward_allowed()
+    assert seen_in_backward(scaled_dot_product_attention(*leaves())) is True
+    distrattention.allow_nondeterministic_backward()
+    assert distrattention.is_nondeterministic_backward_allowed()
+    assert seen_in_backward(scaled_dot_product_attention(*leaves(), strategy="energy", group_size=2)) is False
+    assert seen_in_backward(flash_attn_func(*leaves())) is False
+    distrattention.allow_nondeterministic_backward(False)
+    assert seen_in_backward(scaled_dot_product_attention(*leaves())) is True
+
+
+def test_the_choice_is_made_with_the_forward():
+    out = scaled_dot_product_attention(*leaves())
+    distrattention.allow_nondeterministic_backward()
+    other = scaled_dot_product_attention(*leaves())
+    distrattention.allow_nondeterministic_backward(False)
+    assert seen_in_backward(out) is True and seen_in_backward(other) is False
+
+
+@pytest.mark.parametrize("warn_only", [False, True])
+def test_torch_overrides_it(warn_only):
+    distrattention.allow_nondeterministic_backward()
+    out = scaled_dot_product_attention(*leaves())
+    torch.use_deterministic_algorithms(True, warn_only=warn_only)
+    assert not distrattention.is_nondeterministic_backward_allowed()
+    assert seen_in_backward(out) is True
+
+
+def test_deterministic_of_flash_attention_overrides_it():
+    distrattention.allow_nondeterministic_backward()
+    assert seen_in_backward(flash_attn_func(*leaves(), deterministic=True)) is True
+
+
+def test_compiled_code_follows():
+    attention = torch.compile(scaled_dot_product_attention, backend="aot_eager", fullgraph=True)
+    for allowed in (False, True, False):
+        distrattention.allow_nondeterministic_backward(allowed)
+        assert seen_in_backward(attention(*leaves())) is not allowed
+
+
+@pytest.mark.parametrize("mode", [0, 1, None, "yes"])
+def test_other_modes_are_refused(mode):
+    with pytest.raises(TypeError, match="allowed: True or False"):
+        distrattention.allow_nondeterministic_backward(mode)
+    assert not distrattention.is_nondeterministic_backward_allowed()
+
+
+def test_the_cpu_is_deterministic_anyway():
+    tensors = leaves()
+    wanted = torch.autograd.grad(scaled_dot_product_attention(*tensors).sum(), tensors)
+    distrattention.allow_nondeterministic_backward()
+    assert distrattention.explain(*tensors, operation="backward")["kernel"] == "cpu/backward"
+    assert all(map(torch.equal, torch.autograd.grad(scaled_dot_product_attention(*tensors).sum(), tensors), wanted))
+
+
+@pytest.mark.parametrize("settings", [dict(strategy="exact"), dict(strategy="lsh", group_size=2, is_causal=True)])
+@pytest.mark.parametrize("_", [pytest.param(None, marks=on_gpu)])
+def test_on_a_gpu_dq_is_the_same_but_for_rounding(settings, _):
+    tensors = [torch.randn(2, 4, 500, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True) for _ in range(3)]
+
+    def gradients():
+        out = scaled_dot_product_attention(*tensors, **settings)
+        return torch.autograd.grad(out, tensors, torch.ones_like(out))
+
+    def kernel():
+        return distrattention.explain(*tensors, operation="backward", **settings)["kernel"]
+
+    wanted = gradients()
+    assert kernel() == "sm80/backward"
+    distrattention.allow_nondeterministic_backward()
+    assert kernel() == "sm80/backward_atomics"
+    d_q, d_k, d_v = gradients()
+    assert torch.equal(d_k, wanted[1]) and torch.equal(d_v, wanted[2])
+    # Two roundings of almost the same sum are neighbours: 2^-7 of the largest.
+    assert (d_q - wanted[0]).abs().max() <= 2**-7 * wanted[0].abs().max()
+    torch.use_deterministic_algorithms(True)
+    assert kernel() == "sm80/backward" and all(map(torch.equal, gradients(), wanted))
