@@ -12,15 +12,16 @@ namespace {
 using cuda::Without;
 namespace sm90 = cuda::sm90;
 
-template <Without kWithout, int kScores, int kValues, int kConsumers>
+template <Without kWithout, int kColumns, int kValues, sm90::Scores kScores>
 constexpr sm90::Variant twin() {
-  return sm90::variant<sm90::Config<__nv_bfloat16, kScores, kValues, kConsumers, kWithout>>();
+  return sm90::variant<sm90::Config<__nv_bfloat16, kColumns, kValues, kScores, kWithout>>();
 }
 
 template <Without kWithout>
 struct Twins {
-  static constexpr std::array kVariants = {twin<kWithout, 32, 64, 3>(), twin<kWithout, 64, 64, 3>(),
-                                           twin<kWithout, 64, 128, 2>(), twin<kWithout, 128, 128, 2>()};
+  static constexpr std::array kVariants = {
+      twin<kWithout, 32, 64, sm90::Scores::logarithms>(), twin<kWithout, 64, 64, sm90::Scores::raw>(),
+      twin<kWithout, 64, 128, sm90::Scores::logarithms>(), twin<kWithout, 128, 128, sm90::Scores::raw>()};
   static constexpr auto supports = sm90::forward_supports;
   static constexpr auto workspace_bytes = sm90::forward_workspace_bytes;
   static constexpr auto run = sm90::run_forward;

@@ -221,6 +221,10 @@ bool needs_finite_values(const std::string& kernel) {
   return kernel.starts_with("sm80/") || kernel.starts_with("sm90/");
 }
 
+Precision rounding_of(const std::string& kernel, DType dtype) {
+  return kernel == "sm90/forward" && dtype == DType::bf16 ? Precision::plain_with_scale : Precision::plain;
+}
+
 std::vector<Extreme> extremes(DType dtype) {
   constexpr double kLowest = std::numeric_limits<float>::lowest();
   return {biased("the lowest finite bias hides nothing", dtype, kLowest, kLowest),

@@ -66,7 +66,7 @@ std::string judge(const GroupingKernel& kernel, Instance instance) {
 }
 std::string judge(const ForwardKernel& kernel, Instance instance) {
   tested_forward = &kernel;
-  return check_forward(run_tested_forward, instance);
+  return check_forward(run_tested_forward, instance, rounding_of(kernel.name, instance.test_case.problem.dtype));
 }
 std::string judge(const BackwardKernel& kernel, Instance instance) {
   tested_backward = &kernel;

@@ -91,7 +91,8 @@ Case parse_case(const Json& json) {
                                  {"constant", Values::constant},
                                  {"best_first", Values::best_first},
                                  {"best_last", Values::best_last},
-                                 {"best_middle", Values::best_middle}},
+                                 {"best_middle", Values::best_middle},
+                                 {"low", Values::low}},
                                 Values::normal);
   Grouping& grouping = result.grouping;
   grouping.strategy =
@@ -128,12 +129,12 @@ void fill(Buffer& buffer, Random& random, Values values) {
   }
 }
 
-// Makes one key of every head point the way all queries lean.
-void plant_best_key(Instance& instance) {
+// Makes one key of a head point the way all its queries lean, or all keys point the other way: every score is low.
+void plant_scores(Instance& instance) {
   const Problem& p = instance.test_case.problem;
   const Values values = instance.test_case.values;
   const bool planted = values == Values::best_first || values == Values::best_last || values == Values::best_middle;
-  if (!planted) {
+  if (!planted && values != Values::low) {
     return;
   }
   const std::int64_t best = values == Values::best_first ? 0 : values == Values::best_last ? p.seq_k - 1 : p.seq_k / 2;
@@ -141,7 +142,12 @@ void plant_best_key(Instance& instance) {
     for (std::int64_t i = 0; i < p.seq_q; ++i) {
       instance.q.set(i * p.q.row + c, instance.q.at(i * p.q.row + c) / 4 + 1);
     }
-    instance.k.set(best * p.k.row + c, 4);
+    if (planted) {
+      instance.k.set(best * p.k.row + c, 4);
+    }
+    for (std::int64_t j = 0; !planted && j < p.seq_k; ++j) {
+      instance.k.set(j * p.k.row + c, instance.k.at(j * p.k.row + c) / 4 - 4);
+    }
   }
 }
 
@@ -235,7 +241,7 @@ Instance::Instance(Case wanted, std::uint64_t seed) : test_case(std::move(wanted
     fill(q, random, test_case.values);
     fill(k, random, test_case.values);
     fill(v, random, Values::normal);
-    plant_best_key(*this);
+    plant_scores(*this);
   }
   std::int64_t mask_count = 1;
   for (int axis = 0; axis < p.mask.rank; ++axis) {

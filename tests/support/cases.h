@@ -11,7 +11,7 @@
 
 namespace distr::test {
 
-enum class Values { normal, heavy, huge, tiny, constant, best_first, best_last, best_middle };
+enum class Values { normal, heavy, huge, tiny, constant, best_first, best_last, best_middle, low };
 
 struct Case {
   std::string name;

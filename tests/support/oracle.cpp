@@ -40,6 +40,7 @@ TextbookRow TextbookRows::row(std::int64_t n) {
     fuse(row);
     fused_ = block;
   }
+  const bool is_exact = static_cast<std::int64_t>(groups.size()) == p.head_dim;
   for (const auto& group : groups) {
     double sum = 0;
     for (const std::int64_t column : group) {
@@ -47,7 +48,8 @@ TextbookRow TextbookRows::row(std::int64_t n) {
     }
     const double first = element(instance_.q_data(), p.dtype, p.q, row.b, row.h, row.i, group[0]);
     const bool sample = instance_.test_case.grouping.estimator == Estimator::sample;
-    row.q_hat.push_back(round_.operand(sample ? first : round_.sum(sum / static_cast<double>(group.size()))));
+    const double estimate = sample ? first : round_.sum(sum / static_cast<double>(group.size()));
+    row.q_hat.push_back(is_exact ? round_.operand(estimate) : round_.estimate(estimate, p.softmax_scale()));
   }
   row.s.assign(static_cast<std::size_t>(p.seq_k), 0);
   for (std::size_t n_g = 0; n_g < groups.size(); ++n_g) {  // outside: the sums of many keys run side by side
@@ -168,7 +170,7 @@ std::string judge(const std::vector<double>& got, const std::vector<double>& tru
   return message.str();
 }
 
-std::string check_forward(Forward forward, Instance& instance) {
+std::string check_forward(Forward forward, Instance& instance, Precision rounding) {
   const Problem& p = instance.test_case.problem;
   forward(p, instance.test_case.grouping, instance.forward(), {});
   const Result got = written(p, instance.o, instance.lse);
@@ -180,7 +182,7 @@ std::string check_forward(Forward forward, Instance& instance) {
   double o_error = 0;
   double lse_error = 0;
   for (std::int64_t rotation = 0; rotation < kPlainOrders; ++rotation) {
-    const Result plain = textbook(instance, Precision::plain, rotation);
+    const Result plain = textbook(instance, rounding, rotation);
     o_error = std::max(o_error, largest_error(plain.o, truth.o));
     lse_error = std::max(lse_error, largest_error(plain.lse, truth.lse));
     const std::string o_fault = judge(got.o, truth.o, o_error, p.dtype);

@@ -15,8 +15,9 @@ struct Result {
 };
 
 enum class Precision {
-  float64,  // everything
-  plain,    // rounds q_hat, k_hat, P and O to the dtype; S, softmax and all sums in fp32
+  float64,           // everything
+  plain,             // rounds q_hat, k_hat, P and O to the dtype; S, softmax and all sums in fp32
+  plain_with_scale,  // the same, but where columns are grouped q_hat is rounded after it was multiplied by the scale
 };
 
 // softmax(scale * q_hat k_hat^T + mask) V with the instance's order, by the book.
@@ -47,9 +48,9 @@ struct Gradients {
 // luck: it is taken over this many orders of summation (as few as settle the matter).
 inline constexpr std::int64_t kPlainOrders = 4;
 
-// Runs `forward` on the instance's poisoned outputs and judges O, LSE and the canaries.
+// Runs `forward` on the instance's poisoned outputs and judges O, LSE and the canaries. `rounding`: as `forward` does.
 using Forward = void (*)(const Problem&, const Grouping&, const ForwardTensors&, const Execution&);
-[[nodiscard]] std::string check_forward(Forward forward, Instance& instance);
+[[nodiscard]] std::string check_forward(Forward forward, Instance& instance, Precision rounding = Precision::plain);
 
 // Likewise for `backward`, from O and LSE of the textbook and random upstream gradients.
 using Backward = void (*)(const Problem&, const Grouping&, const BackwardTensors&, const Execution&);

@@ -29,6 +29,12 @@ struct Rounding {
         dtype, [&]<class T>(std::type_identity<T>) { result = common::to_double(common::from_double<T>(x)); });
     return result;
   }
+  // A column of q_hat, which may be rounded together with the scale that its scores are multiplied by.
+  [[nodiscard]] double estimate(double x, double scale) const {
+    constexpr double kLog2E = 1.4426950408889634;
+    const double factor = precision == Precision::plain_with_scale ? scale * kLog2E : 1;
+    return operand(x * factor) / factor;
+  }
 };
 
 inline double element(const void* data, DType dtype, const Strides& s, std::int64_t b, std::int64_t h, std::int64_t i,

@@ -25,25 +25,30 @@ struct Panels {
   static constexpr int kBytes = kCount * kPanelBytes;
 };
 
-// kScores: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is a warpgroup that copies and
+// What q_hat k_hat^T is. Where q_hat was multiplied by scale * log2(e) beforehand: log2 P, but for the sum.
+enum class Scores : std::uint8_t { raw, logarithms };
+
+// kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is a warpgroup that copies and
 // kConsumers that compute, each for 64 queries.
-template <class T, int kScores_, int kValues_, int kConsumers_, Without kWithout_ = Without::nothing>
+template <class T, int kColumns_, int kValues_, Scores kScores_, Without kWithout_ = Without::nothing>
 struct Config {
   using Element = T;
-  static constexpr int kScores = kScores_;
+  static constexpr int kColumns = kColumns_;
+  static constexpr Scores kScores = kScores_;
   static constexpr int kValues = kValues_;
-  static constexpr int kConsumers = kConsumers_;
+  static constexpr int kConsumers = 2;
   static constexpr Without kWithout = kWithout_;
   static constexpr int kRows = 64 * kConsumers;
-  static constexpr int kKeys = 128;  // of a tile
+  static constexpr int kKeys = kValues <= 64 ? 256 : 128;  // of a tile
+  static constexpr int kHalf = kKeys / 2;                  // two of them at a time: registers bound it
   static constexpr int kStages = 2;
   static constexpr int kWarpgroup = 128;  // threads
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr int kCopyRegisters = kConsumers == 2 ? 24 : 32;
-  static constexpr int kComputeRegisters = kConsumers == 2 ? 240 : 160;
+  static constexpr int kCopyRegisters = 24;
+  static constexpr int kComputeRegisters = 240;
 
-  using QueryTile = Panels<64, kScores>;  // of a consumer
-  using KeyTile = Panels<kKeys, kScores>;
+  using QueryTile = Panels<64, kColumns>;  // of a consumer
+  using KeyTile = Panels<kKeys, kColumns>;
   using ValueTile = Panels<kKeys, kValues>;
   static constexpr int kSharedBytes = kConsumers * QueryTile::kBytes + kStages * (KeyTile::kBytes + ValueTile::kBytes);
   static constexpr int kAlignment = 1024;  // of the tiles

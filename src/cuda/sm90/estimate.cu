@@ -61,7 +61,8 @@ __global__ void __launch_bounds__(kThreads)
     for (int member = 0; member < taken; ++member) {
       sum += static_cast<float>(s_x[row][s_order[begin + member]]);
     }
-    return a.estimation.kind == Estimate::mean && size > 1 ? sum / static_cast<float>(size) : sum;
+    return (a.estimation.kind == Estimate::mean && size > 1 ? sum / static_cast<float>(size) : sum) *
+           a.estimation.scale;
   };
   const int pairs = a.packed / 2;
   std::uint32_t* to = estimated + (head * extent.rows + first) * pairs;

@@ -17,6 +17,7 @@ struct Estimation {
   Estimate kind;
   std::int64_t heads_q;
   int groups, members;
+  float scale = 1;  // of the estimates, before they are rounded
 };
 void estimate(const void* x, const Strides& strides, const Extent& extent, const std::int32_t* order,
               const Estimation& estimation, void* estimated, void* stream);

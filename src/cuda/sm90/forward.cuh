@@ -3,51 +3,26 @@
 // k_hat that were made beforehand: exact attention, and one grouping for the whole sequence.
 //
 //   A thread block takes kRows queries of one head. One thread of its first warpgroup copies q_hat and then tile after
-//   tile of k_hat and V to shared memory, two stages of each. Every other warpgroup owns 64 queries:
+//   tile of k_hat and V to shared memory, two stages of each. Every other warpgroup owns 64 queries, q_hat in
+//   registers, and goes through the tiles in halves:
 //     S_0 = q_hat k_hat_0^T, references, P_0
-//     for the next tiles j:
-//       S_j = q_hat k_hat_j^T and O += P_(j-1) V_(j-1)    both started, on the tensor cores
-//       P_j, as soon as S_j is there                      while the second product still runs
-//     O += P V of the last tile
+//     for the next halves j, whose S_j was started a half earlier:
+//       O += P_(j-1) V_(j-1) and S_(j+1) = q_hat k_hat_(j+1)^T   both started, on the tensor cores
+//       P_j, as soon as S_j is there                             while these products still run
+//     O += P V of the last half
 //     O / rowsum, LSE
-//   The references of the softmax follow the scores in the tiles with a mask and in the first without; from then on
-//   they stay. Where a score turns out to be too far above them, the block starts again with references that follow.
+//   In tiles with a mask and in the first without, nothing is started ahead, and the references of the softmax follow
+//   the scores. From then on they stay; where q_hat carries the scale, there are none at all. Where a row turns out to
+//   need better ones, the block starts again with references that follow.
 #pragma once
 
 #include "cuda/rows.cuh"
 #include "cuda/sm90/config.h"
+#include "cuda/sm90/products.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/softmax.cuh"
 
 namespace distr::cuda::sm90 {
-
-// A tile in shared memory as wgmma's descriptors see it: the permutation of its rows, the distance of eight rows, and
-// the address of 16 columns or rows, in units of 16 bytes.
-template <class P>
-struct SharedOperand {
-  static constexpr std::uint32_t kMode = P::kRowBytes == 128 ? 1 : P::kRowBytes == 64 ? 2 : 3;
-  static constexpr std::uint32_t kHigh = kMode << 30 | 8 * P::kRowBytes / 16;
-
-  std::uint32_t start;
-
-  __device__ explicit SharedOperand(std::uint32_t tile) : start((tile & 0x3FFFF) / 16) {}
-
-  // Columns 16 step .. of all rows, which lie along k.
-  [[nodiscard]] __device__ std::uint64_t along_k(int step) const {
-    constexpr int kStepsAPanel = P::kPanelColumns / 16;
-    return descriptor(1, step / kStepsAPanel * P::kPanelBytes + step % kStepsAPanel * 32);
-  }
-  // Rows 16 step .. of all columns, which lie along k.
-  [[nodiscard]] __device__ std::uint64_t across_k(int step) const {
-    static_assert(P::kRowBytes == 128);
-    return descriptor(P::kPanelBytes / 16, step * 16 * P::kRowBytes);
-  }
-
- private:
-  [[nodiscard]] __device__ std::uint64_t descriptor(std::uint32_t next_panel, int offset) const {
-    return std::uint64_t{kHigh} << 32 | (start + (next_panel << 16 | static_cast<std::uint32_t>(offset / 16)));
-  }
-};
 
 // Where things are in shared memory.
 template <class C>
@@ -125,39 +100,18 @@ __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, co
   }
 }
 
-// Starts S = q_hat k_hat^T.
+// Of the first pass, in tiles without a mask.
 template <class C>
-__device__ __forceinline__ void start_scores(float (&s)[C::kKeys / 2],
-                                             const SharedOperand<typename C::QueryTile>& queries,
-                                             const SharedOperand<typename C::KeyTile>& keys) {
-#pragma unroll
-  for (int step = 0; step < C::kScores / 16; ++step) {
-    ptx::wgmma(s, queries.along_k(step), keys.along_k(step), step > 0, typename C::Element{});
-  }
-  ptx::wgmma_commit();
-}
-
-// Starts O += P V, once V is there.
-template <class C>
-__device__ __forceinline__ void start_output(float (&o)[C::kValues / 2],
-                                             const std::uint32_t (&probabilities)[C::kKeys / 16][4],
-                                             const Shared<C>& shared, const Turn<C>& turn) {
-  if constexpr (C::kWithout != Without::values) {
-    const SharedOperand<typename C::ValueTile> values(shared.values(turn.stage));
-    ptx::barrier_wait(shared.values_full(turn.stage), turn.parity);
-#pragma unroll
-    for (int step = 0; step < C::kKeys / 16; ++step) {
-      ptx::wgmma_rs(o, probabilities[step], values.across_k(step), typename C::Element{});
-    }
-  }
-  ptx::wgmma_commit();
-}
+inline constexpr References kFirstPass = !kWideRange<typename C::Element> ? References::follow
+                                         : C::kScores == Scores::raw      ? References::stay
+                                                                          : References::none;
 
 inline constexpr unsigned kAllRows = 3;  // of a thread, a bit each
 
-// Which of a thread's two rows references that stayed were good enough for, a bit each: no score was so far above its
-// own that P or O could have left fp32's range, and it had one, unless all tiles were followed. By each row alone, as
-// its bits must not depend on those beside it, which may be later ones.
+// Which of a thread's two rows the references of the first pass were good enough for, a bit each. References that
+// stayed: no score was so far above its own that P or O could have left fp32's range, and it had one, unless all tiles
+// were followed. None: the sum is neither so large nor so small. By each row alone, as its bits must not depend on
+// those beside it, which may be later ones.
 template <class C>
 __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const Softmax<C>& softmax,
                                          bool all_followed) {
@@ -174,8 +128,10 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const
     for (int i = 0; i < C::kValues / 2; ++i) {
       zero = i / 2 % 2 == half ? fmaf(o[i], 0.0F, zero) : zero;
     }
-    const bool fits = zero == 0.0F && softmax.sum[half] < Softmax<C>::kMostSum &&
-                      (all_followed || softmax.reference[half] != -INFINITY);
+    const float sum = quad_sum(softmax.sum[half]);
+    const bool is_enough = kFirstPass<C> == References::none ? sum > Softmax<C>::kLeastSum
+                                                             : all_followed || softmax.reference[half] != -INFINITY;
+    const bool fits = zero == 0.0F && sum < Softmax<C>::kMostSum && is_enough;
     rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << half : 0;
   }
   return rows;
@@ -199,7 +155,7 @@ __device__ inline void store(const ForwardParameters& p, const Rows& work, int f
     }
     if (p.lse != nullptr && lane % 4 == 0) {
       p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] =
-          natural_lse(softmax.reference[half], softmax.scale, sum);
+          natural_lse(Softmax<C>::finite(softmax.reference[half]), softmax.scale, sum);
     }
     const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;  // no key is seen: O = 0
     T* const to = base + row * problem.o.row;
@@ -239,71 +195,106 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
       ptx::barrier_arrive(barrier);
     }
   };
-  float s[C::kKeys / 2];
-  float factor[2];
-  std::uint32_t probabilities[C::kKeys / 16][4];
-  const SharedOperand<typename C::QueryTile> queries(shared.queries(consumer));
-  const auto keys = [&](const Turn<C>& turn) { return SharedOperand<typename C::KeyTile>(shared.keys(turn.stage)); };
-  ptx::barrier_wait(shared.queries_full(), 0);
-  const Turn<C> start(used);
-  ptx::barrier_wait(shared.keys_full(start.stage), start.parity);
-  ptx::wgmma_fence();
-  start_scores<C>(s, queries, keys(start));
-  ptx::wgmma_wait<0>();
-  release(shared.keys_empty(start.stage));
-  if (tiles - 1 >= whole) {
-    apply_mask<C>(s, problem, row, (tiles - 1) * C::kKeys);
-  }
-  static_cast<void>(softmax.update(s, factor));
-  softmax.exponentials(s);
-  pack<C>(s, probabilities);
+  const auto release_keys = [&](int n) { release(shared.keys_empty(Turn<C>(used + n).stage)); };
+  const auto release_values = [&](int n) { release(shared.values_empty(Turn<C>(used + n).stage)); };
 
-  const auto next_tile = [&]<References kReferences>(int n) {
+  float s[2][C::kHalf / 2];  // of the upper and the lower half of a tile
+  std::uint32_t probabilities[C::kHalf / 16][4];
+  Queries<C> queries;
+  ptx::barrier_wait(shared.queries_full(), 0);
+  load_queries<C>(queries, shared.queries(consumer));
+
+  // The products of a half of tile n: the upper one, 0, goes first, as the last tile does.
+  const auto scores = [&]<int kPart>(int n) {
     const Turn<C> turn(used + n);
-    const Turn<C> before(used + n - 1);
-    ptx::barrier_wait(shared.keys_full(turn.stage), turn.parity);
+    if constexpr (kPart == 0) {
+      ptx::barrier_wait(shared.keys_full(turn.stage), turn.parity);
+    }
     ptx::wgmma_fence();
-    start_scores<C>(s, queries, keys(turn));
-    start_output<C>(o, probabilities, shared, before);
-    ptx::wgmma_wait<1>();
-    release(shared.keys_empty(turn.stage));
-    bool moved = false;
-    if constexpr (kReferences == References::follow) {
-      if (tiles - 1 - n >= whole) {
-        apply_mask<C>(s, problem, row, (tiles - 1 - n) * C::kKeys);
-      }
-      moved = softmax.update(s, factor);
+    start_scores<C>(s[kPart], queries, shared.keys(turn.stage), (1 - kPart) * C::kHalf);
+  };
+  const auto output = [&]<int kPart>(int n) {
+    const Turn<C> turn(used + n);
+    if constexpr (kPart == 0 && C::kWithout != Without::values) {
+      ptx::barrier_wait(shared.values_full(turn.stage), turn.parity);
     }
-    softmax.exponentials(s);
-    // Always so, which the compiler cannot see: in a block of its own the wait stays behind the exponentials.
-    if (ptx::opaque(static_cast<unsigned>(n)) < static_cast<unsigned>(tiles)) {
-      ptx::wgmma_wait<0>();
+    ptx::wgmma_fence();
+    start_output<C>(o, probabilities, shared.values(turn.stage), (1 - kPart) * C::kHalf);
+  };
+  // P of a half whose scores are there; then nothing is under way.
+  const auto weigh_following = [&]<int kPart>(int n) {
+    if (tiles - 1 - n >= whole) {
+      apply_mask<C>(s[kPart], problem, row, (tiles - 1 - n) * C::kKeys + (1 - kPart) * C::kHalf);
     }
+    float factor[2];
+    const bool moved = references != References::none && softmax.update(s[kPart], factor);
+    softmax.template exponentials<References::follow>(s[kPart]);
+    ptx::wgmma_wait<0>();
     if (moved) {
 #pragma unroll
       for (int i = 0; i < C::kValues / 2; ++i) {
         o[i] *= factor[i / 2 % 2];
       }
     }
-    release(shared.values_empty(before.stage));
-    pack<C>(s, probabilities);
+    pack<C>(s[kPart], probabilities);
   };
+  // P of a half after whose scores kLater products were started, that of the half before first.
+  const auto weigh = [&]<int kPart, int kLater>(int n) {
+    ptx::wgmma_wait<kLater>();
+    if constexpr (kPart == 1) {
+      release_keys(n);
+    }
+    softmax.template exponentials<kFirstPass<C>>(s[kPart]);
+    ptx::wgmma_wait<kLater - 1>();
+    if constexpr (kPart == 0) {
+      release_values(n - 1);
+    }
+    pack<C>(s[kPart], probabilities);
+  };
+  const auto lower_following = [&](int n) {
+    scores.template operator()<1>(n);
+    output.template operator()<0>(n);
+    ptx::wgmma_wait<1>();
+    release_keys(n);
+    weigh_following.template operator()<1>(n);
+  };
+
+  scores.template operator()<0>(0);
+  ptx::wgmma_wait<0>();
+  weigh_following.template operator()<0>(0);
+  lower_following(0);
+  int n = 1;
   // Tiles with a mask, and the first that all rows see.
   const int followed = references == References::follow ? tiles : min(tiles, tiles - whole + 1);
-  int n = 1;
 #pragma unroll 1
   for (; n < followed; ++n) {
-    next_tile.template operator()<References::follow>(n);
+    scores.template operator()<0>(n);
+    output.template operator()<1>(n - 1);
+    ptx::wgmma_wait<1>();
+    weigh_following.template operator()<0>(n);
+    release_values(n - 1);
+    lower_following(n);
   }
+  if (n < tiles) {
+    scores.template operator()<0>(n);
 #pragma unroll 1
-  for (; n < tiles; ++n) {
-    next_tile.template operator()<References::stay>(n);
+    for (; n < tiles - 1; ++n) {
+      output.template operator()<1>(n - 1);
+      scores.template operator()<1>(n);
+      weigh.template operator()<0, 2>(n);
+      output.template operator()<0>(n);
+      scores.template operator()<0>(n + 1);
+      weigh.template operator()<1, 2>(n);
+    }
+    output.template operator()<1>(n - 1);
+    scores.template operator()<1>(n);
+    weigh.template operator()<0, 2>(n);
+    output.template operator()<0>(n);
+    weigh.template operator()<1, 1>(n);
   }
-  const Turn<C> last(used + tiles - 1);
-  ptx::wgmma_fence();
-  start_output<C>(o, probabilities, shared, last);
+  output.template operator()<1>(tiles - 1);
   ptx::wgmma_wait<0>();
-  release(shared.values_empty(last.stage));
+  release_values(tiles - 1);
   return references == References::follow ? kAllRows : rows_in_range<C>(o, softmax, followed == tiles);
 }
 
@@ -334,9 +325,8 @@ __global__ void __launch_bounds__(C::kThreads, 1) forward(const __grid_constant_
     ptx::barrier_fence();
   }
   __syncthreads();
-  constexpr References kFirst = kWideRange<typename C::Element> ? References::stay : References::follow;
   const auto again = [&](unsigned rows_left) {
-    return kFirst == References::stay && __syncthreads_or(static_cast<int>(rows_left)) != 0;
+    return kFirstPass<C> != References::follow && __syncthreads_or(static_cast<int>(rows_left)) != 0;
   };
   if (threadIdx.x < C::kWarpgroup) {
     ptx::give_registers<C::kCopyRegisters>();
@@ -357,12 +347,18 @@ __global__ void __launch_bounds__(C::kThreads, 1) forward(const __grid_constant_
     int used = 0;
     unsigned rows_left = kAllRows;
     do {
-      float o[C::kValues / 2] = {};
+      float o[C::kValues / 2];
+#pragma unroll
+      for (float& x : o) {
+        x = __uint_as_float(ptx::opaque(0));  // else the compiler writes the zeros where wgmma is under way, and waits
+      }
       Softmax<C> softmax(problem.scale_log2);
       unsigned right = kAllRows;
       if (tiles > 0) {
-        right =
-            compute<C>(p, work, shared, consumer, row, tiles, used, used > 0 ? References::follow : kFirst, o, softmax);
+        // Where the compiler knows that all references follow, it waits after every single wgmma.
+        const auto references =
+            static_cast<References>(ptx::opaque(static_cast<unsigned>(used > 0 ? References::follow : kFirstPass<C>)));
+        right = compute<C>(p, work, shared, consumer, row, tiles, used, references, o, softmax);
       }
       store<C>(p, work, row, rows_left & right, o, softmax);
       rows_left &= ~right;

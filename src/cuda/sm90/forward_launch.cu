@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <array>
 #include <limits>
+#include <utility>
 
 #include "cuda/launch.h"
 #include "cuda/other_variants.h"
@@ -19,9 +20,10 @@ namespace {
   return is_exact(grouping) || (grouping.order_from == OrderFrom::previous && grouping.block >= problem.seq_q);
 }
 
-[[nodiscard]] const Variant* find(const Problem& problem, std::int64_t groups) noexcept {
+[[nodiscard]] const Variant* find(const Problem& problem, Scores scores, std::int64_t groups) noexcept {
   for (const Variant& variant : OtherVariants<Variant>::or_else(variants())) {
-    if (variant.dtype == problem.dtype && variant.scores >= groups && variant.values >= problem.head_dim_v) {
+    if (variant.dtype == problem.dtype && variant.scores == scores && variant.columns >= groups &&
+        variant.values >= problem.head_dim_v) {
       return &variant;
     }
   }
@@ -163,26 +165,29 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
 
   ForwardParameters p{};
   p.problem = device_problem(problem, grouping, nullptr);
+  // In bf16 q_hat takes the scale in (Config's Scores).
+  const bool scaled = operands.q_hat != nullptr && problem.dtype == DType::bf16;
   if (operands.q_hat != nullptr) {
-    const auto estimated = [&](Operand& x, Estimate kind, void* to) {
+    const float scale = scaled ? std::exchange(p.problem.scale_log2, 1.0F) : 1.0F;
+    const auto estimated = [&](Operand& x, Estimate kind, float factor, void* to) {
       estimate(x.data, x.strides, x.extent, tensors.order,
-               {problem.dtype, kind, problem.heads_q, p.problem.groups, p.problem.members}, to, stream);
+               {problem.dtype, kind, problem.heads_q, p.problem.groups, p.problem.members, factor}, to, stream);
       x.data = to;
       x.extent.heads = problem.heads_q;
       x.extent.columns = operands.groups;
       x.strides = packed_strides(x.extent);
     };
-    estimated(operands.q, p.problem.mean ? Estimate::mean : Estimate::first, operands.q_hat);
-    estimated(operands.k, Estimate::sum, operands.k_hat);
+    estimated(operands.q, p.problem.mean ? Estimate::mean : Estimate::first, scale, operands.q_hat);
+    estimated(operands.k, Estimate::sum, 1.0F, operands.k_hat);
     p.keys_of_query_head = true;
   }
-  const Variant& variant = *find(problem, operands.groups);
+  const Variant& variant = *find(problem, scaled ? Scores::logarithms : Scores::raw, operands.groups);
   const auto map = [&](const Operand& x, int rows, int columns) {
     return tensor_map(x.data, problem.dtype, x.strides, x.extent, rows, columns);
   };
   constexpr int kConsumerRows = 64;
-  p.q = map(operands.q, kConsumerRows, variant.scores);
-  p.k = map(operands.k, variant.keys, variant.scores);
+  p.q = map(operands.q, kConsumerRows, variant.columns);
+  p.k = map(operands.k, variant.keys, variant.columns);
   p.v = map(operands.v, variant.keys, variant.values);
   p.o = tensors.o;
   p.lse = static_cast<float*>(tensors.lse);

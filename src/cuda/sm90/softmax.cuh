@@ -16,16 +16,18 @@ namespace distr::cuda::sm90 {
 template <class T>
 inline constexpr bool kWideRange = std::is_same_v<T, __nv_bfloat16>;
 
-// Whether the reference of a row follows the maximum of its scores.
-enum class References : std::uint8_t { follow, stay };
+// What is subtracted from a row's scores: a maximum that follows them, one that stays, nothing.
+enum class References : std::uint8_t { follow, stay, none };
 
 // P = 2^(scale * S - scale * reference). The reference of a row is a maximum of its first scores. It follows those of
 // later tiles where it is asked to, and then only when the maximum has grown by 2^kSlack, so that O is hardly ever
-// rescaled. References that stay cost no maximum, and do for rows whose scores are not far above them: rows_in_range().
+// rescaled. References that stay cost no maximum, and do for rows whose scores are not far above them; none at all
+// saves the subtraction too, and does for sums within the range below: rows_in_range().
 template <class C>
 struct Softmax {
   static constexpr float kSlack = 8.0F;
   static constexpr float kMostSum = 0x1p64F;
+  static constexpr float kLeastSum = 0x1p-64F;
 
   float scale;  // of the scores, to logarithms to the base 2; positive
   float reference[2] = {-INFINITY, -INFINITY};
@@ -37,10 +39,10 @@ struct Softmax {
   [[nodiscard]] __device__ static float finite(float reference) { return reference == -INFINITY ? 0.0F : reference; }
 
   // The references follow the scores. Whether O must be multiplied by `factor`, the same for all threads of the warp.
-  [[nodiscard]] __device__ bool update(const float (&s)[C::kKeys / 2], float (&factor)[2]) {
+  [[nodiscard]] __device__ bool update(const float (&s)[C::kHalf / 2], float (&factor)[2]) {
     float best[2] = {-INFINITY, -INFINITY};
 #pragma unroll
-    for (int i = 0; i < C::kKeys / 2; i += 2) {
+    for (int i = 0; i < C::kHalf / 2; i += 2) {
       best[i / 2 % 2] = fmaxf(best[i / 2 % 2], fmaxf(s[i], s[i + 1]));
     }
     bool rises = false;
@@ -65,12 +67,19 @@ struct Softmax {
   }
 
   // Scores become P.
-  __device__ void exponentials(float (&s)[C::kKeys / 2]) {
+  template <References kReferences>
+  __device__ void exponentials(float (&s)[C::kHalf / 2]) {
     const float shift[2] = {finite(reference[0]) * scale, finite(reference[1]) * scale};
+    const auto exponent = [&](int i) {
+      if constexpr (C::kScores == Scores::raw) {
+        return fmaf(s[i], scale, -shift[i / 2 % 2]);
+      } else {
+        return kReferences == References::none ? s[i] : s[i] - shift[i / 2 % 2];
+      }
+    };
 #pragma unroll
-    for (int i = 0; i < C::kKeys / 2; ++i) {
-      const float exponent = fmaf(s[i], scale, -shift[i / 2 % 2]);
-      s[i] = C::kWithout == Without::exponential ? exponent : ptx::exp2(exponent);
+    for (int i = 0; i < C::kHalf / 2; ++i) {
+      s[i] = C::kWithout == Without::exponential ? exponent(i) : ptx::exp2(exponent(i));
       sum[i / 2 % 2] += s[i];
     }
   }
@@ -78,24 +87,24 @@ struct Softmax {
 
 // P in 16 bits, the left operand of the second product.
 template <class C>
-__device__ __forceinline__ void pack(const float (&s)[C::kKeys / 2], std::uint32_t (&probabilities)[C::kKeys / 16][4]) {
+__device__ __forceinline__ void pack(const float (&s)[C::kHalf / 2], std::uint32_t (&probabilities)[C::kHalf / 16][4]) {
 #pragma unroll
-  for (int i = 0; i < C::kKeys / 4; ++i) {
+  for (int i = 0; i < C::kHalf / 4; ++i) {
     probabilities[i / 4][i % 4] = ptx::pack(s[2 * i], s[2 * i + 1], typename C::Element{});
   }
 }
 
 // Hides the keys of tile `first` .. that a row does not see.
 template <class C>
-__device__ __forceinline__ void apply_mask(float (&s)[C::kKeys / 2], const DeviceProblem& problem, int row, int first) {
+__device__ __forceinline__ void apply_mask(float (&s)[C::kHalf / 2], const DeviceProblem& problem, int row, int first) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::int64_t seen =
         problem.causal ? min(problem.seq_k, std::int64_t{row} + half * 8 + problem.causal_offset + 1) : problem.seq_k;
-    const int left = static_cast<int>(max(min(seen - first, std::int64_t{C::kKeys}), std::int64_t{0})) - lane % 4 * 2;
+    const int left = static_cast<int>(max(min(seen - first, std::int64_t{C::kHalf}), std::int64_t{0})) - lane % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < C::kKeys / 8; ++n) {
+    for (int n = 0; n < C::kHalf / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& score = s[n * 4 + half * 2 + i];

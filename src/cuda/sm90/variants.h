@@ -10,7 +10,8 @@ namespace distr::cuda::sm90 {
 
 struct Variant {
   DType dtype;
-  int scores, values, rows, keys;  // Config's
+  Scores scores;
+  int columns, values, rows, keys;  // Config's
   void (*launch)(const ForwardParameters& parameters, void* stream);
 };
 

@@ -1,0 +1,85 @@
+// SPDX-License-Identifier: Apache-2.0
+// The two products of attention by a warpgroup: left operands in registers, right ones in shared memory.
+#pragma once
+
+#include "cuda/ptx.cuh"
+#include "cuda/sm90/config.h"
+#include "cuda/sm90/ptx.cuh"
+
+namespace distr::cuda::sm90 {
+
+// A tile in shared memory as wgmma's descriptors see it: the permutation of its rows, the distance of eight rows, and
+// the address of 16 columns or rows, in units of 16 bytes.
+template <class P>
+struct SharedOperand {
+  static constexpr std::uint32_t kMode = P::kRowBytes == 128 ? 1 : P::kRowBytes == 64 ? 2 : 3;
+  static constexpr std::uint32_t kHigh = kMode << 30 | 8 * P::kRowBytes / 16;
+
+  std::uint32_t start;
+
+  __device__ explicit SharedOperand(std::uint32_t tile) : start((tile & 0x3FFFF) / 16) {}
+
+  // Columns 16 step .. of the rows from `first` on, which lie along k.
+  [[nodiscard]] __device__ std::uint64_t along_k(int first, int step) const {
+    constexpr int kStepsAPanel = P::kPanelColumns / 16;
+    return descriptor(1, step / kStepsAPanel * P::kPanelBytes + first * P::kRowBytes + step % kStepsAPanel * 32);
+  }
+  // Rows first + 16 step .. of all columns, which lie along k.
+  [[nodiscard]] __device__ std::uint64_t across_k(int first, int step) const {
+    static_assert(P::kRowBytes == 128);
+    return descriptor(P::kPanelBytes / 16, (first + step * 16) * P::kRowBytes);
+  }
+
+ private:
+  [[nodiscard]] __device__ std::uint64_t descriptor(std::uint32_t next_panel, int offset) const {
+    return std::uint64_t{kHigh} << 32 | (start + (next_panel << 16 | static_cast<std::uint32_t>(offset / 16)));
+  }
+};
+
+// q_hat of a consumer's 64 rows, as left operands of wgmma in registers.
+template <class C>
+using Queries = std::uint32_t[C::kColumns / 16][4];
+
+template <class C>
+__device__ __forceinline__ void load_queries(Queries<C>& q, std::uint32_t tile) {
+  using P = typename C::QueryTile;
+  const unsigned lane = threadIdx.x % 32;
+  const unsigned row = threadIdx.x % C::kWarpgroup / 32 * 16 + lane % 16;
+  constexpr unsigned kPieces = P::kRowBytes / 16;  // of 16 bytes in a row of a panel
+#pragma unroll
+  for (unsigned step = 0; step < C::kColumns / 16; ++step) {
+    const unsigned piece = step * 2 + lane / 16;
+    const unsigned place = piece % kPieces ^ row * P::kRowBytes / 128 % kPieces;
+    ptx::ldmatrix_x4(q[step], tile + piece / kPieces * P::kPanelBytes + row * P::kRowBytes + place * 16);
+  }
+}
+
+// Starts S = q_hat k_hat^T for half a tile.
+template <class C>
+__device__ __forceinline__ void start_scores(float (&s)[C::kHalf / 2], const Queries<C>& queries, std::uint32_t tile,
+                                             int first) {
+  using P = typename C::KeyTile;
+  const SharedOperand<P> keys(tile);
+#pragma unroll
+  for (int step = 0; step < C::kColumns / 16; ++step) {
+    ptx::wgmma<ptx::Rows::along_k>(s, queries[step], keys.along_k(first, step), step > 0, typename C::Element{});
+  }
+  ptx::wgmma_commit();
+}
+
+// Starts O += P V for half a tile.
+template <class C>
+__device__ __forceinline__ void start_output(float (&o)[C::kValues / 2],
+                                             const std::uint32_t (&probabilities)[C::kHalf / 16][4], std::uint32_t tile,
+                                             int first) {
+  if constexpr (C::kWithout != Without::values) {
+    const SharedOperand<typename C::ValueTile> values(tile);
+#pragma unroll
+    for (int step = 0; step < C::kHalf / 16; ++step) {
+      ptx::wgmma<ptx::Rows::along_n>(o, probabilities[step], values.across_k(first, step), true, typename C::Element{});
+    }
+  }
+  ptx::wgmma_commit();
+}
+
+}  // namespace distr::cuda::sm90
