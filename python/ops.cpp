@@ -4,17 +4,15 @@
 // on that CMakeLists.txt targets. Fake kernels and autograd formulas are in distrattention/ops.py.
 #include <torch/csrc/stable/library.h>
 
+#include <array>
 #include <string>
 #include <tuple>
-#include <vector>
 
 #include "distr/version.h"
 #include "tensors.h"
 
 namespace distr::binding {
 namespace {
-
-using Sizes = std::vector<std::int64_t>;
 
 const void* data(const OptionalTensor& tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
 const std::int32_t* order_data(const OptionalTensor& order) { return static_cast<const std::int32_t*>(data(order)); }
@@ -28,9 +26,8 @@ Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& 
   Call call = make_call(q, k, k, {causal, strategy, "mean", order_from, {}, group_size, block_size, seed});
   validate(call.problem, call.grouping);
   const auto shape = order_shape(call.problem, call.grouping);
-  const Sizes sizes =
-      flat ? Sizes{q.size(0), q.size(1), shape[2] * q.size(3)} : Sizes{q.size(0), q.size(1), shape[2], q.size(3)};
-  Tensor order = empty(q, sizes, ScalarType::Int);
+  Tensor order = flat ? empty(q, {q.size(0), q.size(1), shape[2] * q.size(3)}, ScalarType::Int)
+                      : empty(q, {q.size(0), q.size(1), shape[2], q.size(3)}, ScalarType::Int);
   add_workspace(call, Operation::grouping, q);
   make_grouping(
       call.problem, call.grouping,
@@ -49,7 +46,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
   Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
   const OptionalTensor order = add_mask_and_order(call, q, mask, order_in);
-  Tensor o = torch::stable::transpose(empty(q, {q.size(0), q.size(2), q.size(1), v.size(3)}, q.scalar_type()), 1, 2);
+  Tensor o = empty_rows_first(q, {q.size(0), q.size(1), q.size(2), v.size(3)});
   Tensor lse = empty(q, {q.size(0), q.size(1), q.size(2)}, lse_type(call.problem));
   call.problem.o = strides_of(o);
   add_workspace(call, Operation::forward, q);
@@ -78,24 +75,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
   const OptionalTensor order = add_mask_and_order(call, q, mask, order_in);
 
-  const Sizes lse_shape{q.size(0), q.size(1), q.size(2)};
-  const Sizes o_shape{q.size(0), q.size(1), q.size(2), v.size(3)};
+  const std::array lse_shape{q.size(0), q.size(1), q.size(2)};
+  const std::array o_shape{q.size(0), q.size(1), q.size(2), v.size(3)};
   const ScalarType type_of_lse = lse_type(call.problem);
   require(q, "out", o_in, q.scalar_type(), o_shape);
   require(q, "the gradient of out", d_o_in, q.scalar_type(), o_shape);
   require(q, "lse", lse_in, type_of_lse, lse_shape);
   const Tensor o = laid_out_like(dense_like(o_in), o_in), d_o = laid_out_like(o, d_o_in);
-  const Tensor lse = torch::stable::contiguous(lse_in);
+  const Tensor lse = packed(lse_in);
   OptionalTensor d_lse;
   if (d_lse_in) {
     require(q, "the gradient of lse", *d_lse_in, type_of_lse, lse_shape);
-    d_lse = torch::stable::contiguous(*d_lse_in);
+    d_lse = packed(*d_lse_in);
   }
   call.problem.o = strides_of(o);
 
   const bool want_mask = mask && mask_gradient;
-  const auto mask_sizes = want_mask ? Sizes(mask->sizes().begin(), mask->sizes().end()) : Sizes{0};
-  Tensor d_mask = empty(q, mask_sizes, type_of_lse);
+  Tensor d_mask = want_mask ? empty(q, mask->sizes(), type_of_lse) : empty(q, {0}, type_of_lse);
   add_workspace(call, Operation::backward, q);
   distr::backward(call.problem, call.grouping,
                   {.q = q.const_data_ptr(),
