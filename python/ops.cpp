@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The torch operators distrattention::{make_grouping, forward, backward}, and {explain, describe}, which tell what
-// would run and what was built. Written against LibTorch's stable ABI: one binary serves every torch from the version
-// on that CMakeLists.txt targets. Fake kernels and autograd formulas are in distrattention/ops.py.
+// The torch operators distrattention::{make_grouping, forward, backward}, {attend}, which is the first two in one, for
+// eager code, and {explain, describe}, which tell what would run and what was built. Written against LibTorch's stable
+// ABI: one binary serves every torch from the version on that CMakeLists.txt targets. Fake kernels and autograd
+// formulas are in distrattention/ops.py.
 #include <torch/csrc/stable/library.h>
 
 #include <array>
 #include <string>
 #include <tuple>
+#include <utility>
 
 #include "distr/version.h"
 #include "tensors.h"
@@ -19,11 +21,7 @@ const std::int32_t* order_data(const OptionalTensor& order) { return static_cast
 
 // order int32 [B, Hq, blocks, d], or [B, Hq, blocks * d] when `flat`: an axis that is 1 for short sequences alone would
 // make torch.export refuse a range of lengths.
-Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& causal, const std::string& strategy,
-                     std::int64_t group_size, std::int64_t block_size, const std::string& order_from, std::int64_t seed,
-                     bool flat) {
-  const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in);
-  Call call = make_call(q, k, k, {causal, strategy, "mean", order_from, {}, group_size, block_size, seed});
+Tensor order_of(Call& call, const Tensor& q, const Tensor& k, bool flat) {
   validate(call.problem, call.grouping);
   const auto shape = order_shape(call.problem, call.grouping);
   Tensor order = flat ? empty(q, {q.size(0), q.size(1), shape[2] * q.size(3)}, ScalarType::Int)
@@ -36,15 +34,18 @@ Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& 
   return order;
 }
 
+Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& causal, const std::string& strategy,
+                     std::int64_t group_size, std::int64_t block_size, const std::string& order_from, std::int64_t seed,
+                     bool flat) {
+  const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in);
+  Call call = make_call(q, k, k, {causal, strategy, "mean", order_from, {}, group_size, block_size, seed});
+  return order_of(call, q, k, flat);
+}
+
 // O [B, Hq, Nq, dv], in memory [B, Nq, Hq, dv]: the transpose that follows attention in models then costs nothing;
 // LSE [B, Hq, Nq].
-std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
-                                   const OptionalTensor& mask, const OptionalTensor& order_in,
-                                   const std::string& causal, std::optional<double> scale, const std::string& strategy,
-                                   std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
-                                   const std::string& order_from) {
-  const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
-  Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
+std::tuple<Tensor, Tensor> attention_of(Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
+                                        const OptionalTensor& mask, const OptionalTensor& order_in) {
   const OptionalTensor order = add_mask_and_order(call, q, mask, order_in);
   Tensor o = empty_rows_first(q, {q.size(0), q.size(1), q.size(2), v.size(3)});
   Tensor lse = empty(q, {q.size(0), q.size(1), q.size(2)}, lse_type(call.problem));
@@ -60,6 +61,33 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const
                   .lse = lse.mutable_data_ptr()},
                  call.execution);
   return {o, lse};
+}
+
+std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+                                   const OptionalTensor& mask, const OptionalTensor& order, const std::string& causal,
+                                   std::optional<double> scale, const std::string& strategy, std::int64_t group_size,
+                                   std::int64_t block_size, const std::string& estimator,
+                                   const std::string& order_from) {
+  const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
+  Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
+  return attention_of(call, q, k, v, mask, order);
+}
+
+// make_grouping() and forward() in one. The order, flat, is the third result where columns are grouped.
+std::tuple<Tensor, Tensor, OptionalTensor> attend(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+                                                  const OptionalTensor& mask, const std::string& causal,
+                                                  std::optional<double> scale, const std::string& strategy,
+                                                  std::int64_t group_size, std::int64_t block_size,
+                                                  const std::string& estimator, const std::string& order_from,
+                                                  std::int64_t seed) {
+  const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
+  Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, seed});
+  OptionalTensor order;
+  if (strategy != "exact" && group_size > 1) {
+    order = order_of(call, q, k, true);
+  }
+  auto [o, lse] = attention_of(call, q, k, v, mask, order);
+  return {std::move(o), std::move(lse), std::move(order)};
 }
 
 // dQ, dK, dV, laid out like Q, K, V without their holes; dMask in the mask's shape and LSE's dtype, [0] when not
@@ -172,6 +200,9 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
       "float? scale=None, str strategy='exact', int group_size=1, int block_size=128, str estimator='mean', "
       "str order_from='own') -> (Tensor out, Tensor lse)");
   m.def(
+      "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, str causal, float? scale, str strategy, int group_size, "
+      "int block_size, str estimator, str order_from, int seed) -> (Tensor out, Tensor lse, Tensor? order)");
+  m.def(
       "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? order, "
       "Tensor out, Tensor lse, bool mask_gradient=False, str causal='none', float? scale=None, str strategy='exact', "
       "int group_size=1, int block_size=128, str estimator='mean', str order_from='own') "
@@ -186,6 +217,7 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
 STABLE_TORCH_LIBRARY_IMPL(distrattention, CPU, m) {
   m.impl("make_grouping", TORCH_BOX(&make_grouping));
   m.impl("forward", TORCH_BOX(&forward));
+  m.impl("attend", TORCH_BOX(&attend));
   m.impl("backward", TORCH_BOX(&backward));
 }
 
@@ -193,6 +225,7 @@ STABLE_TORCH_LIBRARY_IMPL(distrattention, CPU, m) {
 STABLE_TORCH_LIBRARY_IMPL(distrattention, CUDA, m) {
   m.impl("make_grouping", TORCH_BOX(&make_grouping));
   m.impl("forward", TORCH_BOX(&forward));
+  m.impl("attend", TORCH_BOX(&attend));
   m.impl("backward", TORCH_BOX(&backward));
 }
 

@@ -102,8 +102,10 @@ def _prepare(query, key, value, mask, is_causal, scale, grouped_heads):
     if not core.fit(query, key, value, grouped_heads):
         query, key, value = core.broadcast((query, key, value), grouped_heads)
         core.check((query, key, value), ("query", "key", "value"), grouped_heads)
-    core.check_mask(mask, query, key)
-    core.check_scale(scale)
+    if mask is not None:
+        core.check_mask(mask, query, key)
+    if scale is not None:
+        core.check_scale(scale)
     return query, key, value, mask, causal
 
 

@@ -46,19 +46,27 @@ def attend(query, key, value, mask, causal, scale, settings, training_causal):
     training_causal: whether gradients will be asked for and the attention is causal (by a mask, too): what a
     settings.order_from of None goes by.
     """
-    _refuse_transforms(query, key, value, mask)
+    eager = not torch.compiler.is_compiling()
+    plain = eager and _is_plain()
+    if eager:
+        ops.refuse_tangents((query, key, value, mask))
+        if not plain:
+            _refuse_gradients_of_func(query, key, value, mask)
     (q, k, v), mask = four_axes((query, key, value), mask)
     group_size, block_size = resolve(settings, query)
     order_from = settings.order_from or ("previous" if training_causal else "own")
-    order = None
     strategy = settings.strategy if group_size > 1 else "exact"
-    if strategy != "exact":
-        grouping = (strategy, group_size, block_size, order_from, settings.seed)
-        order = ops.make_grouping(q, k, causal, *grouping, flat=True)
     options = (group_size, block_size, settings.estimator, order_from)
-    if settings.strategy == "auto" and not torch.compiler.is_compiling() and _LOG.isEnabledFor(logging.INFO):
+    if settings.strategy == "auto" and eager and _LOG.isEnabledFor(logging.INFO):
         _log_choice(q, k, v, mask, "forward", causal, scale, "auto", *options)
-    out, lse = ops.forward(q, k, v, mask, order, causal, scale, strategy, *options)
+    if plain:
+        out, lse = ops.attend_eagerly(q, k, v, mask, causal, scale, strategy, *options, settings.seed)
+    else:
+        order = None
+        if strategy != "exact":
+            grouping = (strategy, group_size, block_size, order_from, settings.seed)
+            order = ops.make_grouping(q, k, causal, *grouping, flat=True)
+        out, lse = ops.forward(q, k, v, mask, order, causal, scale, strategy, *options)
     if query.dim() == 4:
         return out, lse
     return out.reshape(*query.shape[:-1], value.shape[-1]), lse.reshape(query.shape[:-1])
@@ -176,9 +184,7 @@ def check(tensors, names, grouped_heads=False):
 
 
 def check_mask(mask, query, key):
-    """Raises unless the mask is None, or a tensor that fits a query and a key that check() lets pass."""
-    if mask is None:
-        return
+    """Raises unless the mask is a tensor that fits a query and a key that check() lets pass."""
     require_tensors((mask,), ("attn_mask",))
     _check_place(mask, "attn_mask", query, "query")
     if mask.dtype not in (torch.bool, torch.float32, query.dtype):
@@ -250,7 +256,7 @@ def autocast(*tensors):
 def will_require_grad(*tensors):
     """Whether gradients with respect to any of the tensors will be asked for, now or in a checkpoint's second pass."""
     if torch.is_grad_enabled():
-        return any([tensor.requires_grad for tensor in tensors])
+        return ops.any_requires_grad(tensors)
     return not torch.compiler.is_compiling() and _in_reentrant_checkpoint()
 
 
@@ -269,10 +275,17 @@ def is_under_way(function):
     return frame is not None
 
 
-def _refuse_transforms(*tensors):
-    if torch.compiler.is_compiling():
-        return
-    ops.refuse_tangents(tensors)
+def _is_plain():
+    """Whether nothing looks on in eager code: no transform of torch.func, and no mode, which is to meet the operators
+    that compiled code has."""
+    return not (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+    )
+
+
+def _refuse_gradients_of_func(*tensors):
     if any(_is_tracked_by_func(tensor) for tensor in tensors if tensor is not None):
         raise NotImplementedError("attention cannot be differentiated by torch.func; allowed: torch.autograd")
 
