@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// The torch operators distrattention::{make_grouping, forward, backward}, and {explain, describe}, which tell what
-// would run and what was built. Written against LibTorch's stable ABI: one binary serves every torch from the version
-// on that CMakeLists.txt targets. Fake kernels and autograd formulas are in distrattention/ops.py.
+// The torch operators distrattention::{make_grouping, forward, backward}, {attend}, which is the first two in one, for
+// eager code, and {explain, describe}, which tell what would run and what was built. Written against LibTorch's stable
+// ABI: one binary serves every torch from the version on that CMakeLists.txt targets. Fake kernels and autograd
+// formulas are in distrattention/ops.py.
 #include <torch/csrc/stable/library.h>
 
+#include <array>
 #include <string>
 #include <tuple>
-#include <vector>
+#include <utility>
 
 #include "distr/version.h"
 #include "tensors.h"
@@ -14,23 +16,16 @@
 namespace distr::binding {
 namespace {
 
-using Sizes = std::vector<std::int64_t>;
-
 const void* data(const OptionalTensor& tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
 const std::int32_t* order_data(const OptionalTensor& order) { return static_cast<const std::int32_t*>(data(order)); }
 
 // order int32 [B, Hq, blocks, d], or [B, Hq, blocks * d] when `flat`: an axis that is 1 for short sequences alone would
 // make torch.export refuse a range of lengths.
-Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& causal, const std::string& strategy,
-                     std::int64_t group_size, std::int64_t block_size, const std::string& order_from, std::int64_t seed,
-                     bool flat) {
-  const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in);
-  Call call = make_call(q, k, k, {causal, strategy, "mean", order_from, {}, group_size, block_size, seed});
+Tensor order_of(Call& call, const Tensor& q, const Tensor& k, bool flat) {
   validate(call.problem, call.grouping);
   const auto shape = order_shape(call.problem, call.grouping);
-  const Sizes sizes =
-      flat ? Sizes{q.size(0), q.size(1), shape[2] * q.size(3)} : Sizes{q.size(0), q.size(1), shape[2], q.size(3)};
-  Tensor order = empty(q, sizes, ScalarType::Int);
+  Tensor order = flat ? empty(q, {q.size(0), q.size(1), shape[2] * q.size(3)}, ScalarType::Int)
+                      : empty(q, {q.size(0), q.size(1), shape[2], q.size(3)}, ScalarType::Int);
   add_workspace(call, Operation::grouping, q);
   make_grouping(
       call.problem, call.grouping,
@@ -39,17 +34,20 @@ Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& 
   return order;
 }
 
+Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& causal, const std::string& strategy,
+                     std::int64_t group_size, std::int64_t block_size, const std::string& order_from, std::int64_t seed,
+                     bool flat) {
+  const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in);
+  Call call = make_call(q, k, k, {causal, strategy, "mean", order_from, {}, group_size, block_size, seed});
+  return order_of(call, q, k, flat);
+}
+
 // O [B, Hq, Nq, dv], in memory [B, Nq, Hq, dv]: the transpose that follows attention in models then costs nothing;
-// LSE [B, Hq, Nq]. `deterministic` is for the backward, which takes the settings of its forward.
-std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
-                                   const OptionalTensor& mask, const OptionalTensor& order_in,
-                                   const std::string& causal, std::optional<double> scale, const std::string& strategy,
-                                   std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
-                                   const std::string& order_from, bool /*deterministic*/) {
-  const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
-  Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
+// LSE [B, Hq, Nq].
+std::tuple<Tensor, Tensor> attention_of(Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
+                                        const OptionalTensor& mask, const OptionalTensor& order_in) {
   const OptionalTensor order = add_mask_and_order(call, q, mask, order_in);
-  Tensor o = torch::stable::transpose(empty(q, {q.size(0), q.size(2), q.size(1), v.size(3)}, q.scalar_type()), 1, 2);
+  Tensor o = empty_rows_first(q, {q.size(0), q.size(1), q.size(2), v.size(3)});
   Tensor lse = empty(q, {q.size(0), q.size(1), q.size(2)}, lse_type(call.problem));
   call.problem.o = strides_of(o);
   add_workspace(call, Operation::forward, q);
@@ -63,6 +61,35 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const
                   .lse = lse.mutable_data_ptr()},
                  call.execution);
   return {o, lse};
+}
+
+// `deterministic` is for the backward, which takes the settings of its forward.
+std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+                                   const OptionalTensor& mask, const OptionalTensor& order, const std::string& causal,
+                                   std::optional<double> scale, const std::string& strategy, std::int64_t group_size,
+                                   std::int64_t block_size, const std::string& estimator, const std::string& order_from,
+                                   bool /*deterministic*/) {
+  const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
+  Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
+  return attention_of(call, q, k, v, mask, order);
+}
+
+// make_grouping() and forward() in one: the settings of forward(), and the seed. The order, flat, is the third result
+// where columns are grouped.
+std::tuple<Tensor, Tensor, OptionalTensor> attend(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+                                                  const OptionalTensor& mask, const std::string& causal,
+                                                  std::optional<double> scale, const std::string& strategy,
+                                                  std::int64_t group_size, std::int64_t block_size,
+                                                  const std::string& estimator, const std::string& order_from,
+                                                  bool /*deterministic*/, std::int64_t seed) {
+  const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
+  Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, seed});
+  OptionalTensor order;
+  if (strategy != "exact" && group_size > 1) {
+    order = order_of(call, q, k, true);
+  }
+  auto [o, lse] = attention_of(call, q, k, v, mask, order);
+  return {std::move(o), std::move(lse), std::move(order)};
 }
 
 // dQ, dK, dV, laid out like Q, K, V without their holes; dMask in the mask's shape and LSE's dtype, [0] when not
@@ -81,24 +108,23 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& d_o_in, const 
   Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
   const OptionalTensor order = add_mask_and_order(call, q, mask, order_in);
 
-  const Sizes lse_shape{q.size(0), q.size(1), q.size(2)};
-  const Sizes o_shape{q.size(0), q.size(1), q.size(2), v.size(3)};
+  const std::array lse_shape{q.size(0), q.size(1), q.size(2)};
+  const std::array o_shape{q.size(0), q.size(1), q.size(2), v.size(3)};
   const ScalarType type_of_lse = lse_type(call.problem);
   require(q, "out", o_in, q.scalar_type(), o_shape);
   require(q, "the gradient of out", d_o_in, q.scalar_type(), o_shape);
   require(q, "lse", lse_in, type_of_lse, lse_shape);
   const Tensor o = laid_out_like(dense_like(o_in), o_in), d_o = laid_out_like(o, d_o_in);
-  const Tensor lse = torch::stable::contiguous(lse_in);
+  const Tensor lse = packed(lse_in);
   OptionalTensor d_lse;
   if (d_lse_in) {
     require(q, "the gradient of lse", *d_lse_in, type_of_lse, lse_shape);
-    d_lse = torch::stable::contiguous(*d_lse_in);
+    d_lse = packed(*d_lse_in);
   }
   call.problem.o = strides_of(o);
 
   const bool want_mask = mask && mask_gradient;
-  const auto mask_sizes = want_mask ? Sizes(mask->sizes().begin(), mask->sizes().end()) : Sizes{0};
-  Tensor d_mask = empty(q, mask_sizes, type_of_lse);
+  Tensor d_mask = want_mask ? empty(q, mask->sizes(), type_of_lse) : empty(q, {0}, type_of_lse);
   call.execution.deterministic = deterministic;
   add_workspace(call, Operation::backward, q);
   distr::backward(call.problem, call.grouping,
@@ -180,6 +206,10 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
       "float? scale=None, str strategy='exact', int group_size=1, int block_size=128, str estimator='mean', "
       "str order_from='own', bool deterministic=True) -> (Tensor out, Tensor lse)");
   m.def(
+      "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, str causal, float? scale, str strategy, int group_size, "
+      "int block_size, str estimator, str order_from, bool deterministic, int seed) "
+      "-> (Tensor out, Tensor lse, Tensor? order)");
+  m.def(
       "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? order, "
       "Tensor out, Tensor lse, bool mask_gradient=False, str causal='none', float? scale=None, str strategy='exact', "
       "int group_size=1, int block_size=128, str estimator='mean', str order_from='own', bool deterministic=True) "
@@ -194,6 +224,7 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
 STABLE_TORCH_LIBRARY_IMPL(distrattention, CPU, m) {
   m.impl("make_grouping", TORCH_BOX(&make_grouping));
   m.impl("forward", TORCH_BOX(&forward));
+  m.impl("attend", TORCH_BOX(&attend));
   m.impl("backward", TORCH_BOX(&backward));
 }
 
@@ -201,6 +232,7 @@ STABLE_TORCH_LIBRARY_IMPL(distrattention, CPU, m) {
 STABLE_TORCH_LIBRARY_IMPL(distrattention, CUDA, m) {
   m.impl("make_grouping", TORCH_BOX(&make_grouping));
   m.impl("forward", TORCH_BOX(&forward));
+  m.impl("attend", TORCH_BOX(&attend));
   m.impl("backward", TORCH_BOX(&backward));
 }
 

@@ -61,6 +61,20 @@ Tensor allocated(const Tensor& like, const Allocate& allocate) {
   }
 }
 
+// The shortest way to torch's allocators: new_empty() takes the dispatcher's, and empty_like() is looked up by name.
+Tensor empty_strided(const Tensor& q, Sizes sizes, Sizes strides, ScalarType type) {
+  const auto rank = static_cast<std::int64_t>(sizes.size());
+  const auto dtype = torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(type));
+  std::int32_t device_type = 0;
+  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(q.get(), &device_type));
+  return allocated(q, [&] {
+    AtenTensorHandle made = nullptr;
+    STABLE_TORCH_ERROR_CODE_CHECK(
+        aoti_torch_empty_strided(rank, sizes.data(), strides.data(), dtype, device_type, q.get_device_index(), &made));
+    return Tensor(made);
+  });
+}
+
 // torch's CUDA part is a library of its own, absent from torch without CUDA: hence not linked, but found where it is.
 void* current_cuda_stream(std::int32_t device) {
   using GetStream = AOTITorchError(std::int32_t device_index, void** stream);
@@ -160,8 +174,7 @@ ScalarType lse_type(const Problem& problem) {
   return problem.lse_dtype() == DType::f64 ? ScalarType::Double : ScalarType::Float;
 }
 
-void require(const Tensor& q, const char* name, const Tensor& tensor, ScalarType type,
-             const std::vector<std::int64_t>& shape) {
+void require(const Tensor& q, const char* name, const Tensor& tensor, ScalarType type, Sizes shape) {
   require_device(q, name, tensor);
   if (tensor.scalar_type() != type) {
     invalid(std::string("the dtype of ") + name + " is " + torch::headeronly::toString(tensor.scalar_type()) +
@@ -175,24 +188,39 @@ void require(const Tensor& q, const char* name, const Tensor& tensor, ScalarType
 
 Strides strides_of(const Tensor& tensor) { return {tensor.stride(0), tensor.stride(1), tensor.stride(2)}; }
 
-Tensor empty(const Tensor& q, const std::vector<std::int64_t>& sizes, ScalarType type) {
-  return allocated(q, [&] { return torch::stable::new_empty(q, sizes, type); });
+Tensor empty(const Tensor& q, Sizes sizes, ScalarType type) {
+  std::vector<std::int64_t> strides(sizes.size());
+  std::int64_t stride = 1;
+  for (std::size_t axis = sizes.size(); axis-- > 0;) {
+    strides[axis] = stride;
+    stride *= std::max<std::int64_t>(sizes[axis], 1);
+  }
+  return empty_strided(q, sizes, strides, type);
 }
+
+Tensor empty_rows_first(const Tensor& q, Sizes sizes) {
+  const auto length = [&](std::size_t axis) { return std::max<std::int64_t>(sizes[axis], 1); };
+  const std::int64_t row = length(1) * length(3);
+  return empty_strided(q, sizes, {row * length(2), length(3), row, 1}, q.scalar_type());
+}
+
+Tensor packed(const Tensor& tensor) { return tensor.is_contiguous() ? tensor : torch::stable::contiguous(tensor); }
 
 Tensor with_unit_rows(const Tensor& tensor) {
   if (has_unit_rows(tensor) && is_aligned(tensor)) {
     return tensor;
   }
-  const auto sizes = tensor.sizes();
-  Tensor copy = empty(tensor, {sizes.begin(), sizes.end()}, tensor.scalar_type());
+  Tensor copy = empty(tensor, tensor.sizes(), tensor.scalar_type());
   torch::stable::copy_(copy, tensor);
   return copy;
 }
 
 Tensor dense_like(const Tensor& tensor) {
+  if (tensor.is_contiguous()) {
+    return empty_strided(tensor, tensor.sizes(), tensor.strides(), tensor.scalar_type());
+  }
   Tensor result = allocated(tensor, [&] { return torch::stable::empty_like(tensor); });
-  const auto sizes = tensor.sizes();
-  return has_unit_rows(result) ? result : empty(tensor, {sizes.begin(), sizes.end()}, tensor.scalar_type());
+  return has_unit_rows(result) ? result : empty(tensor, tensor.sizes(), tensor.scalar_type());
 }
 
 Tensor laid_out_like(const Tensor& layout, const Tensor& tensor) {
@@ -235,7 +263,7 @@ OptionalTensor add_mask_and_order(Call& call, const Tensor& q, const OptionalTen
   } else {
     require(q, "the order", *order, ScalarType::Int, {q.size(0), q.size(1), shape[2], q.size(3)});
   }
-  return torch::stable::contiguous(*order);
+  return packed(*order);
 }
 
 void add_workspace(Call& call, Operation operation, const Tensor& q) {

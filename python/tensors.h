@@ -21,6 +21,7 @@ namespace distr::binding {
 using torch::headeronly::ScalarType;
 using torch::stable::Tensor;
 using OptionalTensor = std::optional<Tensor>;
+using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;  // a view: of a tensor's sizes, or of {1, 2, 3} in a call
 
 [[noreturn]] void invalid(const std::string& message);
 
@@ -41,13 +42,15 @@ Value named(const char* what, const std::string& name, const std::array<std::pai
 [[nodiscard]] ScalarType lse_type(const Problem& problem);
 
 // Requires the dtype, the shape and q's device.
-void require(const Tensor& q, const char* name, const Tensor& tensor, ScalarType type,
-             const std::vector<std::int64_t>& shape);
+void require(const Tensor& q, const char* name, const Tensor& tensor, ScalarType type, Sizes shape);
 
 [[nodiscard]] Strides strides_of(const Tensor& tensor);
 
-// An uninitialized, contiguous tensor on q's device.
-[[nodiscard]] Tensor empty(const Tensor& q, const std::vector<std::int64_t>& sizes, ScalarType type);
+// An uninitialized tensor on q's device: contiguous, or of q's type, four axes and, in memory, [B, N, H, d].
+[[nodiscard]] Tensor empty(const Tensor& q, Sizes sizes, ScalarType type);
+[[nodiscard]] Tensor empty_rows_first(const Tensor& q, Sizes sizes);
+// The tensor, or a contiguous copy.
+[[nodiscard]] Tensor packed(const Tensor& tensor);
 // The tensor, or a copy, with what the kernels want: contiguous rows, and on CUDA an address that 16 divides.
 [[nodiscard]] Tensor with_unit_rows(const Tensor& tensor);
 // An uninitialized tensor that is laid out like `tensor`, without its holes and repetitions, and with contiguous rows.

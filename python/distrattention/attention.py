@@ -47,7 +47,7 @@ def scaled_dot_product_attention(
     Raises ValueError (shapes, settings, scale), TypeError (dtypes, devices), NotImplementedError (dropout, nested and
     sparse tensors, forward-mode and second derivatives), and RuntimeError where no kernel of the device serves.
     """
-    settings = Settings(strategy, group_size, block_size, estimator, order_from, seed)
+    settings = core.settings_of(strategy, group_size, block_size, estimator, order_from, seed)
     if dropout_p != 0:
         raise NotImplementedError(f"dropout_p is {dropout_p}; allowed: 0, as there is no dropout")
     *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, enable_gqa)
@@ -99,9 +99,13 @@ def _prepare(query, key, value, mask, is_causal, scale, grouped_heads):
     core.require_tensors((query, key, value), ("query", "key", "value"))
     causal, mask = causality(query, key, mask, is_causal)
     query, key, value, mask = core.autocast(query, key, value, mask)
-    query, key, value = core.broadcast((query, key, value), grouped_heads)
-    core.check((query, key, value), ("query", "key", "value"), mask, grouped_heads)
-    core.check_scale(scale)
+    if not core.fit(query, key, value, grouped_heads):
+        query, key, value = core.broadcast((query, key, value), grouped_heads)
+        core.check((query, key, value), ("query", "key", "value"), grouped_heads)
+    if mask is not None:
+        core.check_mask(mask, query, key)
+    if scale is not None:
+        core.check_scale(scale)
     return query, key, value, mask, causal
 
 

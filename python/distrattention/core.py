@@ -1,24 +1,43 @@
 # SPDX-License-Identifier: Apache-2.0
 """What all entries share: the check of their tensors, and attention of tensors that have passed it."""
 
+import functools
 import logging
 import numbers
 import sys
 
 from distrattention import ops  # first, for it says in words what is missing
 from distrattention.determinism import is_nondeterministic_backward_allowed
-from distrattention.settings import DEFAULT_BLOCK
+from distrattention.settings import DEFAULT_BLOCK, Settings
 
 import torch  # isort: skip
 import torch.utils.checkpoint  # isort: skip
 
 MAX_HEAD_DIM = 512  # of the operators
-_DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+_DTYPES_ANYWHERE = (torch.float16, torch.bfloat16, torch.float32)
+_DTYPES = (*_DTYPES_ANYWHERE, torch.float64)
 _NUMBERS = (numbers.Real, torch.SymInt, torch.SymFloat)
 _LARGEST = torch.finfo(torch.float32).max
 _LOG = logging.getLogger("distrattention")
 _logged = set()
 _is_tracked_by_func = getattr(torch._C._functorch, "is_gradtrackingtensor", lambda tensor: False)
+
+
+def settings_of(*fields):
+    """Settings(*fields), which eager code looks up rather than makes in each call."""
+    if torch.compiler.is_compiling():
+        return Settings(*fields)
+    try:
+        return _known_settings(*fields)
+    except TypeError:  # they cannot be looked up, or are no settings, which Settings says in words
+        return Settings(*fields)
+
+
+@functools.lru_cache(typed=True)
+def _known_settings(*fields):
+    if any(isinstance(field, torch.Tensor) for field in fields):  # which may change
+        raise TypeError
+    return Settings(*fields)
 
 
 def attend(query, key, value, mask, causal, scale, settings, training_causal, deterministic=False):
@@ -28,20 +47,28 @@ def attend(query, key, value, mask, causal, scale, settings, training_causal, de
     training_causal: whether gradients will be asked for and the attention is causal (by a mask, too): what a
     settings.order_from of None goes by. deterministic: whether the backward is, whatever the process allows.
     """
-    _refuse_transforms(query, key, value, mask)
+    eager = not torch.compiler.is_compiling()
+    plain = eager and _is_plain()
+    if eager:
+        ops.refuse_tangents((query, key, value, mask))
+        if not plain:
+            _refuse_gradients_of_func(query, key, value, mask)
     (q, k, v), mask = four_axes((query, key, value), mask)
     group_size, block_size = resolve(settings, query)
     order_from = settings.order_from or ("previous" if training_causal else "own")
-    order = None
     strategy = settings.strategy if group_size > 1 else "exact"
-    if strategy != "exact":
-        grouping = (strategy, group_size, block_size, order_from, settings.seed)
-        order = ops.make_grouping(q, k, causal, *grouping, flat=True)
-    options = (group_size, block_size, settings.estimator, order_from)
-    if settings.strategy == "auto" and not torch.compiler.is_compiling() and _LOG.isEnabledFor(logging.INFO):
-        _log_choice(q, k, v, mask, "forward", causal, scale, "auto", *options)
     deterministic = deterministic or not is_nondeterministic_backward_allowed()
-    out, lse = ops.forward(q, k, v, mask, order, causal, scale, strategy, *options, deterministic)
+    options = (group_size, block_size, settings.estimator, order_from, deterministic)
+    if settings.strategy == "auto" and eager and _LOG.isEnabledFor(logging.INFO):
+        _log_choice(q, k, v, mask, "forward", causal, scale, "auto", *options)
+    if plain:
+        out, lse = ops.attend_eagerly(q, k, v, mask, causal, scale, strategy, *options, settings.seed)
+    else:
+        order = None
+        if strategy != "exact":
+            grouping = (strategy, group_size, block_size, order_from, settings.seed)
+            order = ops.make_grouping(q, k, causal, *grouping, flat=True)
+        out, lse = ops.forward(q, k, v, mask, order, causal, scale, strategy, *options)
     if query.dim() == 4:
         return out, lse
     return out.reshape(*query.shape[:-1], value.shape[-1]), lse.reshape(query.shape[:-1])
@@ -52,10 +79,8 @@ def explain(query, key, value, mask, causal, scale, settings, operation="forward
     four, mask = four_axes((query, key, value), mask)
     group_size, block_size = resolve(settings, query)
     order_from = settings.order_from or "own"
-    options = (settings.strategy, group_size, block_size, settings.estimator, order_from)
-    text = ops.explain(
-        *four, mask, operation, causal, scale, *options, not is_nondeterministic_backward_allowed()
-    )
+    options = (group_size, block_size, settings.estimator, order_from, not is_nondeterministic_backward_allowed())
+    text = ops.explain(*four, mask, operation, causal, scale, settings.strategy, *options)
     lines = [line.split(": ", 1) if ": " in line else (line.rstrip(": "), "") for line in text.split("\n")]
     return {"choice": lines[0][1], "kernel": lines[1][1], "kernels": dict(lines[2:])}
 
@@ -107,17 +132,33 @@ def _have_one_head(key, value):
     return key.dim() > 2 and value.dim() > 2 and key.shape[-3] == value.shape[-3] == 1
 
 
-def check(tensors, names, mask=None, grouped_heads=False):
-    """Raises, naming the argument, unless query, key and value (and the mask) fit each other and can be served."""
+def fit(query, key, value, grouped_heads=False):
+    """Whether broadcast() and check() have nothing to do, by the few looks that the usual call needs."""
+    if query.is_nested or key.is_nested or value.is_nested or not query.dim() == key.dim() == value.dim() == 4:
+        return False
+    batch, heads, _, d = query.shape
+    batch_k, heads_k, rows, d_k = key.shape
+    batch_v, heads_v, rows_v, d_v = value.shape
+    return (
+        batch == batch_k == batch_v
+        and heads_k == heads_v
+        and (heads == heads_k or (grouped_heads and heads_k > 0 and heads % heads_k == 0))
+        and rows == rows_v
+        and 1 <= d == d_k <= MAX_HEAD_DIM
+        and 1 <= d_v <= MAX_HEAD_DIM
+        and query.dtype is key.dtype is value.dtype
+        and query.dtype in _DTYPES_ANYWHERE
+        and query.layout is key.layout is value.layout is torch.strided
+        and query.device == key.device == value.device
+    )
+
+
+def check(tensors, names, grouped_heads=False):
+    """Raises, naming the argument, unless query, key and value fit each other and can be served."""
     query, key, value = tensors
-    with_mask = ((*tensors, mask), (*names, "attn_mask")) if mask is not None else (tensors, names)
-    require_tensors(*with_mask)
-    for tensor, name in zip(*with_mask):
-        if tensor.is_nested or tensor.layout != torch.strided:
-            kind = "a nested tensor" if tensor.is_nested else f"of layout {tensor.layout}"
-            raise NotImplementedError(f"{name} is {kind}; allowed: dense tensors (layout torch.strided)")
-        if tensor.device != query.device:
-            raise TypeError(f"{name} is on {tensor.device}; allowed: {query.device}, where {names[0]} is")
+    require_tensors(tensors, names)
+    for tensor, name in zip(tensors, names):
+        _check_place(tensor, name, query, names[0])
     for name, tensor in zip(names, tensors):
         if tensor.dtype not in _DTYPES:
             raise TypeError(f"{name} is {tensor.dtype}; allowed: float16, bfloat16, float32, float64")
@@ -141,8 +182,28 @@ def check(tensors, names, mask=None, grouped_heads=False):
         raise ValueError(f"{names[2]} has {value.shape[-2]} rows; allowed: {key.shape[-2]}, as many as {names[1]}")
     if query.dim() > 2:
         _check_heads(*(tensor.shape[-3] for tensor in tensors), names, grouped_heads)
-    if mask is not None:
-        _check_mask(mask, query, key)
+
+
+def check_mask(mask, query, key):
+    """Raises unless the mask is a tensor that fits a query and a key that check() lets pass."""
+    require_tensors((mask,), ("attn_mask",))
+    _check_place(mask, "attn_mask", query, "query")
+    if mask.dtype not in (torch.bool, torch.float32, query.dtype):
+        raise TypeError(f"attn_mask is {mask.dtype}; allowed: bool, float32 or {query.dtype}, the query's")
+    target = (*query.shape[:-1], key.shape[-2])
+    fits = mask.dim() <= len(target) and all(
+        size == 1 or size == wanted for size, wanted in zip(reversed(mask.shape), reversed(target))
+    )
+    if not fits:
+        raise ValueError(f"the shape of attn_mask is {tuple(mask.shape)}; allowed: what broadcasts to {target}")
+
+
+def _check_place(tensor, name, query, name_of_query):
+    if tensor.is_nested or tensor.layout != torch.strided:
+        kind = "a nested tensor" if tensor.is_nested else f"of layout {tensor.layout}"
+        raise NotImplementedError(f"{name} is {kind}; allowed: dense tensors (layout torch.strided)")
+    if tensor.device != query.device:
+        raise TypeError(f"{name} is on {tensor.device}; allowed: {query.device}, where {name_of_query} is")
 
 
 def require_tensors(tensors, names):
@@ -175,19 +236,10 @@ def _check_heads(heads_q, heads_k, heads_v, names, grouped):
         raise ValueError(f"{names[1]} has {heads_k} heads; allowed: a divisor of {heads_q}, the heads of {names[0]}")
 
 
-def _check_mask(mask, query, key):
-    if mask.dtype not in (torch.bool, torch.float32, query.dtype):
-        raise TypeError(f"attn_mask is {mask.dtype}; allowed: bool, float32 or {query.dtype}, the query's")
-    target = (*query.shape[:-1], key.shape[-2])
-    fits = mask.dim() <= len(target) and all(
-        size == 1 or size == wanted for size, wanted in zip(reversed(mask.shape), reversed(target))
-    )
-    if not fits:
-        raise ValueError(f"the shape of attn_mask is {tuple(mask.shape)}; allowed: what broadcasts to {target}")
-
-
 def autocast(*tensors):
     """The tensors as PyTorch's SDPA takes them under autocast: all floating-point ones but float64 are cast."""
+    if not torch.compiler.is_compiling() and not torch._C._is_any_autocast_enabled():
+        return tensors
     if not isinstance(tensors[0], torch.Tensor):  # check() will refuse it
         return tensors
     device = tensors[0].device.type
@@ -205,7 +257,7 @@ def autocast(*tensors):
 def will_require_grad(*tensors):
     """Whether gradients with respect to any of the tensors will be asked for, now or in a checkpoint's second pass."""
     if torch.is_grad_enabled():
-        return any(tensor.requires_grad for tensor in tensors)
+        return ops.any_requires_grad(tensors)
     return not torch.compiler.is_compiling() and _in_reentrant_checkpoint()
 
 
@@ -224,10 +276,17 @@ def is_under_way(function):
     return frame is not None
 
 
-def _refuse_transforms(*tensors):
-    if torch.compiler.is_compiling():
-        return
-    ops.refuse_tangents(tensors)
+def _is_plain():
+    """Whether nothing looks on in eager code: no transform of torch.func, and no mode, which is to meet the operators
+    that compiled code has."""
+    return not (
+        torch._C._are_functorch_transforms_active()
+        or torch._C._len_torch_function_stack()
+        or torch._C._len_torch_dispatch_stack()
+    )
+
+
+def _refuse_gradients_of_func(*tensors):
     if any(_is_tracked_by_func(tensor) for tensor in tensors if tensor is not None):
         raise NotImplementedError("attention cannot be differentiated by torch.func; allowed: torch.autograd")
 

@@ -3,8 +3,16 @@
 
 import operator
 
-from distrattention.core import attend, autocast, check, check_scale, require_tensors, will_require_grad
-from distrattention.settings import Settings
+from distrattention.core import (
+    attend,
+    autocast,
+    check,
+    check_scale,
+    fit,
+    require_tensors,
+    settings_of,
+    will_require_grad,
+)
 
 import torch  # isort: skip
 
@@ -43,12 +51,13 @@ def flash_attn_func(
     Raises NotImplementedError for dropout_p, window_size, softcap, alibi_slopes and learnable_sink, else as
     scaled_dot_product_attention().
     """
-    settings = Settings(strategy, group_size, block_size, estimator, order_from, seed)
+    settings = settings_of(strategy, group_size, block_size, estimator, order_from, seed)
     _refuse(dropout_p, window_size, softcap, alibi_slopes, learnable_sink=learnable_sink)
     q, k, v = autocast(q, k, v)
     _require_axes((q, k, v), 4, "[batch, rows, heads, columns]")
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
-    check((q, k, v), ("q", "k", "v"), None, True)
+    if not fit(q, k, v, True):
+        check((q, k, v), ("q", "k", "v"), True)
     check_scale(softmax_scale, "softmax_scale")
     out, lse = _flash(q, k, v, softmax_scale, causal, settings, deterministic)
     out = out.transpose(1, 2)
@@ -90,12 +99,12 @@ def flash_attn_varlen_func(
     Returns out [Tq, Hq, Dv]; with return_attn_probs (out, lse [Hq, Tq], None). Raises as flash_attn_func(), and
     NotImplementedError for block_table.
     """
-    settings = Settings(strategy, group_size, block_size, estimator, order_from, seed)
+    settings = settings_of(strategy, group_size, block_size, estimator, order_from, seed)
     _refuse(dropout_p, window_size, softcap, alibi_slopes, learnable_sink=learnable_sink, block_table=block_table)
     q, k, v = autocast(q, k, v)
     _require_axes((q, k, v), 3, "[rows of all sequences, heads, columns]")
     q, k, v = (tensor.transpose(0, 1) for tensor in (q, k, v))  # [H, T, D]
-    check((q, k, v), ("q", "k", "v"), None, True)
+    check((q, k, v), ("q", "k", "v"), True)
     check_scale(softmax_scale, "softmax_scale")
     lengths_q = _lengths("cu_seqlens_q", cu_seqlens_q, q.shape[1], "max_seqlen_q", max_seqlen_q)
     lengths_k = _lengths("cu_seqlens_k", cu_seqlens_k, k.shape[1], "max_seqlen_k", max_seqlen_k)

@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators torch.ops.distrattention.{make_grouping, forward, backward}: library, fake kernels, gradients, vmap.
+`attend` is make_grouping and forward in one, without a gradient or vmap of its own.
 
 Schemas and kernels are in C++ (python/ops.cpp). Tensors are [B, H, N, d] with any strides, a mask of rank 0 to 4
 broadcasts to [B, Hq, Nq, Nk]; an order of the columns is int32 [B, Hq, blocks, d] or flat, [B, Hq, blocks * d] (what
@@ -43,6 +44,7 @@ def _load():
 _load()
 make_grouping = torch.ops.distrattention.make_grouping
 forward = torch.ops.distrattention.forward
+attend = torch.ops.distrattention.attend
 backward = torch.ops.distrattention.backward
 explain = torch.ops.distrattention.explain
 describe = torch.ops.distrattention.describe
@@ -68,6 +70,14 @@ def _(q, k, v, mask=None, order=None, *settings):
     return q.new_empty((b, n, h, v.shape[3])).transpose(1, 2), q.new_empty((b, h, n), dtype=lse_dtype(q.dtype))
 
 
+@torch.library.register_fake("distrattention::attend")
+def _(q, k, v, mask, causal, scale, strategy, group_size, block_size, estimator, order_from, deterministic, seed):
+    order = None
+    if strategy != "exact" and group_size > 1:
+        order = make_grouping(q, k, causal, strategy, group_size, block_size, order_from, seed, flat=True)
+    return *forward(q, k, v, mask), order
+
+
 def _dense_like(tensor):
     dense = torch.empty_like(tensor)
     return dense if dense.shape[-1] <= 1 or dense.stride(-1) == 1 else tensor.new_empty(tensor.shape)
@@ -79,24 +89,7 @@ def _(grad_out, grad_lse, q, k, v, mask, order, out, lse, mask_gradient=False, *
     return _dense_like(q), _dense_like(k), _dense_like(v), q.new_empty(shape, dtype=lse_dtype(q.dtype))
 
 
-def is_deterministic(wanted):
-    """Whether a backward is: if wanted, or if torch is told to be."""
-    return wanted or torch.are_deterministic_algorithms_enabled()
-
-
 # Gradients: of O and LSE with respect to Q, K, V and an additive mask, the order held constant; no forward mode.
-
-
-class _WithoutTangents(torch.library.Library):
-    """Registers kernels that refuse tensors with tangents: alone, those that register_autograd() makes drop tangents
-    silently where no input requires a gradient."""
-
-    def impl(self, name, kernel, *where, **options):
-        def refusing(keyset, *arguments):
-            refuse_tangents(arguments)
-            return kernel(keyset, *arguments)
-
-        super().impl(name, refusing, *where, **options)
 
 
 def refuse_tangents(arguments):
@@ -108,40 +101,104 @@ def refuse_tangents(arguments):
             raise NotImplementedError("there is no forward-mode differentiation of attention; allowed: reverse mode")
 
 
-_without_tangents = _WithoutTangents("distrattention", "IMPL")  # kernels last as long as it does
+_autograd_kernels = torch.library.Library("distrattention", "IMPL")  # they last as long as it does
 
 
-def _setup_context(ctx, inputs, output):
-    q, k, v, mask, order, *settings = inputs
-    ctx.save_for_backward(q, k, v, mask, order, *output)
+def _register_autograd(operator, function, tensors):
+    """Gives the operator, whose first arguments are so many tensors, the gradient that the autograd.Function has.
+    Returns the kernel that does so: the operator, without the way through the dispatcher.
+
+    torch.library.register_autograd() would do the same, but takes longer in each call, and where no input requires a
+    gradient its kernel drops tangents silently.
+    """
+
+    def kernel(*arguments):
+        refuse_tangents(arguments)
+        if torch.is_grad_enabled() and any_requires_grad(arguments[:tensors]):
+            return function.apply(*arguments)
+        return _below_autograd(operator, *arguments)
+
+    _autograd_kernels.impl(operator, kernel, "Autograd")
+    return kernel
+
+
+def any_requires_grad(tensors):
+    """Whether one of the tensors, some of which may be None, requires a gradient."""
+    return any([tensor is not None and tensor.requires_grad for tensor in tensors])
+
+
+def _below_autograd(operator, *arguments):
+    with torch._C._AutoDispatchBelowAutograd():
+        return operator(*arguments)
+
+
+class _Backward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, *arguments):
+        return _below_autograd(backward, *arguments)
+
+    @staticmethod
+    def backward(ctx, *grads):
+        raise NotImplementedError(
+            "distrattention has no second derivatives: the gradient of attention was differentiated"
+        )
+
+
+_backward = _register_autograd(backward.default, _Backward, 9)
+
+
+_DETERMINISTIC = 7  # its place among the settings of forward and backward
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, q, k, v, mask=None, order=None, *settings):
+        out, lse = _below_autograd(forward, q, k, v, mask, order, *settings)
+        _save(ctx, (q, k, v, mask, order, out, lse), settings)
+        return out, lse
+
+    @staticmethod
+    def backward(ctx, grad_out, grad_lse):
+        q, k, v, mask, order, out, lse = ctx.saved_tensors
+        inputs = len(ctx.needs_input_grad)
+        if grad_out is None and grad_lse is None:
+            return (None,) * inputs
+        if grad_out is None:
+            grad_out = torch.zeros_like(out)
+        mask_gradient = mask is not None and ctx.needs_input_grad[3]
+        tensors = (grad_out, grad_lse, q, k, v, mask, order, out, lse)
+        settings = ctx.settings
+        if torch.are_deterministic_algorithms_enabled():
+            settings = settings[:_DETERMINISTIC]  # left out, it is true
+        run = backward if torch.compiler.is_compiling() else _backward  # compiled autograd traces this
+        *grads, grad_mask = run(*tensors, mask_gradient, *settings)
+        grads = (*grads, grad_mask.to(mask.dtype) if mask_gradient else None)
+        return (*grads, *(None,) * (inputs - 4))[:inputs]
+
+
+class _Attend(_Forward):
+    @staticmethod
+    def forward(ctx, q, k, v, mask, settings):
+        out, lse, order = attend(q, k, v, mask, *settings)
+        _save(ctx, (q, k, v, mask, order, out, lse), settings[:-1])  # less the seed, which the order comes of
+        return out, lse
+
+
+def _save(ctx, tensors, settings):
+    ctx.save_for_backward(*tensors)
     ctx.settings = settings
     ctx.set_materialize_grads(False)
 
 
-def _gradients(ctx, grad_out, grad_lse):
-    q, k, v, mask, order, out, lse = ctx.saved_tensors
-    no_settings = (None,) * len(ctx.settings)
-    if grad_out is None and grad_lse is None:
-        return (None,) * 5 + no_settings
-    if grad_out is None:
-        grad_out = torch.zeros_like(out)
-    mask_gradient = mask is not None and ctx.needs_input_grad[3]
-    tensors = (grad_out, grad_lse, q, k, v, mask, order, out, lse)
-    *settings, deterministic = ctx.settings
-    *grads, grad_mask = backward(*tensors, mask_gradient, *settings, is_deterministic(deterministic))
-    return (*grads, grad_mask.to(mask.dtype) if mask_gradient else None, None, *no_settings)
+_register_autograd(forward.default, _Forward, 4)
 
 
-torch.library.register_autograd(
-    "distrattention::forward", _gradients, setup_context=_setup_context, lib=_without_tangents
-)
-
-
-def _no_second_gradients(ctx, *grads):
-    raise NotImplementedError("distrattention has no second derivatives: the gradient of attention was differentiated")
-
-
-torch.library.register_autograd("distrattention::backward", _no_second_gradients, lib=_without_tangents)
+def attend_eagerly(q, k, v, mask, *settings):
+    """(out, lse) by `attend`, with gradients: the shortest way in eager code, unless torch.func transforms it."""
+    if torch.is_grad_enabled() and any_requires_grad((q, k, v, mask)):
+        return _Attend.apply(q, k, v, mask, settings)
+    out, lse, _ = attend(q, k, v, mask, *settings)
+    return out, lse
 
 
 # vmap: the mapped axis becomes a part of the batch.

@@ -2,6 +2,7 @@
 // What the machine has: every question is answered in words where there is no driver or no device.
 #include <map>
 #include <mutex>
+#include <utility>
 
 #include "cuda/launch.h"
 #include "kernel.h"
@@ -80,6 +81,13 @@ const DeviceProperties& device_properties() {
 }
 
 std::string unusable_reason() {
+  try {
+    if (device_properties().major >= kOldest) {  // known after the first call, unlike what follows
+      return {};
+    }
+  } catch (const Error&) {
+    // There may be no device, which is said better below.
+  }
   std::string reason;
   if (count_devices(reason) == 0) {
     return reason;
@@ -90,6 +98,20 @@ std::string unusable_reason() {
     return too_old(device);
   } catch (const Error& error) {
     return error.what();
+  }
+}
+
+void allow_shared_memory(const void* kernel, std::size_t bytes) {
+  static std::mutex mutex;
+  static std::map<std::pair<int, const void*>, std::size_t> allowed;  // by device and kernel
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  const std::lock_guard lock(mutex);
+  std::size_t& most = allowed[{device, kernel}];
+  if (bytes > most) {
+    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
+          "cudaFuncSetAttribute");
+    most = bytes;
   }
 }
 

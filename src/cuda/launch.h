@@ -35,6 +35,10 @@ const DeviceProperties& device_properties();
 // Why no kernel of this build can run on the current device (no driver, older than sm_80); empty: they can.
 std::string unusable_reason();
 
+// Lets the kernel have so many bytes of dynamic shared memory on the current device. CUDA is asked once for each
+// device.
+void allow_shared_memory(const void* kernel, std::size_t bytes);
+
 // Takes aligned pieces from the caller's workspace. With a null base it only counts.
 class Workspace {
  public:
@@ -61,8 +65,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t s
             const Arguments&... arguments) {
   constexpr std::size_t kSharedWithoutAsking = 48 * 1024;
   if (shared > kSharedWithoutAsking) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(shared)),
-          "cudaFuncSetAttribute");
+    allow_shared_memory(reinterpret_cast<const void*>(kernel), shared);
   }
   kernel<<<grid, static_cast<unsigned>(threads), shared, static_cast<cudaStream_t>(stream)>>>(arguments...);
   check(cudaGetLastError(), "kernel launch");

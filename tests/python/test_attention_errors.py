@@ -201,6 +201,16 @@ def test_numbers_of_numpy_and_torch_are_numbers():
         assert torch.equal(scaled_dot_product_attention(**given, scale=scale), plain)
 
 
+def test_a_setting_that_changes_is_read_in_each_call():
+    """Settings of calls before are remembered, but not by a tensor, which may hold something else by now."""
+    given, size = tensors() | {"strategy": "energy"}, torch.tensor(2)
+    for value in (2, 4):
+        expected = scaled_dot_product_attention(**given, group_size=value)
+        assert torch.equal(scaled_dot_product_attention(**given, group_size=size.fill_(value)), expected)
+    with pytest.raises(TypeError, match=r"group_size is \[2\]; allowed: an int"):
+        scaled_dot_product_attention(**given, group_size=[2])
+
+
 def test_explain_refuses_what_attention_refuses():
     for name in ("too many columns", "no scale", "a list beside a causal bias"):
         arguments, error, message = REFUSED[name]

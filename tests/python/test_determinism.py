@@ -1,8 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """allow_nondeterministic_backward(): what reaches the operator, and who overrides it."""
 
+import contextlib
+
 import pytest
 import torch
+import torch._dynamo.compiled_autograd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import distrattention
@@ -34,6 +37,12 @@ class Watch(TorchDispatchMode):
         return function(*arguments, **(keywords or {}))
 
 
+@pytest.fixture(params=[contextlib.nullcontext, Watch], ids=["attend", "forward"])
+def called_in(request):
+    """What attention is called in: eager code takes `attend`, and in a mode the operators of compiled code."""
+    return request.param
+
+
 def leaves(**options):
     return [torch.randn(1, 2, 24, 8, requires_grad=True, **options) for _ in range(3)]
 
@@ -45,44 +54,81 @@ def seen_in_backward(out):
     return watch.seen[0]
 
 
-def test_a_backward_is_deterministic_unless_allowed_otherwise():
+def attention(called_in, function=scaled_dot_product_attention, **settings):
+    with called_in():
+        return function(*leaves(), **settings)
+
+
+def test_both_ways_are_taken(called_in):
+    name = "_AttendBackward" if called_in is contextlib.nullcontext else "_ForwardBackward"
+    assert attention(called_in).grad_fn.name() == name
+
+
+def test_a_backward_is_deterministic_unless_allowed_otherwise(called_in):
     assert not distrattention.is_nondeterministic_backward_allowed()
-    assert seen_in_backward(scaled_dot_product_attention(*leaves())) is True
+    assert seen_in_backward(attention(called_in)) is True
     distrattention.allow_nondeterministic_backward()
     assert distrattention.is_nondeterministic_backward_allowed()
-    assert seen_in_backward(scaled_dot_product_attention(*leaves(), strategy="energy", group_size=2)) is False
-    assert seen_in_backward(flash_attn_func(*leaves())) is False
+    assert seen_in_backward(attention(called_in)) is False
+    assert seen_in_backward(attention(called_in, strategy="energy", group_size=2)) is False
+    assert seen_in_backward(attention(called_in, flash_attn_func)) is False
     distrattention.allow_nondeterministic_backward(False)
-    assert seen_in_backward(scaled_dot_product_attention(*leaves())) is True
+    assert seen_in_backward(attention(called_in)) is True
 
 
-def test_the_choice_is_made_with_the_forward():
-    out = scaled_dot_product_attention(*leaves())
+def test_the_choice_is_made_with_the_forward(called_in):
+    out = attention(called_in)
     distrattention.allow_nondeterministic_backward()
-    other = scaled_dot_product_attention(*leaves())
+    other = attention(called_in)
     distrattention.allow_nondeterministic_backward(False)
     assert seen_in_backward(out) is True and seen_in_backward(other) is False
 
 
+@pytest.mark.parametrize("settings", [(), ("none", None, "exact", 1, 128, "mean", "own", False)])
+def test_the_operator_goes_by_its_argument(settings):
+    assert seen_in_backward(ops.forward(*leaves(), None, None, *settings)[0]) is not bool(settings)
+    out, _ = ops.forward(*leaves(), None, None, *settings)
+    torch.use_deterministic_algorithms(True)
+    assert seen_in_backward(out) is True
+
+
 @pytest.mark.parametrize("warn_only", [False, True])
-def test_torch_overrides_it(warn_only):
+def test_torch_overrides_it(warn_only, called_in):
     distrattention.allow_nondeterministic_backward()
-    out = scaled_dot_product_attention(*leaves())
+    out = attention(called_in)
     torch.use_deterministic_algorithms(True, warn_only=warn_only)
     assert not distrattention.is_nondeterministic_backward_allowed()
     assert seen_in_backward(out) is True
 
 
-def test_deterministic_of_flash_attention_overrides_it():
+def test_deterministic_of_flash_attention_overrides_it(called_in):
     distrattention.allow_nondeterministic_backward()
-    assert seen_in_backward(flash_attn_func(*leaves(), deterministic=True)) is True
+    assert seen_in_backward(attention(called_in, flash_attn_func, deterministic=True)) is True
 
 
 def test_compiled_code_follows():
-    attention = torch.compile(scaled_dot_product_attention, backend="aot_eager", fullgraph=True)
+    compiled = torch.compile(scaled_dot_product_attention, backend="aot_eager", fullgraph=True)
     for allowed in (False, True, False):
         distrattention.allow_nondeterministic_backward(allowed)
-        assert seen_in_backward(attention(*leaves())) is not allowed
+        assert seen_in_backward(compiled(*leaves())) is not allowed
+
+
+def test_compiled_autograd_follows(called_in):
+    torch._dynamo.reset()
+    seen = []
+
+    def backend(graph, _):
+        calls = [node for node in graph.graph.nodes if "distrattention.backward" in str(node.target)]
+        seen.extend(call.args[17] if len(call.args) > 17 else True for call in calls)
+        return graph
+
+    for allowed, overridden in ((False, False), (True, False), (True, True)):
+        distrattention.allow_nondeterministic_backward(allowed)
+        out = attention(called_in)
+        torch.use_deterministic_algorithms(overridden)
+        with torch._dynamo.compiled_autograd._enable(torch.compile(backend=backend, fullgraph=True)):
+            out.sum().backward()
+    assert seen == [True, False, True]
 
 
 @pytest.mark.parametrize("mode", [0, 1, None, "yes"])

@@ -73,6 +73,19 @@ def test_opcheck(layout, grad):
     torch.library.opcheck(OPERATORS.backward.default, (*saved, *settings))
 
 
+@pytest.mark.parametrize("settings", [EXACT, LSH])
+def test_attend_is_make_grouping_and_forward(settings):
+    """It has no derivative of its own: autograd is given one where it is called."""
+    q, k, v = LAYOUTS["packed"]()
+    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, *settings, False, 3))
+    order = None
+    if settings is LSH:
+        order = ops.make_grouping(q, k, *("none", *LSH[2:5], "own", 3), flat=True)
+    *results, taken = ops.attend(q, k, v, None, *settings, False, 3)
+    assert all(map(torch.equal, results, ops.forward(q, k, v, None, order, *settings)))
+    assert (taken is None) if order is None else torch.equal(taken, order)
+
+
 MASKS = {
     "boolean": lambda: torch.rand(2, 1, 33, 33) > 0.3,
     "additive": lambda: torch.randn(33, 33),

@@ -1,12 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """What PyTorch does to operators: compilation, export, checkpointing, vmap, autocast, threads."""
 
+import contextlib
 import threading
 import time
 from pathlib import Path
 
 import pytest
 import torch
+import torch._dynamo.compiled_autograd
+from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.checkpoint import checkpoint
 
 import distrattention
@@ -181,6 +184,46 @@ def test_mixed_dtypes_meet_under_autocast(problem):
         assert attention(q, k.bfloat16(), v).dtype == torch.bfloat16
     with pytest.raises(TypeError):
         attention(q, k.bfloat16(), v)
+
+
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_compiled_autograd(settings, problem):
+    """It traces the backward of a call that was eager."""
+    q, k, v = problem(dtype=torch.float32, grad=True)
+    expected = torch.autograd.grad(attention(q, k, v, **settings).sum(), (q, k, v))
+    loss = attention(q, k, v, **settings).sum()
+    with torch._dynamo.compiled_autograd._enable(torch.compile(backend="eager", fullgraph=True)):
+        loss.backward()
+    assert all(map(torch.equal, expected, (q.grad, k.grad, v.grad)))
+
+
+class Meeting(TorchDispatchMode):
+    """Takes down the names of the package's operators that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.met = []
+
+    def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+        if function.namespace == "distrattention":
+            self.met.append(function._opname)
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("grad", [False, True])
+@pytest.mark.parametrize("settings", SETTINGS)
+def test_modes_meet_the_operators_of_compiled_code(settings, grad, problem):
+    """Without a mode, one operator does the work of two; with one the same numbers come of the two."""
+    q, k, v = problem(dtype=torch.float32, grad=grad)
+    mode, results = Meeting(), []
+    for context in (mode, contextlib.nullcontext()):
+        with context:
+            out = attention(q, k, v, **settings)
+            grads = torch.autograd.grad(out, (q, k, v), torch.ones_like(out)) if grad else ()
+        results.append((out, *grads))
+    grouping = [] if settings["strategy"] == "exact" else ["make_grouping"]
+    assert mode.met == [*grouping, "forward", *(["backward"] if grad else [])]
+    assert all(map(torch.equal, *results))
 
 
 @pytest.mark.parametrize("strategy", ["exact", "lsh", "energy"])

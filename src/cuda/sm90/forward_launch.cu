@@ -137,12 +137,13 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping) {
   if (!unusable_reason().empty()) {
     return {};  // which is then what is said
   }
-  if (device_properties().major != 9) {
+  const DeviceProperties& device = device_properties();
+  if (device.major != 9) {
     return "needs compute capability 9.0";
   }
   constexpr std::int64_t kManyKeys = 2048;
   const std::int64_t tiles = problem.batch * problem.heads_q * common::ceil_div(problem.seq_q, std::int64_t{128});
-  if (4 * tiles < device_properties().processors && problem.seq_k > kManyKeys) {
+  if (4 * tiles < device.processors && problem.seq_k > kManyKeys) {
     return "leaves few queries with many keys to sm80/forward, which splits the keys";
   }
   return {};
