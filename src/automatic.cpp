@@ -25,6 +25,9 @@ struct Crossover {
 constexpr std::array<Crossover, 4> kCrossovers{
     {{Device::cpu, 64, 2048}, {Device::cpu, 128, 1024}, {Device::cuda, 64, 8192}, {Device::cuda, 128, 16384}}};
 
+// On Hopper, by its own kernel, in bf16 and with one grouping for the whole sequence.
+constexpr Crossover kHopper{Device::cuda, 64, 16384};
+
 // The last entry for the device that has no larger d than the problem, or the first.
 const Crossover& crossover_of(Device device, std::int64_t head_dim) {
   const auto* found = std::find_if(kCrossovers.begin(), kCrossovers.end(),
@@ -37,14 +40,12 @@ const Crossover& crossover_of(Device device, std::int64_t head_dim) {
   return *found;
 }
 
-// Hopper's kernels take exact attention and no grouping by blocks, and no approximation catches up with them.
-bool has_own_exact_kernel(const Problem& problem) {
-  Grouping exact;
-  exact.strategy = Strategy::exact;
-  exact.group_size = 1;
+// Whether Hopper's own kernel serves the grouping with another strategy.
+bool is_served_by_hopper(const Problem& problem, Grouping grouping, Strategy strategy) {
+  grouping.strategy = strategy;
   const auto kernels = cuda_backend().forward;
   return std::any_of(kernels.begin(), kernels.end(), [&](const ForwardKernel& kernel) {
-    return std::string_view(kernel.name).starts_with("sm90/") && kernel.supports(problem, exact).empty();
+    return std::string_view(kernel.name).starts_with("sm90/") && kernel.supports(problem, grouping).empty();
   });
 }
 
@@ -80,15 +81,18 @@ Resolved resolve(const Problem& problem, const Grouping& grouping, Device device
   }
   Resolved result{grouping, {}};
   result.grouping.strategy = Strategy::exact;
-  const Crossover& needed = crossover_of(device, problem.head_dim);
+  const bool hopper = device == Device::cuda && is_served_by_hopper(problem, grouping, Strategy::exact);
+  const Crossover& needed = hopper ? kHopper : crossover_of(device, problem.head_dim);
   const std::string no_tensor_cores = device == Device::cuda ? without_tensor_cores(problem, grouping) : "";
   const std::int64_t shorter = std::min(problem.seq_q, problem.seq_k);
   if (grouping.group_size == 1) {
     result.choice = "exact, as the group size is 1 (auto approximates only where a larger one is asked for)";
   } else if (problem.dtype == DType::f64) {
     result.choice = "exact, as the float64 reference gains nothing from an approximation";
-  } else if (device == Device::cuda && has_own_exact_kernel(problem)) {
-    result.choice = "exact, as this GPU has a kernel for it that is quicker than any approximation";
+  } else if (hopper && !(problem.dtype == DType::bf16 && is_served_by_hopper(problem, grouping, Strategy::energy))) {
+    result.choice =
+        "exact, as this GPU has a kernel for it, and one for an approximation only in bf16 with the whole sequence as "
+        "one block";
   } else if (!no_tensor_cores.empty()) {
     result.choice = no_tensor_cores;
   } else if (problem.head_dim < needed.head_dim) {

@@ -177,9 +177,11 @@ def torch_speed() -> str:
 
 
 GPU_METHODS = {
-    "FA2": ("sdpa_flash", None, None), "cuDNN": ("sdpa_cudnn", None, None), "exact": ("distr", "exact", 1),
-    "lsh, G = 2": ("distr", "lsh", 2), "lsh, G = 4": ("distr", "lsh", 4),
-    "energy, G = 2": ("distr", "energy", 2), "energy, G = 4": ("distr", "energy", 4)}
+    "FA2": ("sdpa_flash", None, None, False), "cuDNN": ("sdpa_cudnn", None, None, False),
+    "exact": ("distr", "exact", 1, False), "lsh, G = 2": ("distr", "lsh", 2, False),
+    "lsh, G = 4": ("distr", "lsh", 4, False), "energy, G = 2": ("distr", "energy", 2, False),
+    "energy, G = 4": ("distr", "energy", 4, False), "one block, G = 2": ("distr", "energy", 2, True),
+    "one block, G = 4": ("distr", "energy", 4, True)}
 
 
 def gpu_speed() -> str:
@@ -192,10 +194,10 @@ def gpu_speed() -> str:
             for causal in (False, True):
                 for n in (4096, 16384):
                     wanted = {"op": op, "head_dim": dim, "causal": causal, "seq_q": n, "batch": 1}
-                    rows = {(row["impl"], row["strategy"], row["group_size"]): row["ms"] for row in result["rows"]
-                            if all(row[key] == value for key, value in wanted.items())}
+                    rows = {(row["impl"], row["strategy"], row["group_size"], row["block"] == n): row["ms"]
+                            for row in result["rows"] if all(row[key] == value for key, value in wanted.items())}
                     lines.append([work, str(dim), str(n), "yes" if causal else "no",
-                                  *(f"{rows[method]:.3f}" for method in GPU_METHODS.values())])
+                                  *(f"{rows[key]:.3f}" if key in rows else "" for key in GPU_METHODS.values())])
     meta = result["meta"]
     facts = [f'CUDA {meta["cuda"]}', f'torch {meta["torch"]}', f'cuDNN {meta["cudnn"]}']
     return markdown(["op, ms", "d", "N", "causal", *GPU_METHODS], lines) + "\n\n" + source(name, meta, *facts)

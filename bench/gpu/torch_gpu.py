@@ -36,6 +36,7 @@ HEADS = ((1, 10), (4, 16))  # B, H
 DIMS = (32, 64, 128)
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 SETTINGS = (("exact", 1), ("lsh", 2), ("lsh", 4), ("energy", 2), ("energy", 4))
+WHOLE = (("energy", 2), ("energy", 4))  # one grouping for the whole sequence, too: forward alone
 PEERS = {"sdpa_flash": SDPBackend.FLASH_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION}
 BLOCK, ESTIMATOR = 128, "mean"
 
@@ -76,9 +77,14 @@ class Contender:
     impl: str
     strategy: str | None = None
     group_size: int | None = None
+    whole: bool = False
 
     def __str__(self):
-        return self.impl if self.strategy is None else f"{self.impl} {self.strategy} G={self.group_size}"
+        name = self.impl if self.strategy is None else f"{self.impl} {self.strategy} G={self.group_size}"
+        return f"{name} whole" if self.whole else name
+
+    def block(self, n):
+        return n if self.whole else BLOCK
 
     def pinned(self):
         """The block within which its calls are made. Entering it is not timed."""
@@ -87,7 +93,7 @@ class Contender:
     def attend(self, q, k, v, causal):
         if self.impl in PEERS:
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
-        settings = dict(group_size=self.group_size, block_size=BLOCK, estimator=ESTIMATOR)
+        settings = dict(group_size=self.group_size, block_size=self.block(q.shape[2]), estimator=ESTIMATOR)
         attention = distrattention.scaled_dot_product_attention
         return attention(q, k, v, is_causal=causal, strategy=self.strategy, **settings)
 
@@ -101,11 +107,13 @@ class Contender:
     def grouping(self, q, k, v, grad, causal):
         """The part of forward() that makes the order."""
         corner = "top_left" if causal else "none"
-        return ops.make_grouping(q, k, corner, self.strategy, self.group_size, BLOCK, "own", 0, True)
+        return ops.make_grouping(q, k, corner, self.strategy, self.group_size, self.block(q.shape[2]), "own", 0, True)
 
 
 CONTENDERS = [*map(Contender, PEERS), *(Contender("distr", *setting) for setting in SETTINGS)]
-GROUPINGS = [Contender("distr", strategy, 2) for strategy in ("lsh", "energy")]  # G changes no order
+CONTENDERS += [Contender("distr", *setting, whole=True) for setting in WHOLE]
+# G changes no order.
+GROUPINGS = [Contender("distr", "lsh", 2), Contender("distr", "energy", 2), Contender("distr", "energy", 2, True)]
 
 
 def elapsed(pairs):
@@ -160,12 +168,18 @@ def relative_error(out, exact):
 def kernel_of(contender, operation, q, k, v, causal):
     if contender.strategy is None:
         return None
-    settings = dict(strategy=contender.strategy, group_size=contender.group_size, block_size=BLOCK)
+    block = contender.block(q.shape[2])
+    settings = dict(strategy=contender.strategy, group_size=contender.group_size, block_size=block)
     return distrattention.explain(q, k, v, is_causal=causal, operation=operation, **settings)["kernel"]
 
 
 def name_of(row):
-    return str(Contender(row["impl"], row["strategy"], row["group_size"]))
+    return str(Contender(row["impl"], row["strategy"], row["group_size"], row["block"] == row["seq_q"]))
+
+
+def grouping_of(contender):
+    """The name of the grouping that it takes."""
+    return f"grouping {contender.strategy}{' whole' if contender.whole else ''}"
 
 
 def row_of(shape, contender, op, times, kernel):
@@ -177,7 +191,8 @@ def row_of(shape, contender, op, times, kernel):
     row |= {"heads": shape.heads, "kv_heads": shape.heads, "seq_q": shape.n, "seq_k": shape.n}
     row |= {"head_dim": shape.head_dim, "head_dim_v": shape.head_dim, "dtype": "bf16", "causal": shape.causal}
     row |= {"strategy": contender.strategy, "estimator": ESTIMATOR if contender.strategy == "lsh" else None}
-    row |= {"group_size": contender.group_size, "block": BLOCK if grouped else None, "order_from": order_from}
+    row |= {"group_size": contender.group_size, "block": contender.block(shape.n) if grouped else None}
+    row["order_from"] = order_from
     row |= {"ms": ms, "ms_min": min(times), "ms_max": max(times), "runs": len(times)}
     if op != "grouping":
         row["tflops_exact_flops"] = shape.flops(op) / ms / 1e9
@@ -190,7 +205,7 @@ def measure(shape, op, options, skipped):
     calls, errors = {}, {}
     exact = float32_head(*sets[0], shape.causal) if op == "forward" else None
     for contender in CONTENDERS:
-        if str(contender) not in skipped:
+        if str(contender) not in skipped and (op == "forward" or not contender.whole):
             function = getattr(contender, op)
             calls[str(contender)] = contender, lambda i, f=function: f(*sets[i % len(sets)], shape.causal)
     for name, (contender, call) in list(calls.items()):  # the first call loads kernels and plans
@@ -202,7 +217,7 @@ def measure(shape, op, options, skipped):
     if op == "forward":
         for contender in GROUPINGS:
             call = lambda i, f=contender.grouping: f(*sets[i % len(sets)], shape.causal)  # noqa: E731
-            calls[f"grouping {contender.strategy}"] = contender, call
+            calls[grouping_of(contender)] = contender, call
             call(0)
     times = interleaved(calls, options.seconds)
     rows = []
@@ -216,7 +231,7 @@ def measure(shape, op, options, skipped):
             if of in times and op_of_row != "grouping":
                 row[key] = statistics.median(times[of]) / row["ms"]
         if op_of_row == "forward" and contender.strategy in ("lsh", "energy"):
-            row["ms_grouping"] = statistics.median(times[f"grouping {contender.strategy}"])
+            row["ms_grouping"] = statistics.median(times[grouping_of(contender)])
         if op != "forward_backward" and shape.n <= options.graph_up_to:
             row["ms_graph"] = graph_ms(contender, call, len(sets))
         rows.append(row)

@@ -14,14 +14,16 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-METHODS = {  # (impl, strategy, group size): (name, colour, line)
-    ("sdpa_flash", None, None): ("FlashAttention-2", "black", "-"),
-    ("sdpa_cudnn", None, None): ("cuDNN", "grey", "-"),
-    ("distr", "exact", 1): ("exact", "tab:blue", "-"),
-    ("distr", "lsh", 2): ("LSH, G = 2", "tab:orange", "-"),
-    ("distr", "lsh", 4): ("LSH, G = 4", "tab:orange", "--"),
-    ("distr", "energy", 2): ("energy, G = 2", "tab:green", "-"),
-    ("distr", "energy", 4): ("energy, G = 4", "tab:green", "--"),
+METHODS = {  # (impl, strategy, group size, one block): (name, colour, line)
+    ("sdpa_flash", None, None, False): ("FlashAttention-2", "black", "-"),
+    ("sdpa_cudnn", None, None, False): ("cuDNN", "grey", "-"),
+    ("distr", "exact", 1, False): ("exact", "tab:blue", "-"),
+    ("distr", "lsh", 2, False): ("LSH, G = 2", "tab:orange", "-"),
+    ("distr", "lsh", 4, False): ("LSH, G = 4", "tab:orange", "--"),
+    ("distr", "energy", 2, False): ("energy, G = 2", "tab:green", "-"),
+    ("distr", "energy", 4, False): ("energy, G = 4", "tab:green", "--"),
+    ("distr", "energy", 2, True): ("energy, G = 2, one block", "tab:red", "-"),
+    ("distr", "energy", 4, True): ("energy, G = 4, one block", "tab:red", "--"),
 }
 OURS = [method for method in METHODS if method[0] == "distr"]
 FLASH, CUDNN = list(METHODS)[:2]
@@ -36,7 +38,7 @@ class Results:
         self.meta, self.rows = content["meta"], {}
         for row in content["rows"]:
             series = row["batch"], row["heads"], row["head_dim"], row["causal"]
-            method = row["impl"], row["strategy"], row["group_size"]
+            method = row["impl"], row["strategy"], row["group_size"], row["block"] == row["seq_q"]
             self.rows[row["op"], series, method, row["seq_q"]] = row
         self.lengths = sorted({key[3] for key in self.rows})
 
@@ -110,7 +112,7 @@ def grouping_table(results, batch, heads, dim):
     for n in results.lengths:
         cells = []
         for strategy in ("lsh", "energy"):
-            series, method = (batch, heads, dim, False), ("distr", strategy, 2)
+            series, method = (batch, heads, dim, False), ("distr", strategy, 2, False)
             part, whole = (results.gpu_ms(op, series, method, n) for op in ("grouping", "forward"))
             cells += [number(part), "-" if not whole else f"{100 * part / whole:.1f} %"]
         if set(cells) != {"-"}:
@@ -141,7 +143,8 @@ def plot_methods(results, path, key, ylabel, scale):
         for method, (name, colour, line) in METHODS.items():
             points = [(n, results.get("forward", series, method, n, key)) for n in results.lengths]
             points = [point for point in points if point[1] is not None]
-            panel.plot(*zip(*points), line, color=colour, marker=".", label=name)
+            if points:
+                panel.plot(*zip(*points), line, color=colour, marker=".", label=name)
         panel.set(title=label(series), xscale="log", yscale=scale, xlabel="N", ylabel=ylabel)
         panel.set_xticks(results.lengths, [f"{n // 1024}K" for n in results.lengths])
         panel.minorticks_off()
@@ -153,7 +156,7 @@ def plot_grouping(results, path):
     figure, panel = plt.subplots(figsize=(6, 4))
     for strategy, colour in (("lsh", "tab:orange"), ("energy", "tab:green")):
         for series, line in zip([of for of in results.series("forward") if of[2] == 128 and not of[3]], ("-", "--")):
-            method = ("distr", strategy, 2)
+            method = ("distr", strategy, 2, False)
             points = []
             for n in results.lengths:
                 part, whole = (results.gpu_ms(op, series, method, n) for op in ("grouping", "forward"))

@@ -14,7 +14,7 @@ namespace sm90 = cuda::sm90;
 
 template <Without kWithout, int kColumns, int kValues, sm90::Scores kScores>
 constexpr sm90::Variant twin() {
-  return sm90::variant<sm90::Config<__nv_bfloat16, kColumns, kValues, kScores, kWithout>>();
+  return sm90::variant<sm90::Config<__nv_bfloat16, kColumns, kValues, 2, kScores, kWithout>>();
 }
 
 template <Without kWithout>

@@ -236,6 +236,19 @@ def test_mixed_dtypes_are_refused():
         distrattention.scaled_dot_product_attention(q, q.half(), q)
 
 
+@pytest.mark.skipif(
+    not torch.cuda.is_available() or torch.cuda.get_device_capability() != (9, 0), reason="needs compute capability 9.0"
+)
+def test_auto_approximates_on_hopper_only_by_its_own_kernel():
+    def choice(n=16384, dtype=torch.bfloat16, **settings):
+        q = torch.empty(1, 1, n, 64, device=DEVICE, dtype=dtype)
+        return distrattention.explain(q, q, q, group_size=2, **settings)["choice"].split(",")[0]
+
+    assert choice(block_size=ALL) == "energy"
+    assert choice() == choice(block_size=8192) == "exact"
+    assert choice(8192, block_size=ALL) == choice(dtype=torch.float16, block_size=ALL) == "exact"
+
+
 def test_explain_and_doctor_name_the_kernels(capsys):
     for dtype, kernel in ((torch.bfloat16, "sm80/forward"), (torch.float32, "plain/forward")):
         q = torch.empty(1, 4, 4096, 64, dtype=dtype, device=DEVICE)

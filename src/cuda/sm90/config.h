@@ -30,22 +30,22 @@ enum class Scores : std::uint8_t { raw, logarithms };
 
 // kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is a warpgroup that copies and
 // kConsumers that compute, each for 64 queries.
-template <class T, int kColumns_, int kValues_, Scores kScores_, Without kWithout_ = Without::nothing>
+template <class T, int kColumns_, int kValues_, int kConsumers_, Scores kScores_, Without kWithout_ = Without::nothing>
 struct Config {
   using Element = T;
   static constexpr int kColumns = kColumns_;
   static constexpr Scores kScores = kScores_;
   static constexpr int kValues = kValues_;
-  static constexpr int kConsumers = 2;
+  static constexpr int kConsumers = kConsumers_;
   static constexpr Without kWithout = kWithout_;
   static constexpr int kRows = 64 * kConsumers;
-  static constexpr int kKeys = kValues <= 64 ? 256 : 128;  // of a tile
-  static constexpr int kHalf = kKeys / 2;                  // two of them at a time: registers bound it
+  static constexpr int kKeys = kValues <= 64 && kConsumers == 2 ? 256 : 128;  // of a tile
+  static constexpr int kHalf = kKeys / 2;  // two of them at a time: registers bound it
   static constexpr int kStages = 2;
   static constexpr int kWarpgroup = 128;  // threads
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr int kCopyRegisters = 24;
-  static constexpr int kComputeRegisters = 240;
+  static constexpr int kCopyRegisters = kConsumers == 2 ? 24 : 32;
+  static constexpr int kComputeRegisters = kConsumers == 2 ? 240 : 160;
 
   using QueryTile = Panels<64, kColumns>;  // of a consumer
   using KeyTile = Panels<kKeys, kColumns>;

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <limits>
 #include <utility>
 
@@ -20,14 +21,33 @@ namespace {
   return is_exact(grouping) || (grouping.order_from == OrderFrom::previous && grouping.block >= problem.seq_q);
 }
 
-[[nodiscard]] const Variant* find(const Problem& problem, Scores scores, std::int64_t groups) noexcept {
+// How long a launch takes, in rows of a block of two consumers. Blocks of a causal launch end one by one; others in
+// waves. With three consumers a row costs less (docs/kernel-log.md, sm90/forward, step 18).
+[[nodiscard]] double cost(const Problem& problem, const Variant& variant) {
+  constexpr double kThreeConsumers = 0.96;
+  const std::int64_t blocks =
+      problem.batch * problem.heads_q * common::ceil_div(problem.seq_q, std::int64_t{variant.rows});
+  const double waves = static_cast<double>(blocks) / device_properties().processors;
+  const double row = variant.rows > 128 ? kThreeConsumers : 1;
+  return (problem.causal == Causal::none ? std::ceil(waves) : waves) * variant.rows * row;
+}
+
+// The quickest of the narrowest shapes that the problem fits.
+[[nodiscard]] const Variant& find(const Problem& problem, Scores scores, std::int64_t groups) {
+  const Variant* found = nullptr;
   for (const Variant& variant : OtherVariants<Variant>::or_else(variants())) {
-    if (variant.dtype == problem.dtype && variant.scores == scores && variant.columns >= groups &&
-        variant.values >= problem.head_dim_v) {
-      return &variant;
+    if (variant.dtype != problem.dtype || variant.scores != scores || variant.columns < groups ||
+        variant.values < problem.head_dim_v) {
+      continue;
+    }
+    if (found == nullptr) {
+      found = &variant;
+    } else if (variant.columns == found->columns && variant.values == found->values &&
+               cost(problem, variant) < cost(problem, *found)) {
+      found = &variant;
     }
   }
-  return nullptr;
+  return *found;
 }
 
 // Whether the copy engine takes the tensor as it is.
@@ -182,7 +202,7 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
     estimated(operands.k, Estimate::sum, 1.0F, operands.k_hat);
     p.keys_of_query_head = true;
   }
-  const Variant& variant = *find(problem, scaled ? Scores::logarithms : Scores::raw, operands.groups);
+  const Variant& variant = find(problem, scaled ? Scores::logarithms : Scores::raw, operands.groups);
   const auto map = [&](const Operand& x, int rows, int columns) {
     return tensor_map(x.data, problem.dtype, x.strides, x.extent, rows, columns);
   };

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of compiled shapes of the kernel in forward.cuh, for both element types:
-//   d = 64    exact, r = 32, r = 16
-//   d = 128   exact, r = 64, r = 32
+//   d = 64    exact, r = 32, r = 16   two consumers or, where columns are grouped, three: forward_launch.cu chooses
+//   d = 128   exact, r = 64, r = 32   two: more registers
 // Columns are padded with zeros by the copy engine, so each serves every smaller r and dv as well.
 // A new head dim is a line here.
 #include "cuda/sm90/variants.h"
@@ -13,19 +13,16 @@
 namespace distr::cuda::sm90 {
 namespace {
 
-template <class T, int kColumns>
-constexpr Variant exact() {
-  return variant<Config<T, kColumns, kColumns, Scores::raw>>();
-}
 // The scale can be a part of q_hat where it cannot leave the range of its type.
-template <class T, int kColumns, int kValues>
-constexpr Variant grouped() {
-  return variant<Config<T, kColumns, kValues, kWideRange<T> ? Scores::logarithms : Scores::raw>>();
-}
+template <class T>
+constexpr Scores kGrouped = kWideRange<T> ? Scores::logarithms : Scores::raw;
 
 template <class T>
-constexpr std::array kShapes = {grouped<T, 16, 64>(),  grouped<T, 32, 64>(),  exact<T, 64>(),
-                                grouped<T, 32, 128>(), grouped<T, 64, 128>(), exact<T, 128>()};
+constexpr std::array kShapes = {
+    variant<Config<T, 16, 64, 2, kGrouped<T>>>(),  variant<Config<T, 16, 64, 3, kGrouped<T>>>(),
+    variant<Config<T, 32, 64, 2, kGrouped<T>>>(),  variant<Config<T, 32, 64, 3, kGrouped<T>>>(),
+    variant<Config<T, 64, 64, 2, Scores::raw>>(),  variant<Config<T, 32, 128, 2, kGrouped<T>>>(),
+    variant<Config<T, 64, 128, 2, kGrouped<T>>>(), variant<Config<T, 128, 128, 2, Scores::raw>>()};
 
 constexpr std::array kVariants = [] {
   std::array<Variant, 2 * kShapes<__half>.size()> all{};
