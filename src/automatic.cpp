@@ -3,6 +3,7 @@
 // measures best.
 #include <algorithm>
 #include <array>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -24,15 +25,14 @@ struct Crossover {
 // By device, and for each the smallest d first.
 constexpr std::array<Crossover, 4> kCrossovers{
     {{Device::cpu, 64, 2048}, {Device::cpu, 128, 1024}, {Device::cuda, 64, 8192}, {Device::cuda, 128, 16384}}};
-
-// On Hopper, by its own kernel, in bf16 and with one grouping for the whole sequence.
-constexpr Crossover kHopper{Device::cuda, 64, 16384};
+// By Hopper's own kernel, in bf16 and with one grouping for the whole sequence.
+constexpr std::array<Crossover, 2> kHopperCrossovers{{{Device::cuda, 64, 32768}, {Device::cuda, 128, 16384}}};
 
 // The last entry for the device that has no larger d than the problem, or the first.
-const Crossover& crossover_of(Device device, std::int64_t head_dim) {
-  const auto* found = std::find_if(kCrossovers.begin(), kCrossovers.end(),
-                                   [device](const Crossover& entry) { return entry.device == device; });
-  for (const auto* next = found; next != kCrossovers.end() && next->device == device; ++next) {
+const Crossover& crossover_of(std::span<const Crossover> crossovers, Device device, std::int64_t head_dim) {
+  auto found = std::find_if(crossovers.begin(), crossovers.end(),
+                            [device](const Crossover& entry) { return entry.device == device; });
+  for (auto next = found; next != crossovers.end() && next->device == device; ++next) {
     if (next->head_dim <= head_dim) {
       found = next;
     }
@@ -82,7 +82,8 @@ Resolved resolve(const Problem& problem, const Grouping& grouping, Device device
   Resolved result{grouping, {}};
   result.grouping.strategy = Strategy::exact;
   const bool hopper = device == Device::cuda && is_served_by_hopper(problem, grouping, Strategy::exact);
-  const Crossover& needed = hopper ? kHopper : crossover_of(device, problem.head_dim);
+  const std::span<const Crossover> crossovers = hopper ? std::span<const Crossover>(kHopperCrossovers) : kCrossovers;
+  const Crossover& needed = crossover_of(crossovers, device, problem.head_dim);
   const std::string no_tensor_cores = device == Device::cuda ? without_tensor_cores(problem, grouping) : "";
   const std::int64_t shorter = std::min(problem.seq_q, problem.seq_k);
   if (grouping.group_size == 1) {

@@ -241,7 +241,7 @@ def test_mixed_dtypes_are_refused():
 )
 def test_auto_approximates_on_hopper_only_by_its_own_kernel():
     def choice(n=16384, dtype=torch.bfloat16, **settings):
-        q = torch.empty(1, 1, n, 64, device=DEVICE, dtype=dtype)
+        q = torch.empty(1, 1, n, 128, device=DEVICE, dtype=dtype)
         return distrattention.explain(q, q, q, group_size=2, **settings)["choice"].split(",")[0]
 
     assert choice(block_size=ALL) == "energy"
