@@ -203,8 +203,33 @@ def gpu_speed() -> str:
     return markdown(["op, ms", "d", "N", "causal", *GPU_METHODS], lines) + "\n\n" + source(name, meta, *facts)
 
 
+FLOOR = 790e9  # FLOP a millisecond: about what large bf16 products sustain on an H200 at its power limit
+
+
+def hopper() -> str:
+    """N = 16384, forward: ms, and the share that the products by themselves would need."""
+    name = "h200/torch.json"
+    result = load(name)
+    lines = []
+    for batch, heads in ((1, 10), (4, 16)):
+        for dim in (64, 128):
+            for causal in (False, True):
+                wanted = {"op": "forward", "batch": batch, "head_dim": dim, "causal": causal, "seq_q": 16384}
+                rows = {(row["impl"], row["strategy"], row["group_size"], row["block"] == 16384): row
+                        for row in result["rows"] if all(row[key] == value for key, value in wanted.items())}
+                cells = [f'{rows[GPU_METHODS["cuDNN"]]["ms"]:.3f}']
+                for method, size in (("exact", 1), ("one block, G = 2", 2), ("one block, G = 4", 4)):
+                    row = rows[GPU_METHODS[method]]
+                    flops = row["tflops_exact_flops"] * row["ms"] * 1e9 * (1 + 1 / size) / 2
+                    cells.append(f'{row["ms"]:.3f} ({100 * flops / FLOOR / row["ms"]:.0f} %)')
+                lines.append([f"{batch} × {heads}", str(dim), "yes" if causal else "no", *cells])
+    return markdown(["B × H", "d", "causal", "cuDNN, ms", "exact", "one block, G = 2", "one block, G = 4"],
+                    lines) + "\n\n" + source(name, result["meta"])
+
+
 TABLES = {"compare": compare, "quality": quality, "performance": performance, "grouping": grouping, "memory": memory,
-          "errors": errors, "semantic_search": semantic_search, "torch_speed": torch_speed, "gpu_speed": gpu_speed}
+          "errors": errors, "semantic_search": semantic_search, "torch_speed": torch_speed, "gpu_speed": gpu_speed,
+          "hopper": hopper}
 
 
 def main(check: bool) -> int:
