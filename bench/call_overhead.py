@@ -20,8 +20,11 @@ import gc
 import json
 import os
 import pathlib
+import platform
 import random
+import shlex
 import statistics
+import sys
 import time
 
 import torch
@@ -112,6 +115,8 @@ def main():
     if options.json_out:
         date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         meta = {"torch": torch.__version__, "commit": os.environ.get("DISTR_COMMIT"), "date": date, "threads": 1}
+        gpu = torch.cuda.get_device_name() if options.device == "cuda" else None
+        meta |= {"cpu": platform.processor() or platform.machine(), "gpu": gpu, "command": shlex.join(sys.argv)}
         meta |= {name: getattr(options, name) for name in ("device", "heads", "seq", "head_dim", "calls", "rounds")}
         options.json_out.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
 

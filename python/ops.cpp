@@ -43,12 +43,13 @@ Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& 
 }
 
 // O [B, Hq, Nq, dv], in memory [B, Nq, Hq, dv]: the transpose that follows attention in models then costs nothing;
-// LSE [B, Hq, Nq].
+// LSE [B, Hq, Nq], or [0] when not wanted.
 std::tuple<Tensor, Tensor> attention_of(Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
-                                        const OptionalTensor& mask, const OptionalTensor& order_in) {
+                                        const OptionalTensor& mask, const OptionalTensor& order_in, bool with_lse) {
   const OptionalTensor order = add_mask_and_order(call, q, mask, order_in);
   Tensor o = empty_rows_first(q, {q.size(0), q.size(1), q.size(2), v.size(3)});
-  Tensor lse = empty(q, {q.size(0), q.size(1), q.size(2)}, lse_type(call.problem));
+  Tensor lse = with_lse ? empty(q, {q.size(0), q.size(1), q.size(2)}, lse_type(call.problem))
+                        : empty(q, {0}, lse_type(call.problem));
   call.problem.o = strides_of(o);
   add_workspace(call, Operation::forward, q);
   distr::forward(call.problem, call.grouping,
@@ -58,7 +59,7 @@ std::tuple<Tensor, Tensor> attention_of(Call& call, const Tensor& q, const Tenso
                   .mask = data(mask),
                   .order = order_data(order),
                   .o = o.mutable_data_ptr(),
-                  .lse = lse.mutable_data_ptr()},
+                  .lse = with_lse ? lse.mutable_data_ptr() : nullptr},
                  call.execution);
   return {o, lse};
 }
@@ -71,24 +72,24 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const
                                    bool /*deterministic*/) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
   Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
-  return attention_of(call, q, k, v, mask, order);
+  return attention_of(call, q, k, v, mask, order, true);
 }
 
-// make_grouping() and forward() in one: the settings of forward(), and the seed. The order, flat, is the third result
-// where columns are grouped.
+// make_grouping() and forward() in one: the settings of forward(), the seed, and whether LSE is wanted. The order,
+// flat, is the third result where columns are grouped.
 std::tuple<Tensor, Tensor, OptionalTensor> attend(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
                                                   const OptionalTensor& mask, const std::string& causal,
                                                   std::optional<double> scale, const std::string& strategy,
                                                   std::int64_t group_size, std::int64_t block_size,
                                                   const std::string& estimator, const std::string& order_from,
-                                                  bool /*deterministic*/, std::int64_t seed) {
+                                                  bool /*deterministic*/, std::int64_t seed, bool with_lse) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
   Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, seed});
   OptionalTensor order;
   if (strategy != "exact" && group_size > 1) {
     order = order_of(call, q, k, true);
   }
-  auto [o, lse] = attention_of(call, q, k, v, mask, order);
+  auto [o, lse] = attention_of(call, q, k, v, mask, order, with_lse);
   return {std::move(o), std::move(lse), std::move(order)};
 }
 
@@ -207,7 +208,7 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
       "str order_from='own', bool deterministic=True) -> (Tensor out, Tensor lse)");
   m.def(
       "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, str causal, float? scale, str strategy, int group_size, "
-      "int block_size, str estimator, str order_from, bool deterministic, int seed) "
+      "int block_size, str estimator, str order_from, bool deterministic, int seed, bool with_lse) "
       "-> (Tensor out, Tensor lse, Tensor? order)");
   m.def(
       "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? order, "

@@ -14,8 +14,8 @@ namespace distr {
 namespace {
 
 // Where `energy` is worth its error to those who ask for it. Smaller heads lose too much when half of their columns go;
-// on shorter sequences it was less than 1.15 times as quick as exact attention. The numbers are in DESIGN.md, under
-// "What auto chooses".
+// on shorter sequences it was, in some setting, less than 1.15 times as quick as exact attention. The numbers are in
+// DESIGN.md, under "What auto chooses".
 struct Crossover {
   Device device;
   std::int64_t head_dim;  // from this d on
@@ -88,12 +88,14 @@ Resolved resolve(const Problem& problem, const Grouping& grouping, Device device
   const std::int64_t shorter = std::min(problem.seq_q, problem.seq_k);
   if (grouping.group_size == 1) {
     result.choice = "exact, as the group size is 1 (auto approximates only where a larger one is asked for)";
+  } else if (grouping.order_from == OrderFrom::previous && grouping.block >= problem.seq_q) {
+    result.choice = "exact, as the first block is where orders come from the block before, and there is no other";
   } else if (problem.dtype == DType::f64) {
     result.choice = "exact, as the float64 reference gains nothing from an approximation";
   } else if (hopper && !(problem.dtype == DType::bf16 && is_served_by_hopper(problem, grouping, Strategy::energy))) {
     result.choice =
-        "exact, as this GPU has a kernel for it, and one for an approximation only in bf16 with the whole sequence as "
-        "one block";
+        "exact, as this GPU has a kernel for it that an approximation is quicker than only in bf16 with the whole "
+        "sequence as one block";
   } else if (!no_tensor_cores.empty()) {
     result.choice = no_tensor_cores;
   } else if (problem.head_dim < needed.head_dim) {

@@ -52,7 +52,7 @@ def scaled_dot_product_attention(
         raise NotImplementedError(f"dropout_p is {dropout_p}; allowed: 0, as there is no dropout")
     *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, enable_gqa)
     training_causal = causal != "none" and core.will_require_grad(*tensors[:3])
-    out, lse = core.attend(*tensors, causal, scale, settings, training_causal)
+    out, lse = core.attend(*tensors, causal, scale, settings, training_causal, with_lse=return_lse)
     return (out, lse) if return_lse else out
 
 

@@ -40,12 +40,13 @@ def _known_settings(*fields):
     return Settings(*fields)
 
 
-def attend(query, key, value, mask, causal, scale, settings, training_causal, deterministic=False):
+def attend(query, key, value, mask, causal, scale, settings, training_causal, deterministic=False, with_lse=True):
     """(out [..., Hq, N, dv], lse [..., Hq, N]) of tensors that check() lets pass, with any number of axes from 2 on.
 
     causal: "none", "top_left" or "bottom_right"; anything but "none" excludes a mask. Hq may be a multiple of H.
     training_causal: whether gradients will be asked for and the attention is causal (by a mask, too): what a
-    settings.order_from of None goes by. deterministic: whether the backward is, whatever the process allows.
+    settings.order_from of None goes by. deterministic: whether the backward is, whatever the process allows. Without
+    with_lse lse may be None or empty.
     """
     eager = not torch.compiler.is_compiling()
     plain = eager and _is_plain()
@@ -62,7 +63,7 @@ def attend(query, key, value, mask, causal, scale, settings, training_causal, de
     if settings.strategy == "auto" and eager and _LOG.isEnabledFor(logging.INFO):
         _log_choice(q, k, v, mask, "forward", causal, scale, "auto", *options)
     if plain:
-        out, lse = ops.attend_eagerly(q, k, v, mask, causal, scale, strategy, *options, settings.seed)
+        out, lse = ops.attend_eagerly(q, k, v, mask, (causal, scale, strategy, *options, settings.seed), with_lse)
     else:
         order = None
         if strategy != "exact":
@@ -71,7 +72,8 @@ def attend(query, key, value, mask, causal, scale, settings, training_causal, de
         out, lse = ops.forward(q, k, v, mask, order, causal, scale, strategy, *options)
     if query.dim() == 4:
         return out, lse
-    return out.reshape(*query.shape[:-1], value.shape[-1]), lse.reshape(query.shape[:-1])
+    out = out.reshape(*query.shape[:-1], value.shape[-1])
+    return out, lse.reshape(query.shape[:-1]) if with_lse else None
 
 
 def explain(query, key, value, mask, causal, scale, settings, operation="forward"):
@@ -277,10 +279,11 @@ def is_under_way(function):
 
 
 def _is_plain():
-    """Whether nothing looks on in eager code: no transform of torch.func, and no mode, which is to meet the operators
-    that compiled code has."""
+    """Whether nothing looks on in eager code: no transform of torch.func, no mode and no tracer (torch.jit), which are
+    to meet the operators that compiled code has."""
     return not (
         torch._C._are_functorch_transforms_active()
+        or torch._C._get_tracing_state() is not None
         or torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
     )

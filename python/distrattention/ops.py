@@ -71,11 +71,12 @@ def _(q, k, v, mask=None, order=None, *settings):
 
 
 @torch.library.register_fake("distrattention::attend")
-def _(q, k, v, mask, causal, scale, strategy, group_size, block_size, estimator, order_from, deterministic, seed):
+def _(q, k, v, mask, causal, scale, strategy, group_size, block_size, estimator, order_from, deterministic, seed, lse):
     order = None
     if strategy != "exact" and group_size > 1:
         order = make_grouping(q, k, causal, strategy, group_size, block_size, order_from, seed, flat=True)
-    return *forward(q, k, v, mask), order
+    out, lse_of_all = forward(q, k, v, mask)
+    return out, lse_of_all if lse else lse_of_all.new_empty(0), order
 
 
 def _dense_like(tensor):
@@ -179,7 +180,7 @@ class _Forward(torch.autograd.Function):
 class _Attend(_Forward):
     @staticmethod
     def forward(ctx, q, k, v, mask, settings):
-        out, lse, order = attend(q, k, v, mask, *settings)
+        out, lse, order = attend(q, k, v, mask, *settings, True)
         _save(ctx, (q, k, v, mask, order, out, lse), settings[:-1])  # less the seed, which the order comes of
         return out, lse
 
@@ -193,11 +194,12 @@ def _save(ctx, tensors, settings):
 _register_autograd(forward.default, _Forward, 4)
 
 
-def attend_eagerly(q, k, v, mask, *settings):
-    """(out, lse) by `attend`, with gradients: the shortest way in eager code, unless torch.func transforms it."""
+def attend_eagerly(q, k, v, mask, settings, with_lse):
+    """(out, lse) by `attend`, with gradients: the shortest way in eager code, unless torch.func transforms it. Without
+    with_lse lse may be empty."""
     if torch.is_grad_enabled() and any_requires_grad((q, k, v, mask)):
         return _Attend.apply(q, k, v, mask, settings)
-    out, lse, _ = attend(q, k, v, mask, *settings)
+    out, lse, _ = attend(q, k, v, mask, *settings, with_lse)
     return out, lse
 
 

@@ -221,8 +221,9 @@ bool needs_finite_values(const std::string& kernel) {
   return kernel.starts_with("sm80/") || kernel.starts_with("sm90/");
 }
 
-Precision rounding_of(const std::string& kernel, DType dtype) {
-  return kernel == "sm90/forward" && dtype == DType::bf16 ? Precision::plain_with_scale : Precision::plain;
+bool rounds_the_scale(const std::string& kernel, const Case& test_case) {
+  return kernel == "sm90/forward" && test_case.problem.dtype == DType::bf16 &&
+         test_case.grouping.strategy != Strategy::exact;
 }
 
 std::vector<Extreme> extremes(DType dtype) {

@@ -8,7 +8,6 @@
 
 #include "kernel.h"
 #include "support/cases.h"
-#include "support/oracle.h"
 
 namespace distr::test {
 
@@ -23,8 +22,8 @@ struct Extreme {
 // Whether a kernel asks for finite values in V (include/distr/problem.h).
 [[nodiscard]] bool needs_finite_values(const std::string& kernel);
 
-// What a kernel rounds: sm90/forward multiplies a q_hat of bf16 by the scale before.
-[[nodiscard]] Precision rounding_of(const std::string& kernel, DType dtype);
+// Whether a kernel that is not asked for LSE rounds q_hat times the scale: sm90/forward, in bf16.
+[[nodiscard]] bool rounds_the_scale(const std::string& kernel, const Case& test_case);
 
 // A value that is not finite in Q, K or V: it goes where exact attention takes it, and nowhere else.
 [[nodiscard]] std::vector<Instance> with_non_finite(const Case& test_case);

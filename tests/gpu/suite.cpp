@@ -11,6 +11,7 @@
 
 #include "gpu/device_api.h"
 #include "gpu/device_run.h"
+#include "gpu/large_cases.h"
 #include "gpu/properties.h"
 #include "gpu/time_inputs.h"
 #include "gpu/watchdog.h"
@@ -66,7 +67,14 @@ std::string judge(const GroupingKernel& kernel, Instance instance) {
 }
 std::string judge(const ForwardKernel& kernel, Instance instance) {
   tested_forward = &kernel;
-  return check_forward(run_tested_forward, instance, rounding_of(kernel.name, instance.test_case.problem.dtype));
+  if (rounds_the_scale(kernel.name, instance.test_case)) {
+    Instance alone = instance;
+    const std::string fault = check_forward_without_lse(run_tested_forward, alone, Precision::plain_with_scale);
+    if (!fault.empty()) {
+      return "without LSE: " + fault;
+    }
+  }
+  return check_forward(run_tested_forward, instance);
 }
 std::string judge(const BackwardKernel& kernel, Instance instance) {
   tested_backward = &kernel;
@@ -248,82 +256,6 @@ class Checker {
   std::mutex mutex_;
   std::map<std::string, Tally> tallies_;
 };
-
-Case large_case(const std::string& name, std::int64_t seq_q, std::int64_t seq_k, std::int64_t d, std::int64_t dv,
-                Strategy strategy, std::int64_t group_size, std::int64_t block) {
-  Case result;
-  result.name = name;
-  result.problem.seq_q = seq_q;
-  result.problem.seq_k = seq_k;
-  result.problem.head_dim = d;
-  result.problem.head_dim_v = dv;
-  result.problem = contiguous(result.problem);
-  result.grouping.strategy = strategy;
-  result.grouping.group_size = group_size;
-  result.grouping.block = block;
-  return result;
-}
-
-// Lengths that no tile divides, and enough of them for every stage of a pipeline.
-std::vector<Case> large_cases() {
-  const Strategy exact = Strategy::exact;
-  const Strategy lsh = Strategy::lsh;
-  const Strategy energy = Strategy::energy;
-  std::vector<Case> result{
-      large_case("large, exact, d 64", 1021, 2047, 64, 64, exact, 1, 128),
-      large_case("large, exact, d 128", 1500, 1000, 128, 128, exact, 1, 128),
-      large_case("large, exact, d 32", 1999, 1001, 32, 32, exact, 1, 128),
-      large_case("large, exact, d 96 and 40", 777, 1333, 96, 40, exact, 1, 64),
-      large_case("large, exact, d 256", 515, 1030, 256, 256, exact, 1, 64),
-      large_case("large, lsh, d 64, G 2", 1201, 1531, 64, 64, lsh, 2, 128),
-      large_case("large, lsh, d 128, G 2", 1025, 1111, 128, 128, lsh, 2, 128),
-      large_case("large, lsh, d 128, G 4, l 64", 1000, 1200, 128, 128, lsh, 4, 64),
-      large_case("large, lsh, d 64, G 8, l 256", 1300, 1100, 64, 64, lsh, 8, 256),
-      large_case("large, lsh, d 80, G 3", 1000, 1000, 80, 80, lsh, 3, 128),
-      large_case("large, lsh, d 32, G 2, one block", 1111, 1999, 32, 32, lsh, 2, 1 << 20),
-      large_case("large, energy, d 64, G 2", 1201, 1531, 64, 64, energy, 2, 128),
-      large_case("large, energy, d 128, G 4", 1025, 1111, 128, 128, energy, 4, 128),
-      large_case("large, energy, d 256, G 2, l 64", 700, 900, 256, 256, energy, 2, 64),
-      large_case("large, energy, d 128, G 8, l 256", 1400, 1000, 128, 128, energy, 8, 256),
-      large_case("large, energy, d 64, G 2, one block", 1400, 1000, 64, 64, energy, 2, 1 << 20),
-  };
-  const std::size_t count = result.size();
-  for (std::size_t n = 0; n < count; n += 2) {  // every other one causal as well, in turn with both corners
-    Case causal = result[n];
-    causal.name += ", causal";
-    causal.problem.causal = n % 4 == 0 ? Causal::top_left : Causal::bottom_right;
-    causal.grouping.order_from = n % 8 < 4 ? OrderFrom::previous : OrderFrom::own;
-    result.push_back(causal);
-  }
-  Case heads = large_case("large, lsh, GQA", 600, 1100, 64, 64, lsh, 2, 64);
-  heads.problem.batch = 2;
-  heads.problem.heads_q = 4;
-  heads.problem.heads_kv = 2;
-  heads.problem = contiguous(heads.problem);
-  result.push_back(heads);
-  for (const Strategy strategy : {energy, lsh}) {  // one grouping for the whole sequence
-    Case whole = heads;
-    whole.name = std::string("large, GQA, one block, ") + name_of(strategy);
-    whole.problem.seq_q = 300;
-    whole.problem.head_dim = whole.problem.head_dim_v = 128;
-    whole.problem = contiguous(whole.problem);
-    whole.grouping.strategy = strategy;
-    whole.grouping.group_size = strategy == lsh ? 2 : 4;
-    whole.grouping.estimator = Estimator::sample;
-    whole.grouping.block = 1 << 20;
-    result.push_back(whole);
-  }
-  // More tiles of queries than a GPU runs at once, some split over the keys and some not, in two sections of heads.
-  for (const Strategy strategy : {exact, energy, lsh}) {
-    Case many =
-        large_case("large, many heads, " + std::string(name_of(strategy)), 129, 584, 128, 128, strategy, 2, 128);
-    many.problem.batch = 7;
-    many.problem.heads_q = many.problem.heads_kv = 19;
-    many.problem = contiguous(many.problem);
-    result.push_back(many);
-  }
-  return result;
-}
 
 std::vector<Case> wanted_cases(const CheckOptions& options) {
   std::vector<Case> all;

@@ -2,10 +2,12 @@
 """The operators: registration, fake kernels, values and gradients against the textbook."""
 
 import itertools
+from functools import partial
 
 import pytest
 import torch
 
+import distrattention
 from distrattention import ops
 
 OPERATORS = torch.ops.distrattention
@@ -77,13 +79,24 @@ def test_opcheck(layout, grad):
 def test_attend_is_make_grouping_and_forward(settings):
     """It has no derivative of its own: autograd is given one where it is called."""
     q, k, v = LAYOUTS["packed"]()
-    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, *settings, False, 3))
+    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, *settings, False, 3, True))
+    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, *settings, False, 3, False))
     order = None
     if settings is LSH:
         order = ops.make_grouping(q, k, *("none", *LSH[2:5], "own", 3), flat=True)
-    *results, taken = ops.attend(q, k, v, None, *settings, False, 3)
+    *results, taken = ops.attend(q, k, v, None, *settings, False, 3, True)
     assert all(map(torch.equal, results, ops.forward(q, k, v, None, order, *settings)))
     assert (taken is None) if order is None else torch.equal(taken, order)
+    out, lse, _ = ops.attend(q, k, v, None, *settings, False, 3, False)
+    assert torch.equal(out, results[0]) and lse.shape == (0,)
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
+def test_traced_code_has_the_operators_of_compiled_code():
+    q, k, v = LAYOUTS["packed"]()
+    run = partial(distrattention.scaled_dot_product_attention, strategy="lsh", group_size=2)
+    traced = torch.jit.trace(lambda q, k, v: run(q, k, v), (q, k, v), check_trace=False)
+    assert torch.equal(traced(q, k, v), run(q, k, v))
 
 
 MASKS = {

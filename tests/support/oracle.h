@@ -48,9 +48,11 @@ struct Gradients {
 // luck: it is taken over this many orders of summation (as few as settle the matter).
 inline constexpr std::int64_t kPlainOrders = 4;
 
-// Runs `forward` on the instance's poisoned outputs and judges O, LSE and the canaries. `rounding`: as `forward` does.
+// Runs `forward` on the instance's poisoned outputs and judges O, LSE and the canaries.
 using Forward = void (*)(const Problem&, const Grouping&, const ForwardTensors&, const Execution&);
-[[nodiscard]] std::string check_forward(Forward forward, Instance& instance, Precision rounding = Precision::plain);
+[[nodiscard]] std::string check_forward(Forward forward, Instance& instance);
+// The same without LSE, and with what `forward` rounds then.
+[[nodiscard]] std::string check_forward_without_lse(Forward forward, Instance& instance, Precision rounding);
 
 // Likewise for `backward`, from O and LSE of the textbook and random upstream gradients.
 using Backward = void (*)(const Problem&, const Grouping&, const BackwardTensors&, const Execution&);

@@ -179,7 +179,7 @@ __device__ inline void store(const ForwardParameters& p, const Rows& work, int f
 }
 
 // A consumer's 64 queries over all keys. `used`: tiles that went through the ring before. `references`: in the tiles
-// without a mask. Returns which of the thread's two rows came out right, a bit each.
+// without a mask; none: in all. Returns which of the thread's two rows came out right, a bit each.
 template <class C>
 __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Rows& work, const Shared<C>& shared,
                                             int consumer, int row, int tiles, int used, References references,

@@ -40,10 +40,9 @@ namespace {
         variant.values < problem.head_dim_v) {
       continue;
     }
-    if (found == nullptr) {
-      found = &variant;
-    } else if (variant.columns == found->columns && variant.values == found->values &&
-               cost(problem, variant) < cost(problem, *found)) {
+    const auto width = [](const Variant& of) { return of.columns + of.values; };
+    if (found == nullptr || width(variant) < width(*found) ||
+        (width(variant) == width(*found) && cost(problem, variant) < cost(problem, *found))) {
       found = &variant;
     }
   }
@@ -186,8 +185,9 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
 
   ForwardParameters p{};
   p.problem = device_problem(problem, grouping, nullptr);
-  // In bf16 q_hat takes the scale in (Config's Scores).
-  const bool scaled = operands.q_hat != nullptr && problem.dtype == DType::bf16;
+  // In bf16 q_hat takes the scale in (Config's Scores), unless LSE is asked for: that rounding would be in it, and a
+  // backward that reads it has none.
+  const bool scaled = operands.q_hat != nullptr && problem.dtype == DType::bf16 && tensors.lse == nullptr;
   if (operands.q_hat != nullptr) {
     const float scale = scaled ? std::exchange(p.problem.scale_log2, 1.0F) : 1.0F;
     const auto estimated = [&](Operand& x, Estimate kind, float factor, void* to) {

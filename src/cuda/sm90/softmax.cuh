@@ -27,7 +27,7 @@ template <class C>
 struct Softmax {
   static constexpr float kSlack = 8.0F;
   static constexpr float kMostSum = 0x1p64F;
-  static constexpr float kLeastSum = 0x1p-64F;
+  static constexpr float kLeastSum = 0x1p-32F;
 
   float scale;  // of the scores, to logarithms to the base 2; positive
   float reference[2] = {-INFINITY, -INFINITY};
@@ -94,7 +94,7 @@ __device__ __forceinline__ void pack(const float (&s)[C::kHalf / 2], std::uint32
   }
 }
 
-// Hides the keys of tile `first` .. that a row does not see.
+// Hides those of the keys first .. first + kHalf - 1 that a row does not see.
 template <class C>
 __device__ __forceinline__ void apply_mask(float (&s)[C::kHalf / 2], const DeviceProblem& problem, int row, int first) {
   const int lane = static_cast<int>(threadIdx.x) % 32;

@@ -6,6 +6,7 @@
 // A new head dim is a line here.
 #include "cuda/sm90/variants.h"
 
+#include <algorithm>
 #include <array>
 
 #include "cuda/sm90/variants.cuh"
@@ -13,25 +14,26 @@
 namespace distr::cuda::sm90 {
 namespace {
 
-// The scale can be a part of q_hat where it cannot leave the range of its type.
-template <class T>
-constexpr Scores kGrouped = kWideRange<T> ? Scores::logarithms : Scores::raw;
+template <class T, Scores kScores>
+constexpr std::array kGrouped = {variant<Config<T, 16, 64, 2, kScores>>(),  variant<Config<T, 16, 64, 3, kScores>>(),
+                                 variant<Config<T, 32, 64, 2, kScores>>(),  variant<Config<T, 32, 64, 3, kScores>>(),
+                                 variant<Config<T, 32, 128, 2, kScores>>(), variant<Config<T, 64, 128, 2, kScores>>()};
 
 template <class T>
-constexpr std::array kShapes = {
-    variant<Config<T, 16, 64, 2, kGrouped<T>>>(),  variant<Config<T, 16, 64, 3, kGrouped<T>>>(),
-    variant<Config<T, 32, 64, 2, kGrouped<T>>>(),  variant<Config<T, 32, 64, 3, kGrouped<T>>>(),
-    variant<Config<T, 64, 64, 2, Scores::raw>>(),  variant<Config<T, 32, 128, 2, kGrouped<T>>>(),
-    variant<Config<T, 64, 128, 2, kGrouped<T>>>(), variant<Config<T, 128, 128, 2, Scores::raw>>()};
+constexpr std::array kExact = {variant<Config<T, 64, 64, 2, Scores::raw>>(),
+                               variant<Config<T, 128, 128, 2, Scores::raw>>()};
 
-constexpr std::array kVariants = [] {
-  std::array<Variant, 2 * kShapes<__half>.size()> all{};
-  for (std::size_t n = 0; n < kShapes<__half>.size(); ++n) {
-    all[2 * n] = kShapes<__half>[n];
-    all[2 * n + 1] = kShapes<__nv_bfloat16>[n];
-  }
+template <std::size_t... kSizes>
+constexpr auto joined(const std::array<Variant, kSizes>&... lists) {
+  std::array<Variant, (kSizes + ...)> all{};
+  auto* to = all.data();
+  ((to = std::copy(lists.begin(), lists.end(), to)), ...);
   return all;
-}();
+}
+
+// With the scale in q_hat only in bf16, whose range it cannot leave before fp32 would.
+constexpr auto kVariants = joined(kGrouped<__half, Scores::raw>, kExact<__half>, kGrouped<__nv_bfloat16, Scores::raw>,
+                                  kExact<__nv_bfloat16>, kGrouped<__nv_bfloat16, Scores::logarithms>);
 
 }  // namespace
 

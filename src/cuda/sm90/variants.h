@@ -15,7 +15,6 @@ struct Variant {
   void (*launch)(const ForwardParameters& parameters, void* stream);
 };
 
-// The narrowest first.
 std::span<const Variant> variants();
 
 }  // namespace distr::cuda::sm90
