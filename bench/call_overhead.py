@@ -20,7 +20,6 @@ import gc
 import json
 import os
 import pathlib
-import platform
 import random
 import shlex
 import statistics
@@ -104,6 +103,11 @@ def parse_arguments():
     return options
 
 
+def cpu_name():
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        return next((line.split(": ", 1)[1].strip() for line in file if line.startswith("model name")), None)
+
+
 def main():
     options = parse_arguments()
     torch.set_num_threads(1)
@@ -116,7 +120,7 @@ def main():
         date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         meta = {"torch": torch.__version__, "commit": os.environ.get("DISTR_COMMIT"), "date": date, "threads": 1}
         gpu = torch.cuda.get_device_name() if options.device == "cuda" else None
-        meta |= {"cpu": platform.processor() or platform.machine(), "gpu": gpu, "command": shlex.join(sys.argv)}
+        meta |= {"cpu": cpu_name(), "gpu": gpu, "command": shlex.join(sys.argv)}
         meta |= {name: getattr(options, name) for name in ("device", "heads", "seq", "head_dim", "calls", "rounds")}
         options.json_out.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
 
