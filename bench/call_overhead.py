@@ -29,6 +29,8 @@ import time
 import torch
 import torch.nn.functional as F
 
+from torch_cpu import cpu_name
+
 import distrattention
 
 CONTENDERS = {
@@ -101,11 +103,6 @@ def parse_arguments():
         if getattr(options, name) < low:
             parser.error(f"--{name.replace('_', '-')} is {getattr(options, name)}; allowed: {low} and above")
     return options
-
-
-def cpu_name():
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        return next((line.split(": ", 1)[1].strip() for line in file if line.startswith("model name")), None)
 
 
 def main():

@@ -187,13 +187,16 @@ def row_of(shape, contender, op, times, error, qkv):
     return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in row.items()}
 
 
+def cpu_name():
+    with open("/proc/cpuinfo", encoding="utf-8") as file:
+        return next((line.split(": ", 1)[1].strip() for line in file if line.startswith("model name")), None)
+
+
 def meta():
     described = dict(line.split(": ", 1) for line in ops.describe().split("\n"))
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        cpu = next((line.split(": ", 1)[1].strip() for line in file if line.startswith("model name")), None)
     facts = {"version": described["version"], "command": shlex.join(["bench/torch_cpu.py", *sys.argv[1:]])}
     facts["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-    facts |= {"commit": os.environ.get("DISTR_COMMIT"), "cpu": cpu, "gpu": None, "driver": None, "cuda": None}
+    facts |= {"commit": os.environ.get("DISTR_COMMIT"), "cpu": cpu_name(), "gpu": None, "driver": None, "cuda": None}
     facts |= {"torch": torch.__version__, "cudnn": None, "torch_uses": torch.backends.cpu.get_cpu_capability()}
     facts |= {"instruction_set": described["instruction set"], "threads": torch.get_num_threads()}
     return facts | {"clock": "CPU time" if torch.get_num_threads() == 1 else "wall"}

@@ -184,6 +184,12 @@ GPU_METHODS = {
     "one block, G = 4": ("distr", "energy", 4, True)}
 
 
+def gpu_rows(result: dict, **wanted) -> dict:
+    """The rows that hold these values, by (impl, strategy, group size, one block)."""
+    return {(row["impl"], row["strategy"], row["group_size"], row["block"] == row["seq_q"]): row
+            for row in result["rows"] if all(row[key] == value for key, value in wanted.items())}
+
+
 def gpu_speed() -> str:
     """Milliseconds on the GPU for B = 1, H = 10, bf16: torch's SDPA, pinned, and the package."""
     name = "h200/torch.json"
@@ -193,17 +199,15 @@ def gpu_speed() -> str:
         for dim in (64, 128):
             for causal in (False, True):
                 for n in (4096, 16384):
-                    wanted = {"op": op, "head_dim": dim, "causal": causal, "seq_q": n, "batch": 1}
-                    rows = {(row["impl"], row["strategy"], row["group_size"], row["block"] == n): row["ms"]
-                            for row in result["rows"] if all(row[key] == value for key, value in wanted.items())}
+                    rows = gpu_rows(result, op=op, head_dim=dim, causal=causal, seq_q=n, batch=1)
                     lines.append([work, str(dim), str(n), "yes" if causal else "no",
-                                  *(f"{rows[key]:.3f}" if key in rows else "" for key in GPU_METHODS.values())])
+                                  *(f'{rows[key]["ms"]:.3f}' if key in rows else "" for key in GPU_METHODS.values())])
     meta = result["meta"]
     facts = [f'CUDA {meta["cuda"]}', f'torch {meta["torch"]}', f'cuDNN {meta["cudnn"]}']
     return markdown(["op, ms", "d", "N", "causal", *GPU_METHODS], lines) + "\n\n" + source(name, meta, *facts)
 
 
-FLOOR = 790e9  # FLOP a millisecond: about what large bf16 products sustain on an H200 at its power limit
+SUSTAINED = 790  # TFLOP/s: about what large bf16 products sustain on an H200 at its power limit
 
 
 def hopper() -> str:
@@ -214,14 +218,12 @@ def hopper() -> str:
     for batch, heads in ((1, 10), (4, 16)):
         for dim in (64, 128):
             for causal in (False, True):
-                wanted = {"op": "forward", "batch": batch, "head_dim": dim, "causal": causal, "seq_q": 16384}
-                rows = {(row["impl"], row["strategy"], row["group_size"], row["block"] == 16384): row
-                        for row in result["rows"] if all(row[key] == value for key, value in wanted.items())}
+                rows = gpu_rows(result, op="forward", batch=batch, head_dim=dim, causal=causal, seq_q=16384)
                 cells = [f'{rows[GPU_METHODS["cuDNN"]]["ms"]:.3f}']
                 for method, size in (("exact", 1), ("one block, G = 2", 2), ("one block, G = 4", 4)):
                     row = rows[GPU_METHODS[method]]
-                    flops = row["tflops_exact_flops"] * row["ms"] * 1e9 * (1 + 1 / size) / 2
-                    cells.append(f'{row["ms"]:.3f} ({100 * flops / FLOOR / row["ms"]:.0f} %)')
+                    share = row["tflops_exact_flops"] * (1 + 1 / size) / 2 / SUSTAINED
+                    cells.append(f'{row["ms"]:.3f} ({100 * share:.0f} %)')
                 lines.append([f"{batch} × {heads}", str(dim), "yes" if causal else "no", *cells])
     return markdown(["B × H", "d", "causal", "cuDNN, ms", "exact", "one block, G = 2", "one block, G = 4"],
                     lines) + "\n\n" + source(name, result["meta"])

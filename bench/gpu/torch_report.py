@@ -6,6 +6,7 @@ Prints the tables (markdown) and writes <plots>_time.png, <plots>_ratio.png and 
 """
 
 import argparse
+import itertools
 import json
 import pathlib
 
@@ -106,6 +107,35 @@ def ratio_table(results, op):
     return table(["speed relative to FlashAttention-2", "N", "its ms", *names], rows)
 
 
+def ranges_table(results):
+    """The smallest and the largest speed relative to others, forward, over all B, H and causality."""
+    rows = []
+    for method in OURS:
+        for peer, dim in itertools.product((FLASH, CUDNN, OURS[0]), (64, 128)):
+            if peer != method:
+                cells = []
+                for least, most in ((LONG, LONG), (8192, 8192), (16384, 1 << 30), (LONG, 1 << 30)):
+                    ratios = [
+                        results.get("forward", series, peer, n) / row["ms"]
+                        for (op, series, of, n), row in results.rows.items()
+                        if (op, series[2], of) == ("forward", dim, method) and least <= n <= most
+                    ]
+                    cells.append(f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "-")
+                rows.append([METHODS[method][0], METHODS[peer][0], dim, *cells])
+    return table(["speed of", "relative to", "d", "N = 4096", "N = 8192", "from 16384", "from 4096"], rows)
+
+
+def backward_range(results):
+    """The same of exact attention's backward, forward and backward less forward, relative to FlashAttention-2's."""
+    ratios = []
+    for (op, series, method, n), row in results.rows.items():
+        flash = results.get("forward_backward", series, FLASH, n)
+        if (op, method) == ("forward_backward", OURS[0]) and series[2] >= 64 and n >= LONG and flash:
+            forward = [results.get("forward", series, of, n) for of in (FLASH, method)]
+            ratios.append((flash - forward[0]) / (row["ms"] - forward[1]))
+    return f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "-"
+
+
 def grouping_table(results, batch, heads, dim):
     """The paper's Section 4.7: the GPU's time for hash (or energies) and sorting, and its share of all at G = 2."""
     rows = []
@@ -192,6 +222,8 @@ def main():
                 print(times_table(results, op, batch, heads, causal))
         if results.series(op):
             print(f"\n## {op}, relative to FlashAttention-2\n\n{ratio_table(results, op)}")
+    print(f"\n## Ranges, forward\n\n{ranges_table(results)}")
+    print(f"\nBackward of exact attention, d = 64 and 128, from N = {LONG}, relative to FA2: {backward_range(results)}")
     for batch, heads, dim, causal in results.series("forward"):
         if dim == 128 and not causal:
             print(f"\n## Grouping, B = {batch}, H = {heads}, d = {dim}\n\n{grouping_table(results, batch, heads, dim)}")

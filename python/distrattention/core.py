@@ -30,7 +30,8 @@ def settings_of(*fields):
     try:
         return _known_settings(*fields)
     except TypeError:  # they cannot be looked up, or are no settings, which Settings says in words
-        return Settings(*fields)
+        pass
+    return Settings(*fields)
 
 
 @functools.lru_cache(typed=True)

@@ -59,7 +59,7 @@ def flash_attn_func(
     if not fit(q, k, v, True):
         check((q, k, v), ("q", "k", "v"), True)
     check_scale(softmax_scale, "softmax_scale")
-    out, lse = _flash(q, k, v, softmax_scale, causal, settings, deterministic)
+    out, lse = _flash(q, k, v, softmax_scale, causal, settings, deterministic, return_attn_probs)
     out = out.transpose(1, 2)
     return (out, lse, None) if return_attn_probs else out
 
@@ -111,18 +111,19 @@ def flash_attn_varlen_func(
     if len(lengths_q) != len(lengths_k):
         raise ValueError(f"cu_seqlens_k has {len(lengths_k)} sequences; allowed: {len(lengths_q)}, as cu_seqlens_q")
     sequences = zip(q.split(lengths_q, 1), k.split(lengths_k, 1), v.split(lengths_k, 1))
-    results = [_flash(*sequence, softmax_scale, causal, settings, deterministic) for sequence in sequences]
+    options = (softmax_scale, causal, settings, deterministic, return_attn_probs)
+    results = [_flash(*sequence, *options) for sequence in sequences]
     if not results:  # no sequence: nothing but the shapes matters
-        results = [_flash(q, k, v, softmax_scale, causal, settings, deterministic)]
-    out, lse = (torch.cat(parts, 1) for parts in zip(*results))
-    out = out.transpose(0, 1)
-    return (out, lse, None) if return_attn_probs else out
+        results = [_flash(q, k, v, *options)]
+    outs, lses = zip(*results)
+    out = torch.cat(outs, 1).transpose(0, 1)
+    return (out, torch.cat(lses, 1), None) if return_attn_probs else out
 
 
-def _flash(q, k, v, scale, causal, settings, deterministic):
+def _flash(q, k, v, scale, causal, settings, deterministic, with_lse):
     training_causal = bool(causal) and will_require_grad(q, k, v)
     corner = "bottom_right" if causal else "none"
-    return attend(q, k, v, None, corner, scale, settings, training_causal, bool(deterministic))
+    return attend(q, k, v, None, corner, scale, settings, training_causal, bool(deterministic), bool(with_lse))
 
 
 def _refuse(dropout_p, window_size, softcap, alibi_slopes, **others):
