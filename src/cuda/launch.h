@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <string>
 
+#include "cuda/start.h"
 #include "distr/error.h"
 
 namespace distr::cuda {
@@ -67,7 +68,7 @@ void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t s
   if (shared > kSharedWithoutAsking) {
     allow_shared_memory(reinterpret_cast<const void*>(kernel), shared);
   }
-  kernel<<<grid, static_cast<unsigned>(threads), shared, static_cast<cudaStream_t>(stream)>>>(arguments...);
+  start(kernel, grid, threads, shared, stream, arguments...);
   check(cudaGetLastError(), "kernel launch");
 }
 

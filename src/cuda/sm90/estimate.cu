@@ -27,7 +27,7 @@ struct Arguments {
 template <class T>
 __global__ void __launch_bounds__(kThreads)
     estimate_kernel(const T* x, const __grid_constant__ Arguments a, std::uint32_t* estimated) {
-  __shared__ alignas(16) T s_x[kRows][kMostColumns];
+  alignas(16) __shared__ T s_x[kRows][kMostColumns];
   __shared__ std::int32_t s_order[kMostColumns];
   const Extent& extent = a.extent;
   const auto columns = static_cast<int>(extent.columns);

@@ -1,0 +1,301 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "emulator/block.h"
+
+#include <algorithm>
+#include <bit>
+
+#include "emulator/device_index.h"
+#include "emulator/shared_memory.h"
+#include "emulator/warpgroup.h"
+
+namespace distr::emulator {
+namespace {
+
+const char kPolling = 0;  // its address is what threads wait on that look at memory again and again
+
+}  // namespace
+
+Block& block() {
+  thread_local Block own;
+  return own;
+}
+
+Block::Block() = default;
+Block::~Block() = default;
+
+std::string Block::run(const Launch& of_launch, std::uint64_t index) {
+  start(of_launch, index);
+  Thread* const first = choose();
+  enter(*first);
+  home_.switch_to(first->fiber);
+  if (fault_.empty() && !shared_memory().is_intact()) {
+    fault_ = where() + "wrote behind its " + std::to_string(of_launch.shared_bytes) + " bytes of shared memory";
+  }
+  if (!fault_.empty()) {  // its threads are somewhere in the kernel
+    for (int n = 0; n < count_; ++n) {
+      threads_[static_cast<std::size_t>(n)]->fiber.prepare(&Block::run_thread);
+    }
+  }
+  return fault_;
+}
+
+void Block::start(const Launch& of_launch, std::uint64_t index) {
+  launch_ = &of_launch;
+  index_ = index;
+  random_ = Random(of_launch.seed * 0x10001 + index);
+  fault_.clear();
+  late_ = random_.below(2) == 0;
+  idle_polls_ = 0;
+  transfers_.clear();
+  barriers_.clear();
+  products.clear();
+  std::fill(std::begin(named), std::end(named), NamedBarrier{});
+  count_ = left_ = static_cast<int>(of_launch.threads.x * of_launch.threads.y * of_launch.threads.z);
+  while (threads_.size() < static_cast<std::size_t>(count_)) {
+    auto& thread = threads_.emplace_back(std::make_unique<Thread>());
+    thread->index = static_cast<int>(threads_.size()) - 1;
+    thread->warp = thread->index / 32;
+    thread->lane = thread->index % 32;
+    thread->fiber.prepare(&Block::run_thread);
+  }
+  warps_.assign(static_cast<std::size_t>((count_ + 31) / 32), Warp{});
+  for (int n = 0; n < count_; ++n) {
+    Thread& thread = *threads_[static_cast<std::size_t>(n)];
+    thread.exited = false;
+    thread.waits_on = nullptr;
+    thread.proxy_fences = 1;
+    thread.copies.clear();
+    thread.copy_groups.clear();
+    thread.stores.clear();
+    thread.store_groups.clear();
+    warps_[static_cast<std::size_t>(n / 32)].lanes |= 1U << n % 32;
+  }
+  for (Warp& warp : warps_) {
+    warp.runnable = warp.lanes;
+    warp.weight = random_.below(3) == 0 ? 1 : 16;
+  }
+  const auto x = static_cast<unsigned>(index % of_launch.grid.x);
+  const auto y = static_cast<unsigned>(index / of_launch.grid.x % of_launch.grid.y);
+  blockIdx = {x, y, static_cast<unsigned>(index / of_launch.grid.x / of_launch.grid.y)};
+  blockDim = of_launch.threads;
+  gridDim = of_launch.grid;
+  shared_memory().start(of_launch.shared_bytes, random_);
+  current_ = threads_.front().get();
+}
+
+void Block::run_thread() {
+  while (true) {
+    Block& own = block();
+    own.launch_->kernel();
+    Thread& self = own.thread();
+    for (const auto& group : self.copy_groups) {  // what nobody waited for is done at last
+      for (const auto& copy : group) {
+        copy();
+      }
+    }
+    self.exited = true;
+    --own.left_;
+    own.warp().runnable &= ~(1U << self.lane);
+    own.wake(&own.named[0]);
+    own.go_on();
+  }
+}
+
+void Block::enter(Thread& next) {
+  current_ = &next;
+  const auto index = static_cast<unsigned>(next.index);
+  const dim3& size = launch_->threads;
+  threadIdx = {index % size.x, index / size.x % size.y, index / size.x / size.y};
+}
+
+// Another thread goes on; returns when this one's turn comes again.
+void Block::go_on() {
+  Thread* const self = current_;
+  Thread* const next = choose();
+  if (next == self) {
+    return;
+  }
+  if (next == nullptr) {
+    self->fiber.switch_to(home_);
+    return;
+  }
+  enter(*next);
+  self->fiber.switch_to(next->fiber);
+}
+
+// The thread to go on with; null: all have ended, or one has failed.
+Thread* Block::choose() {
+  if (!late_ && !transfers_.empty() && random_.below(16) == 0) {
+    complete_one();
+  }
+  while (true) {
+    Warp& stay = warps_[static_cast<std::size_t>(current_->warp)];
+    int chosen = current_->warp;
+    if (stay.runnable == 0 || random_.below(64) == 0) {
+      int all = 0;
+      for (const Warp& warp : warps_) {
+        all += warp.runnable != 0 ? warp.weight : 0;
+      }
+      if (all == 0) {
+        if (complete_one()) {
+          continue;
+        }
+        if (left_ == 0) {
+          return nullptr;
+        }
+        constexpr int kMostIdlePolls = 100'000;
+        wake(&kPolling);
+        if (++idle_polls_ < kMostIdlePolls &&
+            std::any_of(warps_.begin(), warps_.end(), [](const Warp& warp) { return warp.runnable != 0; })) {
+          continue;
+        }
+        fault_ = deadlock();
+        return nullptr;
+      }
+      int ticket = random_.below(all);
+      for (std::size_t n = 0; n < warps_.size(); ++n) {
+        ticket -= warps_[n].runnable != 0 ? warps_[n].weight : 0;
+        if (ticket < 0) {
+          chosen = static_cast<int>(n);
+          break;
+        }
+      }
+      if (random_.below(256) == 0) {
+        warps_[static_cast<std::size_t>(chosen)].weight = random_.below(3) == 0 ? 1 : 16;
+      }
+    }
+    const std::uint32_t runnable = warps_[static_cast<std::size_t>(chosen)].runnable;
+    const int turn = random_.below(32);
+    const int lane = (std::countr_zero(std::rotr(runnable, turn)) + turn) % 32;
+    return threads_[static_cast<std::size_t>(chosen * 32 + lane)].get();
+  }
+}
+
+void Block::fail(const std::string& why) {
+  fault_ = where() + why;
+  thread().fiber.switch_to(home_);
+  __builtin_unreachable();
+}
+
+void Block::sleep(const void* key, const char* what, std::uint64_t value) {
+  Thread& self = thread();
+  self.waits_on = key;
+  self.waits_for = what;
+  self.waits_value = value;
+  warp().runnable &= ~(1U << self.lane);
+  go_on();
+}
+
+void Block::wake(const void* key) {
+  for (int n = 0; n < count_; ++n) {
+    Thread& thread = *threads_[static_cast<std::size_t>(n)];
+    if (thread.waits_on == key) {
+      thread.waits_on = nullptr;
+      warps_[static_cast<std::size_t>(thread.warp)].runnable |= 1U << thread.lane;
+    }
+  }
+  if (key != &kPolling) {
+    idle_polls_ = 0;
+  }
+}
+
+void Block::yield() {
+  if (random_.below(4) == 0) {
+    go_on();
+  }
+}
+
+void Block::poll() { sleep(&kPolling, "a change of memory", 0); }
+
+Gathering* Block::arrive(const char* name, std::uint32_t mask, void* data) {
+  Thread& self = thread();
+  Warp& own = warp();
+  mask &= own.lanes;
+  if ((mask >> self.lane & 1) == 0) {
+    fail(std::string(name) + " with a mask that lacks the lane");
+  }
+  Gathering& all = own.gatherings[std::countr_zero(mask)];
+  if (all.arrived == 0) {
+    all.name = name;
+    all.mask = mask;
+  } else if (all.name != name || all.mask != mask) {
+    fail(std::string(name) + ", while lanes of its warp are in " + all.name);
+  }
+  all.data[self.lane] = data;
+  all.arrived |= 1U << self.lane;
+  if (all.arrived == mask) {
+    return &all;
+  }
+  sleep(&all, name, mask);
+  return nullptr;
+}
+
+void Block::leave(Gathering& all) {
+  Warp& own = warp();
+  for (std::uint32_t rest = all.mask & ~(1U << thread().lane); rest != 0; rest &= rest - 1) {
+    threads_[static_cast<std::size_t>(thread().warp * 32 + std::countr_zero(rest))]->waits_on = nullptr;
+  }
+  own.runnable |= all.mask;
+  all.arrived = 0;
+}
+
+void Block::begin_transfer(Transfer transfer) { transfers_.push_back(std::move(transfer)); }
+
+bool Block::complete_one() {
+  if (transfers_.empty()) {
+    return false;
+  }
+  idle_polls_ = 0;
+  const auto chosen = static_cast<std::size_t>(random_.below(static_cast<int>(transfers_.size())));
+  advance(transfers_[chosen].number, false);
+  return true;
+}
+
+bool Block::is_done(std::uint64_t number, bool reads) const {
+  return std::none_of(transfers_.begin(), transfers_.end(), [&](const Transfer& transfer) {
+    return transfer.number == number && !(reads && transfer.read == nullptr);
+  });
+}
+
+void Block::advance(std::uint64_t number, bool reads) {
+  const auto found = std::find_if(transfers_.begin(), transfers_.end(),
+                                  [&](const Transfer& transfer) { return transfer.number == number; });
+  if (found == transfers_.end()) {
+    return;
+  }
+  if (found->read != nullptr) {
+    found->read();
+    found->read = nullptr;
+  }
+  if (!reads) {
+    const Transfer done = std::move(*found);
+    transfers_.erase(found);
+    done.write();
+  }
+}
+
+std::string Block::where() const {
+  std::string place = "block " + std::to_string(index_);
+  if (current_ != nullptr) {
+    place += ", thread " + std::to_string(current_->index) + " (warp " + std::to_string(current_->warp) + ")";
+  }
+  return place + ": ";
+}
+
+std::string Block::deadlock() const {
+  std::string words = "block " + std::to_string(index_) + ": no thread can go on.";
+  std::map<std::string, int> waiting;
+  for (int n = 0; n < count_; ++n) {
+    const Thread& thread = *threads_[static_cast<std::size_t>(n)];
+    const std::string warp = " Warp " + std::to_string(thread.warp) + ": ";
+    char value[32];
+    std::snprintf(value, sizeof value, " 0x%llx", static_cast<unsigned long long>(thread.waits_value));
+    ++waiting[warp + (thread.exited ? "ended" : "waits for " + std::string(thread.waits_for) + value)];
+  }
+  for (const auto& [what, count] : waiting) {
+    words += what + " (" + std::to_string(count) + " threads).";
+  }
+  return words;
+}
+
+}  // namespace distr::emulator

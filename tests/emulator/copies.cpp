@@ -1,0 +1,283 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "emulator/copies.h"
+
+#include <algorithm>
+#include <cstring>
+#include <memory>
+#include <string>
+#include <vector>
+
+#include "emulator/block.h"
+#include "emulator/shared_memory.h"
+#include "emulator/synchronization.h"
+
+namespace distr::emulator {
+namespace {
+
+const TensorMap& tensor_map(const CUtensorMap& map, int rank) {
+  const auto& known = reinterpret_cast<const TensorMap&>(map);
+  if (known.magic != kTensorMapMagic || known.rank != static_cast<std::uint32_t>(rank)) {
+    block().fail("a tensor map that was not made for " + std::to_string(rank) + " axes");
+  }
+  return known;
+}
+
+struct Box {
+  TensorMap map;
+  std::int64_t place[5] = {};
+  std::uint32_t shared = 0;
+  std::uint32_t bytes = 0;
+
+  Box(const CUtensorMap& from, const int* at, int rank, std::uint32_t address, const char* user)
+      : map(tensor_map(from, rank)), shared(address) {
+    bytes = map.element;
+    for (int axis = 0; axis < rank; ++axis) {
+      place[axis] = at[axis];
+      bytes *= map.box[axis];
+    }
+    static_cast<void>(shared_memory().at(shared, bytes, 128, user));
+  }
+
+  // act(byte offset in shared memory, before the swizzle, bytes, pointer into the tensor or null) for every row.
+  template <class Act>
+  void for_rows(const Act& act) const {
+    const std::uint32_t row_bytes = map.box[0] * map.element;
+    std::uint32_t at[5] = {};
+    for (std::uint32_t offset = 0; offset < bytes; offset += row_bytes) {
+      bool inside = true;
+      std::byte* row = map.base;
+      for (std::uint32_t axis = 1; axis < map.rank; ++axis) {
+        const std::int64_t index = place[axis] + at[axis];
+        inside &= index >= 0 && index < static_cast<std::int64_t>(map.sizes[axis]);
+        row += index * static_cast<std::int64_t>(map.strides[axis]);
+      }
+      act(offset, row_bytes, inside ? row : nullptr);
+      for (std::uint32_t axis = 1; axis < map.rank && ++at[axis] == map.box[axis]; ++axis) {
+        at[axis] = 0;
+      }
+    }
+  }
+  [[nodiscard]] bool has_column(std::uint32_t column) const {
+    const std::int64_t index = place[0] + column;
+    return index >= 0 && index < static_cast<std::int64_t>(map.sizes[0]);
+  }
+
+  void read_tensor() const {
+    SharedMemory& memory = shared_memory();
+    for_rows([&](std::uint32_t offset, std::uint32_t row_bytes, const std::byte* row) {
+      for (std::uint32_t byte = 0; byte < row_bytes; byte += 16) {
+        std::byte piece[16] = {};
+        for (std::uint32_t element = 0; element < 16 / map.element && row != nullptr; ++element) {
+          const std::uint32_t column = byte / map.element + element;
+          if (has_column(column)) {
+            std::memcpy(piece + element * map.element, row + (place[0] + column) * map.element, map.element);
+          }
+        }
+        std::memcpy(memory.at(swizzled(shared + offset + byte, map.swizzle), 16, 16, "a tensor copy"), piece, 16);
+      }
+    });
+    memory.copied(shared, bytes);
+  }
+
+  [[nodiscard]] std::vector<std::byte> read_shared() const {
+    SharedMemory& memory = shared_memory();
+    memory.require_visible(shared, bytes, "a tensor copy");
+    std::vector<std::byte> all(bytes);
+    for (std::uint32_t byte = 0; byte < bytes; byte += 16) {
+      std::memcpy(all.data() + byte, memory.at(swizzled(shared + byte, map.swizzle), 16, 16, "a tensor copy"), 16);
+    }
+    return all;
+  }
+
+  void write_tensor(const std::vector<std::byte>& all, Reduction reduction) const {
+    for_rows([&](std::uint32_t offset, std::uint32_t row_bytes, std::byte* row) {
+      for (std::uint32_t column = 0; column < row_bytes / map.element && row != nullptr; ++column) {
+        if (!has_column(column)) {
+          continue;
+        }
+        std::byte* const to = row + (place[0] + column) * map.element;
+        const std::byte* const from = all.data() + offset + column * map.element;
+        if (reduction == Reduction::add) {
+          *reinterpret_cast<float*>(to) += *reinterpret_cast<const float*>(from);
+        } else {
+          std::memcpy(to, from, map.element);
+        }
+      }
+    });
+  }
+};
+
+// From now on until it is done the bytes may change at any time; half of all blocks see that at once.
+void spoil(std::uint32_t shared, std::uint32_t bytes, const char* user) {
+  if (block().random().below(2) == 0) {
+    std::memset(shared_memory().at(shared, bytes, 16, user), 0xFF, bytes);
+  }
+}
+
+void begin_in(std::string what, std::function<void()> copy, std::uint32_t barrier, std::uint32_t bytes) {
+  static_cast<void>(block().barrier(barrier, "a copy"));
+  Transfer transfer;
+  transfer.number = block().next_transfer();
+  transfer.what = std::move(what);
+  transfer.read = std::move(copy);
+  transfer.write = [barrier, bytes] { barrier_complete(barrier, bytes, "a copy"); };
+  block().begin_transfer(std::move(transfer));
+}
+
+void begin_out(std::string what, std::function<std::vector<std::byte>()> read,
+               std::function<void(const std::vector<std::byte>&)> write) {
+  const auto bytes = std::make_shared<std::vector<std::byte>>();
+  Transfer transfer;
+  transfer.number = block().next_transfer();
+  transfer.what = std::move(what);
+  transfer.read = [bytes, read = std::move(read)] { *bytes = read(); };
+  transfer.write = [bytes, write = std::move(write)] { write(*bytes); };
+  block().thread().stores.push_back(transfer.number);
+  block().begin_transfer(std::move(transfer));
+}
+
+void require_bulk(const void* global, unsigned bytes) {
+  if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0 || bytes % 16 != 0 || bytes == 0) {
+    block().fail("a bulk copy of " + std::to_string(bytes) + " bytes, or from an address, not a multiple of 16");
+  }
+}
+
+}  // namespace
+
+std::uint32_t swizzled(std::uint32_t address, std::uint32_t bytes) {
+  switch (bytes) {
+    case 128:
+      return address ^ (address >> 3 & 0x70);
+    case 64:
+      return address ^ (address >> 3 & 0x30);
+    case 32:
+      return address ^ (address >> 3 & 0x10);
+    default:
+      return address;
+  }
+}
+
+void copy_async_16(std::uint32_t shared, const void* global, bool valid) {
+  static_cast<void>(shared_memory().at(shared, 16, 16, "cp.async"));
+  if (valid && reinterpret_cast<std::uintptr_t>(global) % 16 != 0) {
+    block().fail("cp.async from an address that is not a multiple of 16");
+  }
+  Thread& thread = block().thread();
+  spoil(shared, 16, "cp.async");
+  thread.copies.emplace_back([shared, global, valid, self = &thread] {
+    std::byte piece[16] = {};
+    if (valid) {
+      std::memcpy(piece, global, 16);
+    }
+    std::memcpy(shared_memory().at(shared, 16, 16, "cp.async"), piece, 16);
+    shared_memory().stored(shared, 16, *self);
+  });
+}
+
+void copy_async_commit() {
+  Thread& thread = block().thread();
+  thread.copy_groups.push_back(std::move(thread.copies));
+  thread.copies.clear();
+}
+
+void copy_async_wait(std::size_t pending) {
+  Thread& thread = block().thread();
+  while (thread.copy_groups.size() > pending) {
+    for (const auto& copy : thread.copy_groups.front()) {
+      copy();
+    }
+    thread.copy_groups.pop_front();
+  }
+}
+
+void copy_async_arrive(std::uint32_t barrier) {
+  Thread& thread = block().thread();
+  std::vector<std::function<void()>> all;
+  for (auto& group : thread.copy_groups) {
+    std::move(group.begin(), group.end(), std::back_inserter(all));
+    group.clear();
+  }
+  std::move(thread.copies.begin(), thread.copies.end(), std::back_inserter(all));
+  thread.copies.clear();
+  Transfer transfer;
+  transfer.number = block().next_transfer();
+  transfer.what = "cp.async of thread " + std::to_string(thread.index);
+  transfer.read = [all = std::move(all)] { std::for_each(all.begin(), all.end(), [](const auto& copy) { copy(); }); };
+  transfer.write = [barrier] { barrier_count(barrier); };
+  block().begin_transfer(std::move(transfer));
+}
+
+void copy_box_in(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, const int* place, int rank) {
+  const Box box(map, place, rank, shared, "cp.async.bulk.tensor");
+  spoil(shared, box.bytes, "cp.async.bulk.tensor");
+  begin_in("a tensor copy to shared memory", [box] { box.read_tensor(); }, barrier, box.bytes);
+  block().yield();
+}
+
+void copy_box_out(const CUtensorMap& map, std::uint32_t shared, const int* place, int rank, Reduction reduction) {
+  const Box box(map, place, rank, shared, "cp.async.bulk.tensor");
+  begin_out("a tensor copy out of shared memory", [box] { return box.read_shared(); },
+            [box, reduction](const std::vector<std::byte>& all) { box.write_tensor(all, reduction); });
+  block().yield();
+}
+
+void copy_bulk_in(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t barrier) {
+  require_bulk(global, bytes);
+  spoil(shared, bytes, "cp.async.bulk");
+  begin_in(
+      "a bulk copy to shared memory",
+      [shared, global, bytes] {
+        std::memcpy(shared_memory().at(shared, bytes, 16, "cp.async.bulk"), global, bytes);
+        shared_memory().copied(shared, bytes);
+      },
+      barrier, bytes);
+  block().yield();
+}
+
+void copy_bulk_out(void* global, std::uint32_t shared, unsigned bytes, Reduction reduction) {
+  require_bulk(global, bytes);
+  static_cast<void>(shared_memory().at(shared, bytes, 16, "cp.async.bulk"));
+  begin_out(
+      "a bulk copy out of shared memory",
+      [shared, bytes] {
+        shared_memory().require_visible(shared, bytes, "cp.async.bulk");
+        const std::byte* const from = shared_memory().at(shared, bytes, 16, "cp.async.bulk");
+        return std::vector<std::byte>(from, from + bytes);
+      },
+      [global, reduction](const std::vector<std::byte>& all) {
+        if (reduction == Reduction::none) {
+          std::memcpy(global, all.data(), all.size());
+          return;
+        }
+        auto* const to = static_cast<float*>(global);
+        for (std::size_t n = 0; n < all.size() / sizeof(float); ++n) {
+          float more = 0;
+          std::memcpy(&more, all.data() + n * sizeof(float), sizeof(float));
+          to[n] += more;
+        }
+      });
+  block().yield();
+}
+
+void copy_bulk_commit() {
+  Thread& thread = block().thread();
+  thread.store_groups.push_back(std::move(thread.stores));
+  thread.stores.clear();
+}
+
+void copy_bulk_wait(std::size_t pending, bool reads) {
+  Thread& thread = block().thread();
+  for (std::size_t n = 0; n + pending < thread.store_groups.size(); ++n) {
+    for (const std::uint64_t number : thread.store_groups[n]) {
+      if (!block().is_done(number, reads)) {
+        block().advance(number, reads);
+      }
+    }
+  }
+  while (!reads && thread.store_groups.size() > pending) {
+    thread.store_groups.pop_front();
+  }
+  block().yield();
+}
+
+}  // namespace distr::emulator

@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// Copies that go on beside the threads: of single threads (cp.async) and by the copy engine (bulk, tensor).
+#pragma once
+
+#include <cuda.h>
+
+#include <cstddef>
+#include <cstdint>
+
+namespace distr::emulator {
+
+// What cuTensorMapEncodeTiled keeps: 16-bit or other elements of `element` bytes, up to five axes.
+struct TensorMap {
+  std::uint64_t magic;
+  std::byte* base;
+  std::uint32_t rank, element;
+  std::uint64_t sizes[5];
+  std::uint64_t strides[5];  // bytes; of axis 0 the element's
+  std::uint32_t box[5];
+  std::uint32_t swizzle;  // 0, 32, 64 or 128 bytes
+};
+inline constexpr std::uint64_t kTensorMapMagic = 0x7E4504A9;
+
+// Bits 4 .. of a shared address with those of its row in the pattern.
+[[nodiscard]] std::uint32_t swizzled(std::uint32_t address, std::uint32_t bytes);
+
+void copy_async_16(std::uint32_t shared, const void* global, bool valid);
+void copy_async_commit();
+void copy_async_wait(std::size_t pending);
+// The barrier gets an arrival when the thread's copies so far are there; it must have counted it (noinc).
+void copy_async_arrive(std::uint32_t barrier);
+
+enum class Reduction { none, add };
+void copy_box_in(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, const int* place, int rank);
+void copy_box_out(const CUtensorMap& map, std::uint32_t shared, const int* place, int rank, Reduction reduction);
+void copy_bulk_in(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t barrier);
+void copy_bulk_out(void* global, std::uint32_t shared, unsigned bytes, Reduction reduction);
+void copy_bulk_commit();
+// `reads`: until shared memory has been read; else until all is written.
+void copy_bulk_wait(std::size_t pending, bool reads);
+
+}  // namespace distr::emulator

@@ -1,0 +1,19 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "emulator/dynamic_arrays.h"
+
+#include <cstdint>
+
+namespace distr::cuda::sm90 {
+alignas(1024) constinit thread_local std::uint8_t memory[emulator::kMostSharedBytes] = {};
+}  // namespace distr::cuda::sm90
+namespace distr::cuda::sm80 {
+alignas(1024) constinit thread_local std::uint8_t shared[emulator::kMostSharedBytes] = {};
+}  // namespace distr::cuda::sm80
+
+namespace distr::emulator {
+
+std::vector<std::span<std::byte>> dynamic_arrays() {
+  return {std::as_writable_bytes(std::span(cuda::sm90::memory)), std::as_writable_bytes(std::span(cuda::sm80::shared))};
+}
+
+}  // namespace distr::emulator

@@ -1,0 +1,86 @@
+// SPDX-License-Identifier: Apache-2.0
+// A switch is a setjmp and a longjmp, which ask nothing of the system, unlike swapcontext. AddressSanitizer must be told
+// of each, and follows swapcontext alone.
+#include "emulator/fiber.h"
+
+#include <sys/mman.h>
+
+#include <new>
+
+#if defined(__SANITIZE_ADDRESS__)
+#include <sanitizer/common_interface_defs.h>
+#endif
+
+namespace distr::emulator {
+namespace {
+
+thread_local Fiber* starting = nullptr;
+thread_local Fiber* preparing = nullptr;
+
+}  // namespace
+
+Fiber::~Fiber() {
+  if (stack_ != nullptr) {
+    munmap(stack_, kStackBytes);
+  }
+}
+
+#if defined(__SANITIZE_ADDRESS__)
+
+void Fiber::begin() {
+  Fiber* const self = starting;
+  __sanitizer_finish_switch_fiber(nullptr, &preparing->stack_bottom_, &preparing->stack_size_);
+  self->body_();
+}
+
+void Fiber::switch_to(Fiber& to) {
+  starting = &to;
+  preparing = this;
+  __sanitizer_start_switch_fiber(&fake_stack_, to.stack_bottom_, to.stack_size_);
+  swapcontext(&context_, &to.context_);
+  __sanitizer_finish_switch_fiber(fake_stack_, &preparing->stack_bottom_, &preparing->stack_size_);
+}
+
+#else
+
+void Fiber::begin() {
+  Fiber* const self = starting;
+  if (_setjmp(self->place_) == 0) {
+    setcontext(&preparing->context_);
+  }
+  self->body_();
+}
+
+void Fiber::switch_to(Fiber& to) {
+  if (_setjmp(place_) == 0) {
+    _longjmp(to.place_, 1);
+  }
+}
+
+#endif
+
+void Fiber::prepare(void (*body)()) {
+  if (stack_ == nullptr) {
+    stack_ = mmap(nullptr, kStackBytes, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
+    if (stack_ == MAP_FAILED) {
+      stack_ = nullptr;
+      throw std::bad_alloc();
+    }
+  }
+  body_ = body;
+  getcontext(&context_);
+  context_.uc_stack.ss_sp = stack_;
+  context_.uc_stack.ss_size = kStackBytes;
+  context_.uc_link = nullptr;
+  stack_bottom_ = stack_;
+  stack_size_ = kStackBytes;
+  makecontext(&context_, &Fiber::begin, 0);
+#if !defined(__SANITIZE_ADDRESS__)
+  Fiber back;
+  starting = this;
+  preparing = &back;
+  swapcontext(&back.context_, &context_);
+#endif
+}
+
+}  // namespace distr::emulator

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "emulator/shared_memory.h"
+
+#include <link.h>
+
+#include <algorithm>
+#include <cstdio>
+#include <cstring>
+#include <string>
+
+#include "emulator/block.h"
+#include "emulator/dynamic_arrays.h"
+
+namespace distr::emulator {
+namespace {
+
+// Of variables: beyond the addresses that the descriptors of wgmma can hold.
+constexpr std::uint32_t kVariables = 1U << 24;
+
+std::string hexadecimal(std::uint32_t address) {
+  char words[16];
+  std::snprintf(words, sizeof words, "0x%x", address);
+  return words;
+}
+
+int find_variables(dl_phdr_info* object, std::size_t, void* found) {
+  auto& memory = *static_cast<std::span<std::byte>*>(found);
+  for (int n = 0; n < object->dlpi_phnum; ++n) {
+    if (object->dlpi_phdr[n].p_type == PT_TLS && object->dlpi_tls_data != nullptr) {
+      memory = {static_cast<std::byte*>(object->dlpi_tls_data), object->dlpi_phdr[n].p_memsz};
+    }
+  }
+  return 1;  // the program itself comes first
+}
+
+}  // namespace
+
+SharedMemory::SharedMemory() {
+  std::span<std::byte> memory;
+  dl_iterate_phdr(find_variables, &memory);
+  variables_ = memory.data();
+  variables_bytes_ = memory.size();
+  for (const std::span<std::byte> array : dynamic_arrays()) {
+    add_dynamic(array);
+  }
+}
+
+SharedMemory& shared_memory() {
+  thread_local SharedMemory own;
+  return own;
+}
+
+void SharedMemory::add_dynamic(std::span<std::byte> array) { dynamic_.push_back(array); }
+
+void SharedMemory::start(std::size_t bytes, Random& random) {
+  used_ = nullptr;
+  base_ = 1024 + 128 * static_cast<std::uint32_t>(random.below(8));
+  bytes_ = bytes;
+  filler_ = random.below(2) == 0 ? std::byte{0xFF} : std::byte{0x7F};
+  marks_.assign((bytes + 15) / 16, Mark{});
+  for (const std::span<std::byte> array : dynamic_) {
+    if (bytes + kGuardBytes > array.size()) {
+      block().fail("a launch with " + std::to_string(bytes) + " bytes of shared memory");
+    }
+    std::memset(array.data(), static_cast<int>(filler_), bytes + kGuardBytes);
+  }
+}
+
+bool SharedMemory::is_intact() const {
+  return std::all_of(dynamic_.begin(), dynamic_.end(), [&](const std::span<std::byte> array) {
+    const std::byte* const guard = array.data() + bytes_;
+    return std::all_of(guard, guard + kGuardBytes, [&](std::byte x) { return x == filler_; });
+  });
+}
+
+std::uint32_t SharedMemory::address(const void* pointer) const {
+  const auto* const byte = static_cast<const std::byte*>(pointer);
+  for (const std::span<std::byte> array : dynamic_) {
+    if (byte >= array.data() && byte < array.data() + array.size()) {
+      const_cast<SharedMemory*>(this)->used_ = array.data();
+      return base_ + static_cast<std::uint32_t>(byte - array.data());
+    }
+  }
+  if (byte < variables_ || byte >= variables_ + variables_bytes_) {
+    block().fail("the shared address of something that is not in shared memory");
+  }
+  return kVariables + static_cast<std::uint32_t>(byte - variables_);
+}
+
+std::byte* SharedMemory::at(std::uint32_t address, std::size_t bytes, std::uint32_t alignment, const char* user) {
+  if (address % alignment != 0) {
+    block().fail(std::string(user) + " at shared address " + hexadecimal(address) + ", not a multiple of " +
+                 std::to_string(alignment));
+  }
+  if (address >= kVariables && address - kVariables + bytes <= variables_bytes_) {
+    return variables_ + (address - kVariables);
+  }
+  if (used_ == nullptr || address < base_ || address - base_ + bytes > bytes_) {
+    block().fail(std::string(user) + " at shared address " + hexadecimal(address) + ", outside the " +
+                 std::to_string(bytes_) + " bytes from " + hexadecimal(base_) + " on that the launch asked for");
+  }
+  return used_ + (address - base_);
+}
+
+void SharedMemory::stored(std::uint32_t address, std::size_t bytes, const Thread& thread) {
+  if (address >= kVariables || bytes == 0) {
+    return;
+  }
+  for (std::size_t n = (address - base_) / 16; n <= (address - base_ + bytes - 1) / 16 && n < marks_.size(); ++n) {
+    marks_[n] = {static_cast<std::uint32_t>(thread.index) + 1, thread.proxy_fences};
+  }
+}
+
+void SharedMemory::copied(std::uint32_t address, std::size_t bytes) {
+  if (address >= kVariables || bytes == 0) {
+    return;
+  }
+  for (std::size_t n = (address - base_) / 16; n <= (address - base_ + bytes - 1) / 16 && n < marks_.size(); ++n) {
+    marks_[n] = {};
+  }
+}
+
+void SharedMemory::require_visible(std::uint32_t address, std::size_t bytes, const char* user) {
+  if (address >= kVariables || bytes == 0) {
+    return;
+  }
+  for (std::size_t n = (address - base_) / 16; n <= (address - base_ + bytes - 1) / 16 && n < marks_.size(); ++n) {
+    const Mark& mark = marks_[n];
+    if (mark.thread != 0 && block().thread(static_cast<int>(mark.thread) - 1).proxy_fences == mark.fences) {
+      block().fail(std::string(user) + " reads shared address " +
+                   hexadecimal(base_ + static_cast<std::uint32_t>(n) * 16) + ", which thread " +
+                   std::to_string(mark.thread - 1) + " stored without a proxy fence since");
+    }
+  }
+}
+
+}  // namespace distr::emulator

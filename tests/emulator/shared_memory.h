@@ -1,0 +1,63 @@
+// SPDX-License-Identifier: Apache-2.0
+// A block's shared memory: the 32-bit addresses that instructions take, what lies behind them, and which bytes were
+// stored by a thread that has not executed a proxy fence since, so that an asynchronous read may miss them.
+//
+// Variables __shared__ are thread_local, so each thread of the system, which runs a block at a time, has its own.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "emulator/random.h"
+
+namespace distr::emulator {
+
+struct Thread;
+
+class SharedMemory {
+ public:
+  // Announces an array `extern __shared__`. All of them have the addresses of dynamic shared memory.
+  void add_dynamic(std::span<std::byte> array);
+
+  // For a new block: garbage in `bytes` bytes, which begin at some multiple of 128.
+  void start(std::size_t bytes, Random& random);
+  // Whether what lies behind those bytes was left alone.
+  [[nodiscard]] bool is_intact() const;
+
+  [[nodiscard]] std::uint32_t address(const void* pointer) const;
+  // Fails the thread unless `bytes` bytes are there and the address is a multiple of `alignment`.
+  [[nodiscard]] std::byte* at(std::uint32_t address, std::size_t bytes, std::uint32_t alignment, const char* user);
+
+  // By an ordinary store.
+  void stored(std::uint32_t address, std::size_t bytes, const Thread& thread);
+  // By the copy engine.
+  void copied(std::uint32_t address, std::size_t bytes);
+  // Fails unless asynchronous reads see these bytes.
+  void require_visible(std::uint32_t address, std::size_t bytes, const char* user);
+
+ private:
+  struct Mark {
+    std::uint32_t thread = 0;  // + 1; 0: nobody's
+    std::uint32_t fences = 0;  // of that thread, when it stored
+  };
+  static constexpr std::size_t kGuardBytes = 1024;
+
+  std::vector<std::span<std::byte>> dynamic_;
+  std::byte* used_ = nullptr;  // the array that the block asked an address of
+  std::uint32_t base_ = 0;
+  std::size_t bytes_ = 0;
+  std::byte filler_{};
+  std::vector<Mark> marks_;  // of 16 bytes each
+  std::byte* variables_ = nullptr;  // all thread_local memory of the program
+  std::size_t variables_bytes_ = 0;
+
+  friend SharedMemory& shared_memory();
+  SharedMemory();
+};
+
+// That of the calling thread of the system.
+[[nodiscard]] SharedMemory& shared_memory();
+
+}  // namespace distr::emulator

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "emulator/warp.h"
+
+#include <array>
+#include <bit>
+#include <cstring>
+#include <string>
+#include <vector>
+
+#include "common/half.h"
+#include "emulator/block.h"
+#include "emulator/shared_memory.h"
+
+namespace distr::emulator {
+namespace {
+
+std::vector<float> widened_halves() {
+  std::vector<float> all(1 << 16);
+  for (std::size_t n = 0; n < all.size(); ++n) {
+    all[n] = common::to_float(common::Float16{static_cast<std::uint16_t>(n)});
+  }
+  return all;
+}
+
+struct Voice {
+  bool holds;
+  std::uint32_t result;
+};
+
+struct Message {
+  std::uint64_t bits;
+  int from;
+  std::uint64_t result;
+};
+
+struct Matrices {
+  std::uint32_t* registers;
+  int count;
+  std::uint32_t shared;
+  bool transposed;
+};
+
+// Element (row, column) of a matrix is in register `matrix` of lane row * 4 + column / 2; transposed: of the lane of
+// (column, row).
+std::uint16_t* half_of(Matrices* const (&all)[32], int matrix, int row, int column) {
+  return reinterpret_cast<std::uint16_t*>(&all[row * 4 + column / 2]->registers[matrix]) + column % 2;
+}
+
+enum class Way { load, store };
+
+template <Way kWay>
+void move(Matrices* const (&all)[32], std::uint32_t) {
+  for (int matrix = 0; matrix < all[0]->count; ++matrix) {
+    for (int row = 0; row < 8; ++row) {
+      const std::uint32_t address = all[matrix * 8 + row]->shared;
+      auto* const from = reinterpret_cast<std::uint16_t*>(
+          shared_memory().at(address, 16, 16, kWay == Way::load ? "ldmatrix" : "stmatrix"));
+      for (int column = 0; column < 8; ++column) {
+        std::uint16_t* const half =
+            all[0]->transposed ? half_of(all, matrix, column, row) : half_of(all, matrix, row, column);
+        if constexpr (kWay == Way::load) {
+          *half = from[column];
+        } else {
+          from[column] = *half;
+        }
+      }
+      if constexpr (kWay == Way::store) {
+        shared_memory().stored(address, 16, block().thread(block().thread().warp * 32 + matrix * 8 + row));
+      }
+    }
+  }
+}
+
+struct Product {
+  float* d;
+  const std::uint32_t* a;
+  std::uint32_t b[2];
+  Element element;
+};
+
+void multiply(Product* const (&all)[32], std::uint32_t) {
+  const Element element = all[0]->element;
+  float a[16][16];
+  float b[16][8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const int row = lane / 4;
+    const int k = lane % 4 * 2;
+    for (int i = 0; i < 4; ++i) {
+      a[row + i % 2 * 8][k + i / 2 * 8] = widened(static_cast<std::uint16_t>(all[lane]->a[i]), element);
+      a[row + i % 2 * 8][k + i / 2 * 8 + 1] = widened(static_cast<std::uint16_t>(all[lane]->a[i] >> 16), element);
+    }
+    for (int i = 0; i < 2; ++i) {
+      b[k + i * 8][row] = widened(static_cast<std::uint16_t>(all[lane]->b[i]), element);
+      b[k + i * 8 + 1][row] = widened(static_cast<std::uint16_t>(all[lane]->b[i] >> 16), element);
+    }
+  }
+  for (int row = 0; row < 16; ++row) {
+    float sums[8] = {};
+    for (int k = 0; k < 16; ++k) {
+      for (int n = 0; n < 8; ++n) {
+        sums[n] += a[row][k] * b[k][n];
+      }
+    }
+    for (int n = 0; n < 8; ++n) {
+      all[row % 8 * 4 + n / 2]->d[row / 8 * 2 + n % 2] += sums[n];
+    }
+  }
+}
+
+}  // namespace
+
+float widened(std::uint16_t bits, Element element) {
+  static const std::vector<float> halves = widened_halves();
+  return element == Element::f16 ? halves[bits] : std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+}
+
+void warp_sync(std::uint32_t mask) {
+  char nothing = 0;
+  block().meet<char>("__syncwarp", mask, nothing, [](char* const(&)[32], std::uint32_t) {});
+}
+
+std::uint32_t ballot(std::uint32_t mask, bool holds) {
+  Voice own{holds, 0};
+  block().meet<Voice>("a vote", mask, own, [](Voice* const(&all)[32], std::uint32_t lanes) {
+    std::uint32_t result = 0;
+    for (std::uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
+      const int lane = std::countr_zero(rest);
+      result |= all[lane]->holds ? 1U << lane : 0;
+    }
+    for (std::uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
+      all[std::countr_zero(rest)]->result = result;
+    }
+  });
+  return own.result;
+}
+
+std::uint64_t shuffle(std::uint32_t mask, std::uint64_t bits, int from) {
+  Message own{bits, from, bits};
+  block().meet<Message>("a shuffle", mask, own, [](Message* const(&all)[32], std::uint32_t lanes) {
+    for (std::uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
+      Message& to = *all[std::countr_zero(rest)];
+      if ((lanes >> to.from & 1) == 0) {
+        block().fail("a shuffle from lane " + std::to_string(to.from) + ", which takes no part");
+      }
+      to.result = all[to.from]->bits;
+    }
+  });
+  return own.result;
+}
+
+void load_matrices(std::uint32_t* registers, int count, std::uint32_t shared, bool transposed) {
+  Matrices own{registers, count, shared, transposed};
+  block().meet<Matrices>("ldmatrix", kAllLanes, own, move<Way::load>);
+}
+
+void store_matrices(const std::uint32_t* registers, int count, std::uint32_t shared, bool transposed) {
+  Matrices own{const_cast<std::uint32_t*>(registers), count, shared, transposed};
+  block().meet<Matrices>("stmatrix", kAllLanes, own, move<Way::store>);
+}
+
+void mma_16x8x16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, Element element) {
+  Product own{d, a, {b0, b1}, element};
+  block().meet<Product>("mma", kAllLanes, own, multiply);
+}
+
+}  // namespace distr::emulator

@@ -1,0 +1,282 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "emulator/warpgroup.h"
+
+#include <cmath>
+#include <cstring>
+#include <limits>
+#include <string>
+
+#include "emulator/block.h"
+#include "emulator/copies.h"
+#include "emulator/shared_memory.h"
+
+namespace distr::emulator {
+namespace {
+
+constexpr std::uint32_t kPoison = 0x7FDEAD00;  // a NaN
+
+WarpgroupProducts& products() {
+  auto& own = block().products[block().thread().index / 128];
+  if (own == nullptr) {
+    own = std::make_unique<WarpgroupProducts>();
+  }
+  return *own;
+}
+
+int member_index() { return block().thread().index % 128; }
+
+// The 16-bit element (m, k) of an operand.
+class Reader {
+ public:
+  explicit Reader(const SharedMatrix& matrix) : along_k_(matrix.along_k) {
+    const auto field = [&](int bit, std::uint64_t mask) {
+      return static_cast<std::uint32_t>(matrix.descriptor >> bit & mask);
+    };
+    start_ = field(0, 0x3FFF) * 16;
+    leading_ = field(16, 0x3FFF) * 16;
+    stride_ = field(32, 0x3FFF) * 16;
+    constexpr std::uint32_t kBytes[] = {0, 128, 64, 32};
+    row_bytes_ = kBytes[field(62, 3)];
+    if (field(49, 7) != 0) {
+      block().fail("a descriptor with a base offset, which is not emulated");
+    }
+  }
+  // Eight elements along the rows: m, k .. k + 7 or m .. m + 7, k.
+  void piece(int m, int k, std::uint16_t (&to)[8]) const {
+    const std::uint32_t address = swizzled(start_ + (along_k_ ? along_k(m, k) : across_k(m, k)), row_bytes_);
+    shared_memory().require_visible(address, 16, "wgmma");
+    std::memcpy(to, shared_memory().at(address, 16, 16, "wgmma"), 16);
+  }
+
+ private:
+  // Eight rows of 16 bytes lie side by side where there is no pattern, else 16-byte pieces of a row.
+  [[nodiscard]] std::uint32_t along_k(int m, int k) const {
+    const auto row = static_cast<std::uint32_t>(m);
+    const auto piece = static_cast<std::uint32_t>(k) / 8;
+    return row_bytes_ == 0 ? row % 8 * 16 + row / 8 * stride_ + piece * leading_
+                           : row % 8 * row_bytes_ + row / 8 * stride_ + piece * 16;
+  }
+  [[nodiscard]] std::uint32_t across_k(int m, int k) const {
+    const auto piece = static_cast<std::uint32_t>(m) / 8;
+    const auto row = static_cast<std::uint32_t>(k);
+    const std::uint32_t pieces = row_bytes_ / 16;
+    return row_bytes_ == 0 ? piece * stride_ + row % 8 * 16 + row / 8 * leading_
+                           : piece % pieces * 16 + piece / pieces * leading_ + row % 8 * row_bytes_ + row / 8 * stride_;
+  }
+
+  bool along_k_;
+  std::uint32_t start_ = 0, leading_ = 0, stride_ = 0, row_bytes_ = 0;
+};
+
+// to[k][m] of all m.
+template <int kMost>
+void read_operand(const SharedMatrix& matrix, int count, Element element, float (&to)[16][kMost]) {
+  const Reader reader(matrix);
+  std::uint16_t piece[8];
+  for (int outer = 0; outer < (matrix.along_k ? count : 16); ++outer) {
+    for (int inner = 0; inner < (matrix.along_k ? 16 : count); inner += 8) {
+      matrix.along_k ? reader.piece(outer, inner, piece) : reader.piece(inner, outer, piece);
+      for (int i = 0; i < 8; ++i) {
+        (matrix.along_k ? to[inner + i][outer] : to[outer][inner + i]) = widened(piece[i], element);
+      }
+    }
+  }
+}
+
+void execute(AsyncProduct& product) {
+  const ProductCall& call = product.call;
+  static thread_local float a[16][64];
+  static thread_local float b[16][256];
+  read_operand(call.right, call.columns, call.element, b);
+  if (call.a == nullptr) {
+    read_operand(call.left, 64, call.element, a);
+  } else {
+    for (int thread = 0; thread < 128; ++thread) {
+      for (int i = 0; i < 4; ++i) {
+        const int row = thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
+        const int k = thread % 4 * 2 + i / 2 * 8;
+        const std::uint32_t pair = product.a[thread][i];
+        a[k][row] = widened(static_cast<std::uint16_t>(pair), call.element);
+        a[k + 1][row] = widened(static_cast<std::uint16_t>(pair >> 16), call.element);
+      }
+    }
+  }
+  float* const sums = product.accumulators->sums.data();
+  const int columns = call.columns;
+  for (int row = 0; row < 64; ++row) {
+    float line[256] = {};
+    for (int k = 0; k < 16; ++k) {
+      const float left = a[k][row];
+      for (int n = 0; n < columns; ++n) {
+        line[n] += left * b[k][n];
+      }
+    }
+    float* const first = sums + (row / 16 * 32 + row % 8 * 4) * (columns / 2) + row / 8 % 2 * 2;
+    for (int n = 0; n < columns; n += 2) {
+      float* const to = first + n % 8 / 2 * (columns / 2) + n / 8 * 4;
+      to[0] = call.add ? to[0] + line[n] : line[n];
+      to[1] = call.add ? to[1] + line[n + 1] : line[n + 1];
+    }
+  }
+  product.done = true;
+}
+
+bool same(const ProductCall& x, const ProductCall& y) {
+  return x.columns == y.columns && (x.a == nullptr) == (y.a == nullptr) && x.left.descriptor == y.left.descriptor &&
+         x.left.along_k == y.left.along_k && x.right.descriptor == y.right.descriptor &&
+         x.right.along_k == y.right.along_k && x.add == y.add && x.element == y.element;
+}
+
+AsyncProduct& product_at(WarpgroupProducts& all, std::uint64_t number) {
+  return all.products[static_cast<std::size_t>(number - all.first)];
+}
+
+void require_poison(const float* d, int columns) {
+  for (int i = 0; i < columns / 2; ++i) {
+    std::uint32_t bits = 0;
+    std::memcpy(&bits, d + i, 4);
+    if (bits != kPoison) {
+      block().fail("an accumulator of wgmma was written to while the product was under way");
+    }
+  }
+}
+
+// The thread sees the end of its oldest product.
+void retire(WarpgroupProducts& all, WarpgroupProducts::Member& member, int index) {
+  AsyncProduct& product = product_at(all, member.retired);
+  for (std::uint64_t n = all.first; n <= member.retired; ++n) {
+    if (AsyncProduct& earlier = product_at(all, n); !earlier.done) {
+      execute(earlier);
+    }
+  }
+  const auto thread = static_cast<std::size_t>(index);
+  if (const std::uint32_t* const a = product.a_places[thread];
+      a != nullptr && std::memcmp(a, product.a[thread], sizeof product.a[thread]) != 0) {
+    block().fail("an operand of wgmma in registers was written to while the product was under way");
+  }
+  Accumulators& accumulators = *product.accumulators;
+  float* const d = accumulators.places[thread];
+  require_poison(d, accumulators.columns);
+  ++member.retired;
+  for (std::uint64_t n = member.retired; n < member.issued; ++n) {
+    if (product_at(all, n).accumulators.get() == &accumulators) {
+      return;  // more is added
+    }
+  }
+  std::memcpy(d, accumulators.sums.data() + index * (accumulators.columns / 2),
+              static_cast<std::size_t>(accumulators.columns / 2) * sizeof(float));
+}
+
+}  // namespace
+
+void product_fence() {
+  products().members[member_index()].fenced = true;
+  block().yield();
+}
+
+void begin_product(const ProductCall& call) {
+  WarpgroupProducts& all = products();
+  const int index = member_index();
+  WarpgroupProducts::Member& member = all.members[index];
+  if (!member.fenced) {
+    block().fail("wgmma without wgmma.fence since the last wait");
+  }
+  const std::uint64_t number = member.issued;
+  if (number == all.first + all.products.size()) {
+    all.products.emplace_back().call = call;
+  }
+  AsyncProduct& product = product_at(all, number);
+  if (!same(product.call, call)) {
+    block().fail("wgmma with other operands than in other threads of the warpgroup");
+  }
+  std::shared_ptr<Accumulators> accumulators;
+  for (std::uint64_t n = member.retired; n < number; ++n) {
+    if (product_at(all, n).accumulators->places[static_cast<std::size_t>(index)] == call.d) {
+      accumulators = product_at(all, n).accumulators;
+    }
+  }
+  if (accumulators != nullptr && accumulators->columns != call.columns) {
+    block().fail("wgmma adds to accumulators that a product of another shape is written to");
+  }
+  const auto half = static_cast<std::size_t>(call.columns / 2);
+  if (accumulators != nullptr) {
+    require_poison(call.d, call.columns);
+    if (product.accumulators == nullptr) {
+      product.accumulators = accumulators;
+    }
+  } else {
+    if (product.accumulators == nullptr) {
+      product.accumulators = std::make_shared<Accumulators>();
+      product.accumulators->columns = call.columns;
+      product.accumulators->sums.resize(128 * half);
+    }
+    product.accumulators->places[static_cast<std::size_t>(index)] = call.d;
+    std::memcpy(product.accumulators->sums.data() + static_cast<std::size_t>(index) * half, call.d,
+                half * sizeof(float));
+    for (std::size_t i = 0; i < half; ++i) {
+      std::memcpy(call.d + i, &kPoison, 4);
+    }
+  }
+  if (accumulators != nullptr && accumulators != product.accumulators) {
+    block().fail("wgmma with other accumulators than in other threads of the warpgroup");
+  }
+  if (call.a != nullptr) {
+    product.a_places[index] = call.a;
+    std::memcpy(product.a[index], call.a, sizeof product.a[index]);
+  }
+  ++product.issued;
+  ++member.issued;
+  if (product.issued == 128) {
+    block().wake(&all);
+  }
+}
+
+void product_commit() {
+  WarpgroupProducts::Member& member = products().members[member_index()];
+  member.groups.push_back(member.issued);
+  block().yield();
+}
+
+void product_wait(std::size_t pending) {
+  WarpgroupProducts& all = products();
+  const int index = member_index();
+  WarpgroupProducts::Member& member = all.members[index];
+  member.fenced = false;
+  while (member.groups.size() > pending) {
+    while (member.retired < member.groups.front()) {
+      while (product_at(all, member.retired).issued < 128) {
+        block().sleep(&all, "wgmma of the whole warpgroup: product", member.retired);
+      }
+      retire(all, member, index);
+    }
+    member.groups.erase(member.groups.begin());
+  }
+  std::uint64_t oldest = std::numeric_limits<std::uint64_t>::max();
+  for (const WarpgroupProducts::Member& each : all.members) {
+    oldest = std::min(oldest, each.retired);
+  }
+  while (all.first < oldest) {
+    all.products.pop_front();
+    ++all.first;
+  }
+  block().yield();
+}
+
+// For a warp; a block's registers are those of an SM at most.
+void set_registers(int registers) {
+  Warp& own = block().warp();
+  if (registers % 8 != 0 || registers < 24 || registers > 240) {
+    block().fail("setmaxnreg " + std::to_string(registers) + "; allowed: multiples of 8 from 24 to 240");
+  }
+  own.registers = registers;
+  int all = 0;
+  for (const Warp& warp : block().warps()) {
+    all += 32 * warp.registers;
+  }
+  if (all > 65536) {
+    block().fail("the warps of the block ask for " + std::to_string(all) + " registers; allowed: up to 65536");
+  }
+  warp_sync(kAllLanes);
+}
+
+}  // namespace distr::emulator

@@ -1,0 +1,64 @@
+// SPDX-License-Identifier: Apache-2.0
+// wgmma: products of a warpgroup that are under way until a thread waits for them. They are done as late as that: the
+// operands in shared memory are read then, the accumulators hold NaN until the wait, and operands in registers must be
+// then what they were.
+#pragma once
+
+#include <cstdint>
+#include <deque>
+#include <memory>
+#include <vector>
+
+#include "emulator/warp.h"
+
+namespace distr::emulator {
+
+// Of an operand in shared memory, whose rows (of 16-byte pieces) lie along k or along the other axis.
+struct SharedMatrix {
+  std::uint64_t descriptor = 0;
+  bool along_k = true;
+};
+
+struct ProductCall {
+  float* d = nullptr;  // [columns / 2]
+  int columns = 0;     // N
+  const std::uint32_t* a = nullptr;  // in registers; null: in shared memory
+  SharedMatrix left, right;
+  bool add = true;
+  Element element = Element::f16;
+};
+
+// One after another into the same accumulators.
+struct Accumulators {
+  int columns = 0;
+  std::vector<float> sums;  // [thread][columns / 2]
+  std::vector<float*> places = std::vector<float*>(128);  // of each thread
+};
+
+struct AsyncProduct {
+  ProductCall call;
+  int issued = 0;  // threads
+  bool done = false;
+  std::shared_ptr<Accumulators> accumulators;
+  std::uint32_t a[128][4] = {};
+  const std::uint32_t* a_places[128] = {};
+};
+
+struct WarpgroupProducts {
+  struct Member {
+    std::uint64_t issued = 0, retired = 0;  // products
+    std::vector<std::uint64_t> groups;      // of each committed group that is not retired, the products up to its end
+    bool fenced = false;                    // since the last wait
+  };
+  std::deque<AsyncProduct> products;  // from `first` on
+  std::uint64_t first = 0;
+  Member members[128];
+};
+
+void product_fence();
+void begin_product(const ProductCall& call);
+void product_commit();
+void product_wait(std::size_t pending);
+void set_registers(int registers);
+
+}  // namespace distr::emulator
