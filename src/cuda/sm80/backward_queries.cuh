@@ -95,7 +95,7 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     backward_queries(const __grid_constant__ BackwardParameters p) {
   using T = typename C::Element;
-  extern __shared__ __align__(128) std::uint8_t shared[];
+  extern __shared__ __align__(1024) std::uint8_t shared[];
   const DeviceProblem& problem = p.problem;
   const auto place_of = [&](unsigned block) {
     const auto tiles = static_cast<unsigned>((problem.seq_q + C::kRows - 1) / C::kRows);

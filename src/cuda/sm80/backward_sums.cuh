@@ -103,7 +103,7 @@ __device__ __forceinline__ void add_queries(const BackwardParameters& p, std::ui
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     round_queries(const __grid_constant__ BackwardParameters p) {
-  extern __shared__ __align__(128) std::uint8_t shared[];
+  extern __shared__ __align__(1024) std::uint8_t shared[];
   const auto tiles = static_cast<unsigned>((p.problem.seq_q + C::kRows - 1) / C::kRows);
   const Place place = Place::of(blockIdx.x, static_cast<int>(p.problem.heads_q), p.problem.batch, tiles, p.section);
   const int row = static_cast<int>(threadIdx.x) / 32 * 16;

@@ -135,7 +135,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     forward(const __grid_constant__ ForwardParameters p) {
   using T = typename C::Element;
   using Queries = typename C::Queries;
-  extern __shared__ __align__(128) std::uint8_t shared[];
+  extern __shared__ __align__(1024) std::uint8_t shared[];
 
   const Work work = Work::of(blockIdx.x, p, C{});
   const DeviceProblem& problem = p.problem;
