@@ -28,10 +28,10 @@ std::string Block::run(const Launch& of_launch, std::uint64_t index) {
   Thread* const first = choose();
   enter(*first);
   home_.switch_to(first->fiber);
-  if (fault_.empty() && !shared_memory().is_intact()) {
+  if (fault_.empty() && !is_abandoned_ && !shared_memory().is_intact()) {
     fault_ = where() + "wrote behind its " + std::to_string(of_launch.shared_bytes) + " bytes of shared memory";
   }
-  if (!fault_.empty()) {  // its threads are somewhere in the kernel
+  if (!fault_.empty() || is_abandoned_) {  // its threads are somewhere in the kernel
     for (int n = 0; n < count_; ++n) {
       threads_[static_cast<std::size_t>(n)]->fiber.prepare(&Block::run_thread);
     }
@@ -45,7 +45,7 @@ void Block::start(const Launch& of_launch, std::uint64_t index) {
   random_ = Random(of_launch.seed * 0x10001 + index);
   fault_.clear();
   late_ = random_.below(2) == 0;
-  idle_polls_ = 0;
+  is_abandoned_ = false;
   transfers_.clear();
   barriers_.clear();
   products.clear();
@@ -87,6 +87,7 @@ void Block::run_thread() {
   while (true) {
     Block& own = block();
     own.launch_->kernel();
+    require_no_products();
     Thread& self = own.thread();
     for (const auto& group : self.copy_groups) {  // what nobody waited for is done at last
       for (const auto& copy : group) {
@@ -128,6 +129,9 @@ Thread* Block::choose() {
   if (!late_ && !transfers_.empty() && random_.below(16) == 0) {
     complete_one();
   }
+  if (random_.below(4096) == 0 && !others_run()) {
+    return nullptr;
+  }
   while (true) {
     Warp& stay = warps_[static_cast<std::size_t>(current_->warp)];
     int chosen = current_->warp;
@@ -137,20 +141,19 @@ Thread* Block::choose() {
         all += warp.runnable != 0 ? warp.weight : 0;
       }
       if (all == 0) {
+        if (left_ == 0 && !end_transfers()) {
+          return nullptr;
+        }
         if (complete_one()) {
           continue;
         }
         if (left_ == 0) {
           return nullptr;
         }
-        constexpr int kMostIdlePolls = 100'000;
-        wake(&kPolling);
-        if (++idle_polls_ < kMostIdlePolls &&
-            std::any_of(warps_.begin(), warps_.end(), [](const Warp& warp) { return warp.runnable != 0; })) {
-          continue;
+        if (!wake_polling()) {
+          return nullptr;
         }
-        fault_ = deadlock();
-        return nullptr;
+        continue;
       }
       int ticket = random_.below(all);
       for (std::size_t n = 0; n < warps_.size(); ++n) {
@@ -169,6 +172,28 @@ Thread* Block::choose() {
     const int lane = (std::countr_zero(std::rotr(runnable, turn)) + turn) % 32;
     return threads_[static_cast<std::size_t>(chosen * 32 + lane)].get();
   }
+}
+
+// Threads that look at memory again and again do so; null: no thread can.
+bool Block::wake_polling() {
+  constexpr int kMostIdleTurns = 20'000;
+  const bool any = std::any_of(threads_.begin(), threads_.begin() + count_,
+                               [](const auto& thread) { return thread->waits_on == &kPolling; });
+  if (!any || ++idle_turns() > kMostIdleTurns) {
+    fault_ = deadlock();
+    return false;
+  }
+  if (!others_run()) {
+    return false;
+  }
+  wake(&kPolling);
+  return true;
+}
+
+bool Block::others_run() {
+  const bool goes_on = let_other_block_run();
+  is_abandoned_ = !goes_on;
+  return goes_on;
 }
 
 void Block::fail(const std::string& why) {
@@ -195,7 +220,7 @@ void Block::wake(const void* key) {
     }
   }
   if (key != &kPolling) {
-    idle_polls_ = 0;
+    idle_turns() = 0;
   }
 }
 
@@ -245,10 +270,20 @@ bool Block::complete_one() {
   if (transfers_.empty()) {
     return false;
   }
-  idle_polls_ = 0;
+  idle_turns() = 0;
   const auto chosen = static_cast<std::size_t>(random_.below(static_cast<int>(transfers_.size())));
   advance(transfers_[chosen].number, false);
   return true;
+}
+
+// All threads have ended: shared memory is gone, and whatever still reads or writes it is a mistake.
+bool Block::end_transfers() {
+  const auto found = std::find_if(transfers_.begin(), transfers_.end(),
+                                  [](const Transfer& transfer) { return transfer.read != nullptr; });
+  if (found != transfers_.end()) {
+    fault_ = where() + "the block ends while " + found->what + " is under way";
+  }
+  return found == transfers_.end();
 }
 
 bool Block::is_done(std::uint64_t number, bool reads) const {

@@ -58,7 +58,7 @@ struct Warp {
 struct Transfer {
   std::uint64_t number = 0;
   std::string what;
-  std::function<void()> read;   // may be null: done
+  std::function<void()> read;  // may be null: done
   std::function<void()> write;
 };
 
@@ -133,6 +133,9 @@ class Block {
   void go_on();
   Thread* choose();
   bool complete_one();
+  bool end_transfers();
+  bool wake_polling();
+  bool others_run();
   [[nodiscard]] std::string where() const;
   [[nodiscard]] std::string deadlock() const;
   void enter(Thread& next);
@@ -146,8 +149,8 @@ class Block {
   std::vector<Warp> warps_;
   Thread* current_ = nullptr;
   int left_ = 0;
-  bool late_ = false;  // transfers complete only when nothing else can happen
-  int idle_polls_ = 0;
+  bool late_ = false;          // transfers complete only when nothing else can happen
+  bool is_abandoned_ = false;  // another block has failed
   std::uint64_t transfers_begun_ = 0;
   std::vector<Transfer> transfers_;
   std::map<std::uint32_t, MemoryBarrier> barriers_;

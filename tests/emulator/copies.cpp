@@ -210,14 +210,16 @@ void copy_async_arrive(std::uint32_t barrier) {
 void copy_box_in(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, const int* place, int rank) {
   const Box box(map, place, rank, shared, "cp.async.bulk.tensor");
   spoil(shared, box.bytes, "cp.async.bulk.tensor");
-  begin_in("a tensor copy to shared memory", [box] { box.read_tensor(); }, barrier, box.bytes);
+  begin_in(
+      "a tensor copy to shared memory", [box] { box.read_tensor(); }, barrier, box.bytes);
   block().yield();
 }
 
 void copy_box_out(const CUtensorMap& map, std::uint32_t shared, const int* place, int rank, Reduction reduction) {
   const Box box(map, place, rank, shared, "cp.async.bulk.tensor");
-  begin_out("a tensor copy out of shared memory", [box] { return box.read_shared(); },
-            [box, reduction](const std::vector<std::byte>& all) { box.write_tensor(all, reduction); });
+  begin_out(
+      "a tensor copy out of shared memory", [box] { return box.read_shared(); },
+      [box, reduction](const std::vector<std::byte>& all) { box.write_tensor(all, reduction); });
   block().yield();
 }
 

@@ -12,8 +12,9 @@ alignas(1024) constinit thread_local std::uint8_t shared[emulator::kMostSharedBy
 
 namespace distr::emulator {
 
-std::vector<std::span<std::byte>> dynamic_arrays() {
-  return {std::as_writable_bytes(std::span(cuda::sm90::memory)), std::as_writable_bytes(std::span(cuda::sm80::shared))};
+std::vector<DynamicArray> dynamic_arrays() {
+  return {{std::as_writable_bytes(std::span(cuda::sm90::memory)), 16},
+          {std::as_writable_bytes(std::span(cuda::sm80::shared)), 1024}};
 }
 
 }  // namespace distr::emulator

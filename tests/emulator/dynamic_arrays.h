@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <vector>
 
@@ -11,7 +12,12 @@ namespace distr::emulator {
 
 inline constexpr std::size_t kMostSharedBytes = std::size_t{230} * 1024;
 
+struct DynamicArray {
+  std::span<std::byte> bytes;
+  std::uint32_t alignment;  // of its address, as it is declared; 16 unless it is
+};
+
 // Of the calling thread of the system.
-[[nodiscard]] std::vector<std::span<std::byte>> dynamic_arrays();
+[[nodiscard]] std::vector<DynamicArray> dynamic_arrays();
 
 }  // namespace distr::emulator

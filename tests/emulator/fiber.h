@@ -2,15 +2,15 @@
 // Contexts of execution with stacks of their own, which hand the processor to each other.
 #pragma once
 
+#include <ucontext.h>
 #include <csetjmp>
 #include <cstddef>
-#include <ucontext.h>
 
 namespace distr::emulator {
 
 class Fiber {
  public:
-  Fiber() = default;
+  Fiber();
   Fiber(const Fiber&) = delete;
   Fiber& operator=(const Fiber&) = delete;
   ~Fiber();
@@ -28,9 +28,10 @@ class Fiber {
 
   ucontext_t context_{};
   std::jmp_buf place_{};
+  const std::size_t offset_;  // bytes of the stack that are not used
   void* stack_ = nullptr;
   void (*body_)() = nullptr;
-  void* fake_stack_ = nullptr;        // AddressSanitizer's
+  void* fake_stack_ = nullptr;          // AddressSanitizer's
   const void* stack_bottom_ = nullptr;  // of the fiber that a thread of the system starts with, as it finds out
   std::size_t stack_size_ = 0;
 };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A grid to be run.
+// A grid to be run: some of its blocks at a time, which begin in their order and take turns.
 #pragma once
 
 #include <vector_types.h>
@@ -23,5 +23,13 @@ void run_grid(Launch launch);
 
 // Whatever follows depends on it, and on the number of launches before.
 void set_seed(std::uint64_t seed);
+// Of a launch, at the same time.
+void set_most_blocks(int blocks);
+
+// For a block: another one that is under way goes on, and this one later. False: the launch has failed, and the block
+// must end.
+[[nodiscard]] bool let_other_block_run();
+// How often blocks have had nothing to do but look at memory since one of them last did something else.
+[[nodiscard]] int& idle_turns();
 
 }  // namespace distr::emulator

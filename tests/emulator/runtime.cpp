@@ -27,7 +27,8 @@ struct Stream {
 std::mutex memory_mutex;
 std::map<const std::byte*, std::size_t> memory;  // what cudaMalloc gave
 thread_local Stream default_stream;
-// Streams of this thread that capture, and whether something was put on the default stream meanwhile, which CUDA refuses.
+// Streams of this thread that capture, and whether something was put on the default stream meanwhile, which CUDA
+// refuses.
 thread_local int capturing = 0;
 thread_local bool is_invalid = false;
 

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstring>
+#include <span>
 #include <string>
 
 #include "emulator/block.h"
@@ -40,9 +41,7 @@ SharedMemory::SharedMemory() {
   dl_iterate_phdr(find_variables, &memory);
   variables_ = memory.data();
   variables_bytes_ = memory.size();
-  for (const std::span<std::byte> array : dynamic_arrays()) {
-    add_dynamic(array);
-  }
+  dynamic_ = dynamic_arrays();
 }
 
 SharedMemory& shared_memory() {
@@ -50,35 +49,36 @@ SharedMemory& shared_memory() {
   return own;
 }
 
-void SharedMemory::add_dynamic(std::span<std::byte> array) { dynamic_.push_back(array); }
-
 void SharedMemory::start(std::size_t bytes, Random& random) {
   used_ = nullptr;
-  base_ = 1024 + 128 * static_cast<std::uint32_t>(random.below(8));
+  place_ = static_cast<std::uint32_t>(random.below(1 << 16));
   bytes_ = bytes;
   filler_ = random.below(2) == 0 ? std::byte{0xFF} : std::byte{0x7F};
   marks_.assign((bytes + 15) / 16, Mark{});
-  for (const std::span<std::byte> array : dynamic_) {
-    if (bytes + kGuardBytes > array.size()) {
+  for (const DynamicArray& array : dynamic_) {
+    if (bytes + kGuardBytes > array.bytes.size()) {
       block().fail("a launch with " + std::to_string(bytes) + " bytes of shared memory");
     }
-    std::memset(array.data(), static_cast<int>(filler_), bytes + kGuardBytes);
+    std::memset(array.bytes.data(), static_cast<int>(filler_), bytes + kGuardBytes);
   }
 }
 
 bool SharedMemory::is_intact() const {
-  return std::all_of(dynamic_.begin(), dynamic_.end(), [&](const std::span<std::byte> array) {
-    const std::byte* const guard = array.data() + bytes_;
+  return std::all_of(dynamic_.begin(), dynamic_.end(), [&](const DynamicArray& array) {
+    const std::byte* const guard = array.bytes.data() + bytes_;
     return std::all_of(guard, guard + kGuardBytes, [&](std::byte x) { return x == filler_; });
   });
 }
 
-std::uint32_t SharedMemory::address(const void* pointer) const {
+std::uint32_t SharedMemory::address(const void* pointer) {
   const auto* const byte = static_cast<const std::byte*>(pointer);
-  for (const std::span<std::byte> array : dynamic_) {
-    if (byte >= array.data() && byte < array.data() + array.size()) {
-      const_cast<SharedMemory*>(this)->used_ = array.data();
-      return base_ + static_cast<std::uint32_t>(byte - array.data());
+  for (const auto& [bytes, alignment] : dynamic_) {
+    if (byte >= bytes.data() && byte < bytes.data() + bytes.size()) {
+      if (used_ == nullptr) {
+        used_ = bytes.data();
+        base_ = 1024 + place_ % 1024 / alignment * alignment;
+      }
+      return base_ + static_cast<std::uint32_t>(byte - bytes.data());
     }
   }
   if (byte < variables_ || byte >= variables_ + variables_bytes_) {

@@ -7,9 +7,9 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <span>
 #include <vector>
 
+#include "emulator/dynamic_arrays.h"
 #include "emulator/random.h"
 
 namespace distr::emulator {
@@ -18,15 +18,12 @@ struct Thread;
 
 class SharedMemory {
  public:
-  // Announces an array `extern __shared__`. All of them have the addresses of dynamic shared memory.
-  void add_dynamic(std::span<std::byte> array);
-
-  // For a new block: garbage in `bytes` bytes, which begin at some multiple of 128.
+  // For a new block: garbage in `bytes` bytes, which begin at an address that is aligned no better than is declared.
   void start(std::size_t bytes, Random& random);
   // Whether what lies behind those bytes was left alone.
   [[nodiscard]] bool is_intact() const;
 
-  [[nodiscard]] std::uint32_t address(const void* pointer) const;
+  [[nodiscard]] std::uint32_t address(const void* pointer);
   // Fails the thread unless `bytes` bytes are there and the address is a multiple of `alignment`.
   [[nodiscard]] std::byte* at(std::uint32_t address, std::size_t bytes, std::uint32_t alignment, const char* user);
 
@@ -44,12 +41,13 @@ class SharedMemory {
   };
   static constexpr std::size_t kGuardBytes = 1024;
 
-  std::vector<std::span<std::byte>> dynamic_;
+  std::vector<DynamicArray> dynamic_;
   std::byte* used_ = nullptr;  // the array that the block asked an address of
   std::uint32_t base_ = 0;
+  std::uint32_t place_ = 0;  // random, for the base
   std::size_t bytes_ = 0;
   std::byte filler_{};
-  std::vector<Mark> marks_;  // of 16 bytes each
+  std::vector<Mark> marks_;         // of 16 bytes each
   std::byte* variables_ = nullptr;  // all thread_local memory of the program
   std::size_t variables_bytes_ = 0;
 

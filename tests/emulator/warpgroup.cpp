@@ -69,7 +69,7 @@ class Reader {
 };
 
 // to[k][m] of all m.
-template <int kMost>
+template <std::size_t kMost>
 void read_operand(const SharedMatrix& matrix, int count, Element element, float (&to)[16][kMost]) {
   const Reader reader(matrix);
   std::uint16_t piece[8];
@@ -260,6 +260,17 @@ void product_wait(std::size_t pending) {
     ++all.first;
   }
   block().yield();
+}
+
+void require_no_products() {
+  const auto found = block().products.find(block().thread().index / 128);
+  if (found == block().products.end()) {
+    return;
+  }
+  const WarpgroupProducts::Member& member = found->second->members[member_index()];
+  if (member.retired < member.issued) {
+    block().fail("the thread ends while its products are under way");
+  }
 }
 
 // For a warp; a block's registers are those of an SM at most.

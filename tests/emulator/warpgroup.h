@@ -20,8 +20,8 @@ struct SharedMatrix {
 };
 
 struct ProductCall {
-  float* d = nullptr;  // [columns / 2]
-  int columns = 0;     // N
+  float* d = nullptr;                // [columns / 2]
+  int columns = 0;                   // N
   const std::uint32_t* a = nullptr;  // in registers; null: in shared memory
   SharedMatrix left, right;
   bool add = true;
@@ -31,7 +31,7 @@ struct ProductCall {
 // One after another into the same accumulators.
 struct Accumulators {
   int columns = 0;
-  std::vector<float> sums;  // [thread][columns / 2]
+  std::vector<float> sums;                                // [thread][columns / 2]
   std::vector<float*> places = std::vector<float*>(128);  // of each thread
 };
 
@@ -59,6 +59,8 @@ void product_fence();
 void begin_product(const ProductCall& call);
 void product_commit();
 void product_wait(std::size_t pending);
+// The thread ends.
+void require_no_products();
 void set_registers(int registers);
 
 }  // namespace distr::emulator

@@ -80,16 +80,21 @@ void wgmma_wait() {
 
 enum class Rows : std::uint8_t { along_k, along_n };
 
-template <Rows kRows, int kCount, class T>
+template <Rows kRows, std::size_t kCount, class T>
 void wgmma(float (&d)[kCount], const std::uint32_t (&a)[4], std::uint64_t b, bool add, T) {
-  emulator::begin_product({d, 2 * kCount, a, {}, {b, kRows == Rows::along_k}, add, element_of(T{})});
+  emulator::begin_product({d, static_cast<int>(2 * kCount), a, {}, {b, kRows == Rows::along_k}, add, element_of(T{})});
 }
 
 // Both operands in shared memory; along_n of the left one: its rows lie along M.
-template <Rows kLeft, Rows kRight, int kCount, class T>
+template <Rows kLeft, Rows kRight, std::size_t kCount, class T>
 void wgmma(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bool add, T) {
-  emulator::begin_product(
-      {d, 2 * kCount, nullptr, {a, kLeft == Rows::along_k}, {b, kRight == Rows::along_k}, add, element_of(T{})});
+  emulator::begin_product({d,
+                           static_cast<int>(2 * kCount),
+                           nullptr,
+                           {a, kLeft == Rows::along_k},
+                           {b, kRight == Rows::along_k},
+                           add,
+                           element_of(T{})});
 }
 
 }  // namespace distr::cuda::ptx
