@@ -142,7 +142,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_tensors(const Arguments a
 
 struct OrderShared {
   Spread spreads[kOrderThreads];
-  std::uint64_t keys[kOrderThreads];  // falling energy, then column
+  alignas(16) std::uint64_t keys[kOrderThreads];  // falling energy, then column
 };
 
 // What one thread of order_blocks reads: the spreads of one column of a KV head.
