@@ -110,7 +110,8 @@ struct Box {
 // From now on until it is done the bytes may change at any time; half of all blocks see that at once.
 void spoil(std::uint32_t shared, std::uint32_t bytes, const char* user) {
   if (block().random().below(2) == 0) {
-    std::memset(shared_memory().at(shared, bytes, 16, user), 0xFF, bytes);
+    std::memset(shared_memory().at(shared, bytes, 16, user), static_cast<int>(SharedMemory::garbage(block().random())),
+                bytes);
   }
 }
 

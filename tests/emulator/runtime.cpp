@@ -3,6 +3,7 @@
 
 #include <cuda.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 #include <map>
@@ -174,11 +175,13 @@ cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const vo
 }
 cudaError_t cudaMemcpyAsync(void* to, const void* from, std::size_t bytes, cudaMemcpyKind /*kind*/,
                             cudaStream_t stream) {
-  distr::emulator::enqueue(stream, [=] { std::memcpy(to, from, bytes); });
+  distr::emulator::enqueue(
+      stream, [=] { std::copy_n(static_cast<const std::byte*>(from), bytes, static_cast<std::byte*>(to)); });
   return cudaSuccess;
 }
 cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t stream) {
-  distr::emulator::enqueue(stream, [=] { std::memset(to, value, bytes); });
+  distr::emulator::enqueue(stream,
+                           [=] { std::fill_n(static_cast<std::byte*>(to), bytes, static_cast<std::byte>(value)); });
   return cudaSuccess;
 }
 cudaError_t cudaMemset2DAsync(void* to, std::size_t pitch, int value, std::size_t width, std::size_t height,

@@ -49,11 +49,14 @@ SharedMemory& shared_memory() {
   return own;
 }
 
+// NaN, or a number of no conspicuous size in any type, as a kernel may have a way out for NaN.
+std::byte SharedMemory::garbage(Random& random) { return random.below(2) == 0 ? std::byte{0xFF} : std::byte{0x3D}; }
+
 void SharedMemory::start(std::size_t bytes, Random& random) {
   used_ = nullptr;
   place_ = static_cast<std::uint32_t>(random.below(1 << 16));
   bytes_ = bytes;
-  filler_ = random.below(2) == 0 ? std::byte{0xFF} : std::byte{0x7F};
+  filler_ = garbage(random);
   marks_.assign((bytes + 15) / 16, Mark{});
   for (const DynamicArray& array : dynamic_) {
     if (bytes + kGuardBytes > array.bytes.size()) {

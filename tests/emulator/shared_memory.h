@@ -27,6 +27,8 @@ class SharedMemory {
   // Fails the thread unless `bytes` bytes are there and the address is a multiple of `alignment`.
   [[nodiscard]] std::byte* at(std::uint32_t address, std::size_t bytes, std::uint32_t alignment, const char* user);
 
+  // What bytes hold that nobody has written yet.
+  [[nodiscard]] static std::byte garbage(Random& random);
   // By an ordinary store.
   void stored(std::uint32_t address, std::size_t bytes, const Thread& thread);
   // By the copy engine.

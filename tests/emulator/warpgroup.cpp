@@ -13,12 +13,15 @@
 namespace distr::emulator {
 namespace {
 
-constexpr std::uint32_t kPoison = 0x7FDEAD00;  // a NaN
+// In accumulators while a product is under way. A NaN that every operation changes, and a number, as a kernel may have
+// a way out for NaN.
+constexpr std::uint32_t kPoisons[] = {0x7FA0DEAD, 0x3F5EAD00};
 
 WarpgroupProducts& products() {
   auto& own = block().products[block().thread().index / 128];
   if (own == nullptr) {
     own = std::make_unique<WarpgroupProducts>();
+    own->poison = kPoisons[block().random().below(2)];
   }
   return *own;
 }
@@ -131,11 +134,11 @@ AsyncProduct& product_at(WarpgroupProducts& all, std::uint64_t number) {
   return all.products[static_cast<std::size_t>(number - all.first)];
 }
 
-void require_poison(const float* d, int columns) {
+void require_poison(const float* d, int columns, std::uint32_t poison) {
   for (int i = 0; i < columns / 2; ++i) {
     std::uint32_t bits = 0;
     std::memcpy(&bits, d + i, 4);
-    if (bits != kPoison) {
+    if (bits != poison) {
       block().fail("an accumulator of wgmma was written to while the product was under way");
     }
   }
@@ -156,7 +159,7 @@ void retire(WarpgroupProducts& all, WarpgroupProducts::Member& member, int index
   }
   Accumulators& accumulators = *product.accumulators;
   float* const d = accumulators.places[thread];
-  require_poison(d, accumulators.columns);
+  require_poison(d, accumulators.columns, all.poison);
   ++member.retired;
   for (std::uint64_t n = member.retired; n < member.issued; ++n) {
     if (product_at(all, n).accumulators.get() == &accumulators) {
@@ -200,7 +203,7 @@ void begin_product(const ProductCall& call) {
   }
   const auto half = static_cast<std::size_t>(call.columns / 2);
   if (accumulators != nullptr) {
-    require_poison(call.d, call.columns);
+    require_poison(call.d, call.columns, all.poison);
     if (product.accumulators == nullptr) {
       product.accumulators = accumulators;
     }
@@ -214,7 +217,7 @@ void begin_product(const ProductCall& call) {
     std::memcpy(product.accumulators->sums.data() + static_cast<std::size_t>(index) * half, call.d,
                 half * sizeof(float));
     for (std::size_t i = 0; i < half; ++i) {
-      std::memcpy(call.d + i, &kPoison, 4);
+      std::memcpy(call.d + i, &all.poison, 4);
     }
   }
   if (accumulators != nullptr && accumulators != product.accumulators) {

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // wgmma: products of a warpgroup that are under way until a thread waits for them. They are done as late as that: the
-// operands in shared memory are read then, the accumulators hold NaN until the wait, and operands in registers must be
-// then what they were.
+// operands in shared memory are read then, the accumulators hold garbage until the wait, and operands in registers must
+// be then what they were.
 #pragma once
 
 #include <cstdint>
@@ -53,6 +53,7 @@ struct WarpgroupProducts {
   std::deque<AsyncProduct> products;  // from `first` on
   std::uint64_t first = 0;
   Member members[128];
+  std::uint32_t poison = 0;  // what accumulators hold meanwhile
 };
 
 void product_fence();
