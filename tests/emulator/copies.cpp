@@ -76,12 +76,12 @@ struct Box {
         std::memcpy(memory.at(swizzled(shared + offset + byte, map.swizzle), 16, 16, "a tensor copy"), piece, 16);
       }
     });
-    memory.copied(shared, bytes);
+    memory.end_write(shared, bytes);
   }
 
   [[nodiscard]] std::vector<std::byte> read_shared() const {
     SharedMemory& memory = shared_memory();
-    memory.require_visible(shared, bytes, "a tensor copy");
+    memory.end_read(shared, bytes);
     std::vector<std::byte> all(bytes);
     for (std::uint32_t byte = 0; byte < bytes; byte += 16) {
       std::memcpy(all.data() + byte, memory.at(swizzled(shared + byte, map.swizzle), 16, 16, "a tensor copy"), 16);
@@ -108,7 +108,9 @@ struct Box {
 };
 
 // From now on until it is done the bytes may change at any time; half of all blocks see that at once.
-void spoil(std::uint32_t shared, std::uint32_t bytes, const char* user) {
+void begin_write(std::uint32_t shared, std::uint32_t bytes, const char* user) {
+  static_cast<void>(shared_memory().at(shared, bytes, 16, user));
+  shared_memory().begin_write(shared, bytes, user);
   if (block().random().below(2) == 0) {
     std::memset(shared_memory().at(shared, bytes, 16, user), static_cast<int>(SharedMemory::garbage(block().random())),
                 bytes);
@@ -164,13 +166,14 @@ void copy_async_16(std::uint32_t shared, const void* global, bool valid) {
     block().fail("cp.async from an address that is not a multiple of 16");
   }
   Thread& thread = block().thread();
-  spoil(shared, 16, "cp.async");
+  begin_write(shared, 16, "cp.async");
   thread.copies.emplace_back([shared, global, valid, self = &thread] {
     std::byte piece[16] = {};
     if (valid) {
       std::memcpy(piece, global, 16);
     }
     std::memcpy(shared_memory().at(shared, 16, 16, "cp.async"), piece, 16);
+    shared_memory().end_write(shared, 16);
     shared_memory().stored(shared, 16, *self);
   });
 }
@@ -210,7 +213,7 @@ void copy_async_arrive(std::uint32_t barrier) {
 
 void copy_box_in(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, const int* place, int rank) {
   const Box box(map, place, rank, shared, "cp.async.bulk.tensor");
-  spoil(shared, box.bytes, "cp.async.bulk.tensor");
+  begin_write(shared, box.bytes, "cp.async.bulk.tensor");
   begin_in(
       "a tensor copy to shared memory", [box] { box.read_tensor(); }, barrier, box.bytes);
   block().yield();
@@ -218,6 +221,7 @@ void copy_box_in(std::uint32_t shared, const CUtensorMap& map, std::uint32_t bar
 
 void copy_box_out(const CUtensorMap& map, std::uint32_t shared, const int* place, int rank, Reduction reduction) {
   const Box box(map, place, rank, shared, "cp.async.bulk.tensor");
+  shared_memory().begin_read(shared, box.bytes, "cp.async.bulk.tensor");
   begin_out(
       "a tensor copy out of shared memory", [box] { return box.read_shared(); },
       [box, reduction](const std::vector<std::byte>& all) { box.write_tensor(all, reduction); });
@@ -226,12 +230,12 @@ void copy_box_out(const CUtensorMap& map, std::uint32_t shared, const int* place
 
 void copy_bulk_in(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t barrier) {
   require_bulk(global, bytes);
-  spoil(shared, bytes, "cp.async.bulk");
+  begin_write(shared, bytes, "cp.async.bulk");
   begin_in(
       "a bulk copy to shared memory",
       [shared, global, bytes] {
         std::memcpy(shared_memory().at(shared, bytes, 16, "cp.async.bulk"), global, bytes);
-        shared_memory().copied(shared, bytes);
+        shared_memory().end_write(shared, bytes);
       },
       barrier, bytes);
   block().yield();
@@ -240,10 +244,11 @@ void copy_bulk_in(std::uint32_t shared, const void* global, unsigned bytes, std:
 void copy_bulk_out(void* global, std::uint32_t shared, unsigned bytes, Reduction reduction) {
   require_bulk(global, bytes);
   static_cast<void>(shared_memory().at(shared, bytes, 16, "cp.async.bulk"));
+  shared_memory().begin_read(shared, bytes, "cp.async.bulk");
   begin_out(
       "a bulk copy out of shared memory",
       [shared, bytes] {
-        shared_memory().require_visible(shared, bytes, "cp.async.bulk");
+        shared_memory().end_read(shared, bytes);
         const std::byte* const from = shared_memory().at(shared, bytes, 16, "cp.async.bulk");
         return std::vector<std::byte>(from, from + bytes);
       },

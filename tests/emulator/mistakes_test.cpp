@@ -91,11 +91,11 @@ TEST_P(Mistakes, AreCaught) {
 }
 
 const Wrong kWrong[] = {
-    {"ReleasesBeforeWait", run_pipeline, Mistake::releases_before_wait, "wrong"},
+    {"ReleasesBeforeWait", run_pipeline, Mistake::releases_before_wait, "which a read under way may not have seen"},
     {"ReadsBeforeWait", run_pipeline, Mistake::reads_before_wait, "wrong"},
     {"TouchesOperand", run_pipeline, Mistake::touches_operand, "an operand of wgmma in registers was written to"},
     {"OmitsFence", run_pipeline, Mistake::omits_fence, "wgmma without wgmma.fence"},
-    {"OmitsWaitForCopy", run_pipeline, Mistake::omits_wait_for_copy, "wrong"},
+    {"OmitsWaitForCopy", run_pipeline, Mistake::omits_wait_for_copy, "where a copy is under way"},
     {"ExpectsMoreBytes", run_pipeline, Mistake::expects_more_bytes, "mbarrier"},
     {"ExpectsFewerBytes", run_pipeline, Mistake::expects_fewer_bytes, "mbarrier"},
     {"ArrivesTwice", run_pipeline, Mistake::arrives_twice, "no thread can go on"},
@@ -103,8 +103,8 @@ const Wrong kWrong[] = {
     {"OverwritesBarrier", run_pipeline, Mistake::overwrites_barrier, "a barrier whose memory was overwritten"},
     {"TakesTooManyRegisters", run_pipeline, Mistake::takes_too_many_registers, "registers; allowed: up to 65536"},
     {"OmitsProxyFence", run_store, Mistake::omits_proxy_fence, "without a proxy fence since"},
-    {"OmitsSync", run_store, Mistake::omits_sync, "wrong"},
-    {"OverwritesBeforeRead", run_store, Mistake::overwrites_before_read, "wrong"},
+    {"OmitsSync", run_store, Mistake::omits_sync, "which a read under way may not have seen"},
+    {"OverwritesBeforeRead", run_store, Mistake::overwrites_before_read, "which a read under way may not have seen"},
     {"WritesOutside", run_store, Mistake::writes_outside, "outside the 2048 bytes"},
     {"EndsBeforeRead", run_store, Mistake::ends_early, "the block ends while a bulk copy"},
     {"SplitsCollective", run_store, Mistake::splits_collective, "while lanes of its warp are in"},

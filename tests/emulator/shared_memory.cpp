@@ -105,35 +105,69 @@ std::byte* SharedMemory::at(std::uint32_t address, std::size_t bytes, std::uint3
   return used_ + (address - base_);
 }
 
+// Of variables there are none.
+std::span<SharedMemory::Mark> SharedMemory::marks(std::uint32_t address, std::size_t bytes) {
+  if (address >= kVariables || bytes == 0) {
+    return {};
+  }
+  const std::size_t first = (address - base_) / 16;
+  return std::span(marks_).subspan(first, (address - base_ + bytes - 1) / 16 - first + 1);
+}
+
+void SharedMemory::fail(const Mark& mark, const char* user, const std::string& why) const {
+  const auto index = static_cast<std::uint32_t>(&mark - marks_.data());
+  block().fail(std::string(user) + " at shared address " + hexadecimal(base_ + index * 16) + ", " + why);
+}
+
 void SharedMemory::stored(std::uint32_t address, std::size_t bytes, const Thread& thread) {
-  if (address >= kVariables || bytes == 0) {
-    return;
-  }
-  for (std::size_t n = (address - base_) / 16; n <= (address - base_ + bytes - 1) / 16 && n < marks_.size(); ++n) {
-    marks_[n] = {static_cast<std::uint32_t>(thread.index) + 1, thread.proxy_fences};
-  }
-}
-
-void SharedMemory::copied(std::uint32_t address, std::size_t bytes) {
-  if (address >= kVariables || bytes == 0) {
-    return;
-  }
-  for (std::size_t n = (address - base_) / 16; n <= (address - base_ + bytes - 1) / 16 && n < marks_.size(); ++n) {
-    marks_[n] = {};
-  }
-}
-
-void SharedMemory::require_visible(std::uint32_t address, std::size_t bytes, const char* user) {
-  if (address >= kVariables || bytes == 0) {
-    return;
-  }
-  for (std::size_t n = (address - base_) / 16; n <= (address - base_ + bytes - 1) / 16 && n < marks_.size(); ++n) {
-    const Mark& mark = marks_[n];
-    if (mark.thread != 0 && block().thread(static_cast<int>(mark.thread) - 1).proxy_fences == mark.fences) {
-      block().fail(std::string(user) + " reads shared address " +
-                   hexadecimal(base_ + static_cast<std::uint32_t>(n) * 16) + ", which thread " +
-                   std::to_string(mark.thread - 1) + " stored without a proxy fence since");
+  for (Mark& mark : marks(address, bytes)) {
+    if (mark.readers + mark.writers > 0) {
+      fail(mark, "a store",
+           mark.readers > 0 ? "which a read under way may not have seen" : "where a copy is under way");
     }
+    mark.thread = static_cast<std::uint32_t>(thread.index) + 1;
+    mark.fences = thread.proxy_fences;
+  }
+}
+
+void SharedMemory::require_settled(std::uint32_t address, std::size_t bytes, Proxy proxy, const char* user) {
+  for (const Mark& mark : marks(address, bytes)) {
+    if (mark.writers > 0) {
+      fail(mark, user, "where a copy is under way");
+    }
+    if (proxy == Proxy::async && mark.thread != 0 &&
+        block().thread(static_cast<int>(mark.thread) - 1).proxy_fences == mark.fences) {
+      fail(mark, user, "which thread " + std::to_string(mark.thread - 1) + " stored without a proxy fence since");
+    }
+  }
+}
+
+void SharedMemory::begin_write(std::uint32_t address, std::size_t bytes, const char* user) {
+  for (Mark& mark : marks(address, bytes)) {
+    if (mark.readers + mark.writers > 0) {
+      fail(mark, user, mark.readers > 0 ? "which a read under way may not have seen" : "where a copy is under way");
+    }
+    ++mark.writers;
+  }
+}
+
+void SharedMemory::end_write(std::uint32_t address, std::size_t bytes) {
+  for (Mark& mark : marks(address, bytes)) {
+    mark.thread = 0;
+    --mark.writers;
+  }
+}
+
+void SharedMemory::begin_read(std::uint32_t address, std::size_t bytes, const char* user) {
+  require_settled(address, bytes, Proxy::async, user);
+  for (Mark& mark : marks(address, bytes)) {
+    ++mark.readers;
+  }
+}
+
+void SharedMemory::end_read(std::uint32_t address, std::size_t bytes) {
+  for (Mark& mark : marks(address, bytes)) {
+    --mark.readers;
   }
 }
 

@@ -7,6 +7,8 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "emulator/dynamic_arrays.h"
@@ -29,19 +31,27 @@ class SharedMemory {
 
   // What bytes hold that nobody has written yet.
   [[nodiscard]] static std::byte garbage(Random& random);
-  // By an ordinary store.
+  // An ordinary store, which nothing under way may read or write.
   void stored(std::uint32_t address, std::size_t bytes, const Thread& thread);
-  // By the copy engine.
-  void copied(std::uint32_t address, std::size_t bytes);
-  // Fails unless asynchronous reads see these bytes.
-  void require_visible(std::uint32_t address, std::size_t bytes, const char* user);
+  // Fails unless no copy to these bytes is under way; `proxy`: and asynchronous reads see them.
+  enum class Proxy { generic, async };
+  void require_settled(std::uint32_t address, std::size_t bytes, Proxy proxy, const char* user);
+  // From its beginning to its end a copy or a product writes or reads these bytes at any time.
+  void begin_write(std::uint32_t address, std::size_t bytes, const char* user);
+  void end_write(std::uint32_t address, std::size_t bytes);
+  void begin_read(std::uint32_t address, std::size_t bytes, const char* user);
+  void end_read(std::uint32_t address, std::size_t bytes);
 
  private:
   struct Mark {
-    std::uint32_t thread = 0;  // + 1; 0: nobody's
-    std::uint32_t fences = 0;  // of that thread, when it stored
+    std::uint32_t thread = 0;                // + 1; 0: nobody's
+    std::uint32_t fences = 0;                // of that thread, when it stored
+    std::uint16_t readers = 0, writers = 0;  // under way
   };
   static constexpr std::size_t kGuardBytes = 1024;
+
+  [[nodiscard]] std::span<Mark> marks(std::uint32_t address, std::size_t bytes);
+  [[noreturn]] void fail(const Mark& mark, const char* user, const std::string& why) const;
 
   std::vector<DynamicArray> dynamic_;
   std::byte* used_ = nullptr;  // the array that the block asked an address of

@@ -55,6 +55,9 @@ void move(Matrices* const (&all)[32], std::uint32_t) {
       const std::uint32_t address = all[matrix * 8 + row]->shared;
       auto* const from = reinterpret_cast<std::uint16_t*>(
           shared_memory().at(address, 16, 16, kWay == Way::load ? "ldmatrix" : "stmatrix"));
+      if constexpr (kWay == Way::load) {
+        shared_memory().require_settled(address, 16, SharedMemory::Proxy::generic, "ldmatrix");
+      }
       for (int column = 0; column < 8; ++column) {
         std::uint16_t* const half =
             all[0]->transposed ? half_of(all, matrix, column, row) : half_of(all, matrix, row, column);

@@ -44,11 +44,9 @@ class Reader {
       block().fail("a descriptor with a base offset, which is not emulated");
     }
   }
-  // Eight elements along the rows: m, k .. k + 7 or m .. m + 7, k.
-  void piece(int m, int k, std::uint16_t (&to)[8]) const {
-    const std::uint32_t address = swizzled(start_ + (along_k_ ? along_k(m, k) : across_k(m, k)), row_bytes_);
-    shared_memory().require_visible(address, 16, "wgmma");
-    std::memcpy(to, shared_memory().at(address, 16, 16, "wgmma"), 16);
+  // The address of eight elements along the rows: m, k .. k + 7 or m .. m + 7, k.
+  [[nodiscard]] std::uint32_t piece(int m, int k) const {
+    return swizzled(start_ + (along_k_ ? along_k(m, k) : across_k(m, k)), row_bytes_);
   }
 
  private:
@@ -71,19 +69,36 @@ class Reader {
   std::uint32_t start_ = 0, leading_ = 0, stride_ = 0, row_bytes_ = 0;
 };
 
+// act(address, m, k) for each piece of an operand of `count` rows or columns.
+template <class Act>
+void for_pieces(const SharedMatrix& matrix, int count, const Act& act) {
+  const Reader reader(matrix);
+  for (int outer = 0; outer < (matrix.along_k ? count : 16); ++outer) {
+    for (int inner = 0; inner < (matrix.along_k ? 16 : count); inner += 8) {
+      matrix.along_k ? act(reader.piece(outer, inner), outer, inner) : act(reader.piece(inner, outer), inner, outer);
+    }
+  }
+}
+
+// From now on the operand may be read at any time.
+void begin_read(const SharedMatrix& matrix, int count) {
+  for_pieces(matrix, count, [](std::uint32_t address, int, int) {
+    static_cast<void>(shared_memory().at(address, 16, 16, "wgmma"));
+    shared_memory().begin_read(address, 16, "wgmma");
+  });
+}
+
 // to[k][m] of all m.
 template <std::size_t kMost>
 void read_operand(const SharedMatrix& matrix, int count, Element element, float (&to)[16][kMost]) {
-  const Reader reader(matrix);
-  std::uint16_t piece[8];
-  for (int outer = 0; outer < (matrix.along_k ? count : 16); ++outer) {
-    for (int inner = 0; inner < (matrix.along_k ? 16 : count); inner += 8) {
-      matrix.along_k ? reader.piece(outer, inner, piece) : reader.piece(inner, outer, piece);
-      for (int i = 0; i < 8; ++i) {
-        (matrix.along_k ? to[inner + i][outer] : to[outer][inner + i]) = widened(piece[i], element);
-      }
+  for_pieces(matrix, count, [&](std::uint32_t address, int m, int k) {
+    std::uint16_t piece[8];
+    std::memcpy(piece, shared_memory().at(address, 16, 16, "wgmma"), 16);
+    shared_memory().end_read(address, 16);
+    for (int i = 0; i < 8; ++i) {
+      (matrix.along_k ? to[k + i][m] : to[k][m + i]) = widened(piece[i], element);
     }
-  }
+  });
 }
 
 void execute(AsyncProduct& product) {
@@ -187,6 +202,10 @@ void begin_product(const ProductCall& call) {
   const std::uint64_t number = member.issued;
   if (number == all.first + all.products.size()) {
     all.products.emplace_back().call = call;
+    begin_read(call.right, call.columns);
+    if (call.a == nullptr) {
+      begin_read(call.left, 64);
+    }
   }
   AsyncProduct& product = product_at(all, number);
   if (!same(product.call, call)) {

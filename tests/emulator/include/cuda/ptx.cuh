@@ -34,6 +34,7 @@ void store_shared(std::uint32_t shared, T x, const char* user) {
 }
 template <class T>
 T load_shared(std::uint32_t shared, const char* user) {
+  emulator::shared_memory().require_settled(shared, sizeof(T), emulator::SharedMemory::Proxy::generic, user);
   T x;
   std::memcpy(&x, emulator::shared_memory().at(shared, sizeof(T), sizeof(T), user), sizeof(T));
   return x;
