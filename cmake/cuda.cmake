@@ -59,6 +59,7 @@ if(DISTR_CUDA_FOUND)
   set(DISTR_HOPPER_SOURCES
     src/cuda/sm90/estimate.cu
     src/cuda/sm90/forward_launch.cu
+    src/cuda/sm90/tensor_map.cu
     src/cuda/sm90/variants.cu)
   # Spills are warnings, hence errors with DISTR_WERROR.
   set(strict_sources ${DISTR_CUDA_SOURCES} ${DISTR_HOPPER_SOURCES})

@@ -1,29 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two backward kernels share: which tile a thread block owns, masks, P and dS, products of fragments.
+// What the two backward kernels share: masks, P and dS, products of fragments.
 #pragma once
 
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/place.cuh"
 #include "cuda/sm80/backward_config.h"
 #include "cuda/sm80/queries.cuh"
 #include "cuda/sm80/softmax.cuh"
 #include "cuda/tile.cuh"
 
 namespace distr::cuda::sm80 {
-
-// The place of a thread block: section after section of heads, and in each the same tile of all heads, then the next.
-struct Place {
-  int batch, head, tile;
-
-  __device__ static Place of(unsigned block, int heads, std::int64_t batches, unsigned tiles, int section) {
-    const unsigned first = block / (tiles * section) * section;
-    const unsigned count = min(static_cast<unsigned>(heads * batches) - first, static_cast<unsigned>(section));
-    const unsigned index = block - first * tiles;
-    const int batch_head = static_cast<int>(first + index % count);
-    return {batch_head / heads, batch_head % heads, static_cast<int>(index / count)};
-  }
-};
 
 // acc[m][2 n], acc[m][2 n + 1] += A B for the 16 rows of A's tiles and 16 columns of B.
 template <class T, int kTiles, int kN>

@@ -14,11 +14,11 @@ namespace distr::cuda::sm90 {
 
 // A tile [kRows][kColumns] of 16-bit elements as the copy engine leaves it: panels of up to 64 columns, each of whole
 // rows, whose 16-byte pieces are permuted so that eight rows lie in different banks.
-template <int kRows_, int kColumns_>
+template <int kRows_, int kColumns_, int kPanelColumns_ = std::min(kColumns_, 64)>
 struct Panels {
   static constexpr int kRows = kRows_;
   static constexpr int kColumns = kColumns_;
-  static constexpr int kPanelColumns = std::min(kColumns, 64);
+  static constexpr int kPanelColumns = kPanelColumns_;
   static constexpr int kRowBytes = kPanelColumns * 2;  // 128, 64 or 32, and so is the permutation's period
   static constexpr int kPanelBytes = kRows * kRowBytes;
   static constexpr int kCount = kColumns / kPanelColumns;

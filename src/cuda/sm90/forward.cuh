@@ -18,6 +18,7 @@
 
 #include "cuda/rows.cuh"
 #include "cuda/sm90/config.h"
+#include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/products.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/softmax.cuh"
@@ -52,24 +53,6 @@ struct Shared {
     return barriers + static_cast<std::uint32_t>(8 * (1 + kind * C::kStages + stage));
   }
 };
-
-// The n-th use of a ring of kStages buffers.
-template <class C>
-struct Turn {
-  int stage;
-  unsigned parity;  // of the phase that its use ends
-  __device__ explicit Turn(int n) : stage(n % C::kStages), parity(static_cast<unsigned>(n / C::kStages) % 2) {}
-};
-
-template <class P>
-__device__ inline void copy_tile(std::uint32_t tile, const CUtensorMap& map, std::uint32_t barrier, int row, int head,
-                                 int batch) {
-#pragma unroll
-  for (int panel = 0; panel < P::kCount; ++panel) {
-    ptx::copy_box(tile + static_cast<std::uint32_t>(panel * P::kPanelBytes), map, barrier, panel * P::kPanelColumns,
-                  row, head, batch);
-  }
-}
 
 // Tiles are taken from the last to the first, so that those with a mask come first.
 template <class C>
@@ -202,7 +185,7 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
   std::uint32_t probabilities[C::kHalf / 16][4];
   Queries<C> queries;
   ptx::barrier_wait(shared.queries_full(), 0);
-  load_queries<C>(queries, shared.queries(consumer));
+  load_rows<typename C::QueryTile>(queries, shared.queries(consumer), 0);
 
   // The products of a half of tile n: the upper one, 0, goes first, as the last tile does.
   const auto scores = [&]<int kPart>(int n) {

@@ -11,15 +11,11 @@
 #include "cuda/other_variants.h"
 #include "cuda/prepare.h"
 #include "cuda/sm90/estimate.h"
+#include "cuda/sm90/tensor_map.h"
 #include "cuda/sm90/variants.h"
 
 namespace distr::cuda::sm90 {
 namespace {
-
-// Block 0 of `previous` is exact.
-[[nodiscard]] bool is_exact_here(const Problem& problem, const Grouping& grouping) noexcept {
-  return is_exact(grouping) || (grouping.order_from == OrderFrom::previous && grouping.block >= problem.seq_q);
-}
 
 // How long a launch takes, in rows of a block of two consumers. Blocks of a causal launch end one by one; others in
 // waves. With three consumers a row costs less (docs/kernel-log.md, sm90/forward, step 18).
@@ -49,64 +45,6 @@ namespace {
   return *found;
 }
 
-// Whether the copy engine takes the tensor as it is.
-[[nodiscard]] bool can_be_copied(const Strides& strides, const Extent& extent) noexcept {
-  const auto steps = [](std::int64_t stride, std::int64_t count) { return count == 1 || stride > 0; };
-  return has_aligned_rows(strides) && extent.columns % 8 == 0 && steps(strides.row, extent.rows) &&
-         steps(strides.head, extent.heads) && steps(strides.batch, extent.batch);
-}
-
-using Encode = decltype(&cuTensorMapEncodeTiled);
-
-[[nodiscard]] Encode encoder() {
-  static const Encode function = [] {
-    void* entry = nullptr;
-    cudaDriverEntryPointQueryResult found{};
-    constexpr unsigned kSince = 12000;  // the CUDA version that has it
-    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, kSince, cudaEnableDefault, &found),
-          "cudaGetDriverEntryPointByVersion");
-    if (found != cudaDriverEntryPointSuccess) {
-      throw Error(Status::device_failure, "the NVIDIA driver has no cuTensorMapEncodeTiled");
-    }
-    return reinterpret_cast<Encode>(entry);
-  }();
-  return function;
-}
-
-// A tensor of 16-bit elements, read in boxes of `rows` rows and up to 64 columns.
-[[nodiscard]] CUtensorMap tensor_map(const void* tensor, DType dtype, const Strides& strides, const Extent& extent,
-                                     int rows, int columns) {
-  constexpr int kRank = 4;
-  constexpr cuuint64_t kElement = 2;  // bytes
-  const auto size = [](std::int64_t count) { return static_cast<cuuint64_t>(count); };
-  const auto stride = [&](std::int64_t count, std::int64_t elements) {
-    return count == 1 ? size(packed_columns(extent.columns)) * kElement : size(elements) * kElement;
-  };
-  const std::array<cuuint64_t, kRank> sizes{size(extent.columns), size(extent.rows), size(extent.heads),
-                                            size(extent.batch)};
-  const std::array<cuuint64_t, kRank - 1> strides_bytes{
-      stride(extent.rows, strides.row), stride(extent.heads, strides.head), stride(extent.batch, strides.batch)};
-  const int panel = std::min(columns, 64);
-  const std::array<cuuint32_t, kRank> box{static_cast<cuuint32_t>(panel), static_cast<cuuint32_t>(rows), 1, 1};
-  const std::array<cuuint32_t, kRank> steps{1, 1, 1, 1};
-  const auto type = dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const auto swizzle = panel == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
-                       : panel == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                     : CU_TENSOR_MAP_SWIZZLE_32B;
-  CUtensorMap map{};
-  const CUresult result = encoder()(&map, type, kRank, const_cast<void*>(tensor), sizes.data(), strides_bytes.data(),
-                                    box.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
-                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    throw Error(Status::device_failure, "cuTensorMapEncodeTiled: CUresult " + std::to_string(result));
-  }
-  return map;
-}
-
-Operand operand(const Strides& strides, const Extent& extent, Workspace& workspace) {
-  return {strides, extent, can_be_copied(strides, extent), workspace};
-}
-
 // The tensors as the kernel reads them, and room for their estimates.
 struct Operands {
   Operand q, k, v;
@@ -115,9 +53,9 @@ struct Operands {
   std::int64_t groups;
 
   Operands(const Problem& p, const Grouping& grouping, Workspace& workspace)
-      : q(operand(p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace)),
-        k(operand(p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace)),
-        v(operand(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)),
+      : q(copied(p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace)),
+        k(copied(p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace)),
+        v(copied(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)),
         groups(is_exact_here(p, grouping) ? p.head_dim : num_groups(p, grouping)) {
     if (!is_exact_here(p, grouping)) {
       q_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_q, groups}));
@@ -204,7 +142,7 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
   }
   const Variant& variant = find(problem, scaled ? Scores::logarithms : Scores::raw, operands.groups);
   const auto map = [&](const Operand& x, int rows, int columns) {
-    return tensor_map(x.data, problem.dtype, x.strides, x.extent, rows, columns);
+    return tensor_map(x, problem.dtype, {rows, std::min(columns, 64)});
   };
   constexpr int kConsumerRows = 64;
   p.q = map(operands.q, kConsumerRows, variant.columns);

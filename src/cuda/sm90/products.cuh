@@ -26,7 +26,6 @@ struct SharedOperand {
   }
   // Rows first + 16 step .. of all columns, which lie along k.
   [[nodiscard]] __device__ std::uint64_t across_k(int first, int step) const {
-    static_assert(P::kRowBytes == 128);
     return descriptor(P::kPanelBytes / 16, (first + step * 16) * P::kRowBytes);
   }
 
@@ -36,23 +35,27 @@ struct SharedOperand {
   }
 };
 
-// q_hat of a consumer's 64 rows, as left operands of wgmma in registers.
-template <class C>
-using Queries = std::uint32_t[C::kColumns / 16][4];
+// 64 rows of a tile, as left operands of wgmma in registers.
+template <class P>
+using LeftRows = std::uint32_t[P::kColumns / 16][4];
 
-template <class C>
-__device__ __forceinline__ void load_queries(Queries<C>& q, std::uint32_t tile) {
-  using P = typename C::QueryTile;
+template <class P>
+__device__ __forceinline__ void load_rows(LeftRows<P>& rows, std::uint32_t tile, int first) {
+  constexpr unsigned kWarpgroup = 128;  // threads
   const unsigned lane = threadIdx.x % 32;
-  const unsigned row = threadIdx.x % C::kWarpgroup / 32 * 16 + lane % 16;
+  const unsigned row = static_cast<unsigned>(first) + threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
   constexpr unsigned kPieces = P::kRowBytes / 16;  // of 16 bytes in a row of a panel
 #pragma unroll
-  for (unsigned step = 0; step < C::kColumns / 16; ++step) {
+  for (unsigned step = 0; step < P::kColumns / 16; ++step) {
     const unsigned piece = step * 2 + lane / 16;
     const unsigned place = piece % kPieces ^ row * P::kRowBytes / 128 % kPieces;
-    ptx::ldmatrix_x4(q[step], tile + piece / kPieces * P::kPanelBytes + row * P::kRowBytes + place * 16);
+    ptx::ldmatrix_x4(rows[step], tile + piece / kPieces * P::kPanelBytes + row * P::kRowBytes + place * 16);
   }
 }
+
+// q_hat of a consumer's 64 rows.
+template <class C>
+using Queries = LeftRows<typename C::QueryTile>;
 
 // Starts S = q_hat k_hat^T for half a tile.
 template <class C>

@@ -1,0 +1,77 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/sm90/tensor_map.h"
+
+#include <array>
+#include <cstdint>
+#include <string>
+
+#include "cuda/launch.h"
+#include "kernel.h"
+
+namespace distr::cuda::sm90 {
+namespace {
+
+[[nodiscard]] bool can_be_copied(const Strides& strides, const Extent& extent) noexcept {
+  const auto steps = [](std::int64_t stride, std::int64_t count) { return count == 1 || stride > 0; };
+  return has_aligned_rows(strides) && extent.columns % 8 == 0 && steps(strides.row, extent.rows) &&
+         steps(strides.head, extent.heads) && steps(strides.batch, extent.batch);
+}
+
+using Encode = decltype(&cuTensorMapEncodeTiled);
+
+[[nodiscard]] Encode encoder() {
+  static const Encode function = [] {
+    void* entry = nullptr;
+    cudaDriverEntryPointQueryResult found{};
+    constexpr unsigned kSince = 12000;  // the CUDA version that has it
+    check(cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &entry, kSince, cudaEnableDefault, &found),
+          "cudaGetDriverEntryPointByVersion");
+    if (found != cudaDriverEntryPointSuccess) {
+      throw Error(Status::device_failure, "the NVIDIA driver has no cuTensorMapEncodeTiled");
+    }
+    return reinterpret_cast<Encode>(entry);
+  }();
+  return function;
+}
+
+}  // namespace
+
+bool is_exact_here(const Problem& problem, const Grouping& grouping) noexcept {
+  return is_exact(grouping) || (grouping.order_from == OrderFrom::previous && grouping.block >= problem.seq_q);
+}
+
+Operand copied(const Strides& strides, const Extent& extent, Workspace& workspace) {
+  return {strides, extent, can_be_copied(strides, extent), workspace};
+}
+
+CUtensorMap tensor_map(const Operand& tensor, DType dtype, const Box& box) {
+  constexpr int kRank = 4;
+  constexpr cuuint64_t kElement = 2;  // bytes
+  const Extent& extent = tensor.extent;
+  const Strides& strides = tensor.strides;
+  const auto size = [](std::int64_t count) { return static_cast<cuuint64_t>(count); };
+  const auto stride = [&](std::int64_t count, std::int64_t elements) {
+    return count == 1 ? size(packed_columns(extent.columns)) * kElement : size(elements) * kElement;
+  };
+  const std::array<cuuint64_t, kRank> sizes{size(extent.columns), size(extent.rows), size(extent.heads),
+                                            size(extent.batch)};
+  const std::array<cuuint64_t, kRank - 1> strides_bytes{
+      stride(extent.rows, strides.row), stride(extent.heads, strides.head), stride(extent.batch, strides.batch)};
+  const std::array<cuuint32_t, kRank> sides{static_cast<cuuint32_t>(box.columns), static_cast<cuuint32_t>(box.rows), 1,
+                                            1};
+  const std::array<cuuint32_t, kRank> steps{1, 1, 1, 1};
+  const auto type = dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const auto swizzle = box.columns == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+                       : box.columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                           : CU_TENSOR_MAP_SWIZZLE_32B;
+  CUtensorMap map{};
+  const CUresult result = encoder()(&map, type, kRank, const_cast<void*>(tensor.data), sizes.data(),
+                                    strides_bytes.data(), sides.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
+                                    swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    throw Error(Status::device_failure, "cuTensorMapEncodeTiled: CUresult " + std::to_string(result));
+  }
+  return map;
+}
+
+}  // namespace distr::cuda::sm90
