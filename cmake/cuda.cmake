@@ -57,6 +57,9 @@ if(DISTR_CUDA_FOUND)
     src/cuda/sm80/variants_f16.cu
     src/cuda/tiles.cu)
   set(DISTR_HOPPER_SOURCES
+    src/cuda/sm90/backward_launch.cu
+    src/cuda/sm90/backward_round.cu
+    src/cuda/sm90/backward_variants.cu
     src/cuda/sm90/estimate.cu
     src/cuda/sm90/forward_launch.cu
     src/cuda/sm90/tensor_map.cu

@@ -20,8 +20,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-# Of the kernels that are compiled in many shapes (the forwards and the backward), by a part of their names.
-MAX_CONFIGURATIONS = {"sm807forward": 64, "sm907forward": 24, "ShapeI": 48}
+# Of the kernels that are compiled in many shapes (the forwards and the backwards), by a part of their names.
+MAX_CONFIGURATIONS = {"sm807forward": 64, "sm907forward": 24, "sm908backward": 16, "ShapeI": 48}
 # Kernels without one of their stages (src/cuda/without.h), which only a test program has.
 TWIN = re.compile(r"7WithoutE[1-9]")
 

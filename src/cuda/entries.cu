@@ -9,6 +9,7 @@
 #include "cuda/plain/plain.h"
 #include "cuda/sm80/backward_launch.h"
 #include "cuda/sm80/forward_launch.h"
+#include "cuda/sm90/backward_launch.h"
 #include "cuda/sm90/forward_launch.h"
 #include "kernel.h"
 
@@ -98,11 +99,21 @@ constexpr std::array<ForwardKernel, 3> kForward{
     entry<ForwardTensors, sm90::forward_supports, sm90::forward_workspace_bytes, sm90::run_forward>("sm90/forward"),
     entry<ForwardTensors, sm80::forward_supports, sm80::forward_workspace_bytes, sm80::run_forward>("sm80/forward"),
     entry<ForwardTensors, plain::supports, plain::forward_workspace_bytes, plain::run_forward>("plain/forward")};
-constexpr std::array<BackwardKernel, 3> kBackward{
-    not_deterministic(entry<BackwardTensors, sm80::backward_supports, sm80::backward_atomics_workspace_bytes,
-                            sm80::run_backward_atomics>("sm80/backward_atomics")),
+constexpr BackwardKernel kPortable =
     entry<BackwardTensors, sm80::backward_supports, sm80::backward_workspace_bytes, sm80::run_backward>(
-        "sm80/backward"),
+        "sm80/backward");
+constexpr BackwardKernel kPortableAtomics = not_deterministic(
+    entry<BackwardTensors, sm80::backward_supports, sm80::backward_atomics_workspace_bytes, sm80::run_backward_atomics>(
+        "sm80/backward_atomics"));
+constexpr BackwardKernel kHopper =
+    entry<BackwardTensors, sm90::backward_supports, sm90::backward_workspace_bytes, sm90::run_backward>(
+        "sm90/backward");
+constexpr BackwardKernel kHopperAtomics = not_deterministic(
+    entry<BackwardTensors, sm90::backward_supports, sm90::backward_atomics_workspace_bytes, sm90::run_backward_atomics>(
+        "sm90/backward_atomics"));
+// Hopper's come after those that take all they do, so they are not chosen: no GPU has run them yet.
+constexpr std::array<BackwardKernel, 5> kBackward{
+    kPortableAtomics, kPortable, kHopperAtomics, kHopper,
     entry<BackwardTensors, plain::supports, plain::backward_workspace_bytes, plain::run_backward>("plain/backward")};
 
 }  // namespace

@@ -143,6 +143,14 @@ TEST(Refusals, AreInWords) {
       {"sm80/backward", Operation::backward, many, exact,
        "takes up to 68719476704 rows of Q, each head's up to a multiple of 128"},
       {"sm80/backward_atomics", Operation::backward, problem_of(DType::f32), exact, "takes f16 and bf16"},
+      {"sm90/backward", Operation::backward, problem_of(DType::f32), exact, "takes f16 and bf16"},
+      {"sm90/backward", Operation::backward, problem_of(DType::f16, 129), exact,
+       "takes head_dim and head_dim_v up to 128"},
+      {"sm90/backward", Operation::backward, negative_scale, exact, "takes scales above 0"},
+      {"sm90/backward", Operation::backward, long_sequence, exact, "takes sequences up to 4194303"},
+      {"sm90/backward", Operation::backward, many, exact, "the grid would have more than 2147483647 tiles of 64 rows"},
+      {"sm90/backward", Operation::backward, problem_of(), lsh,
+       "takes one grouping for the whole sequence: blocks of at least seq_q rows"},
   };
   for (const Case& test_case : cases) {
     EXPECT_EQ(reason_of(test_case.kernel, test_case.operation, test_case.problem, test_case.grouping), test_case.words)

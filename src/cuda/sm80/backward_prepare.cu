@@ -46,6 +46,20 @@ template <class T>
   return sum;
 }
 
+// Of the index-th row of all heads.
+__device__ inline void store_stats(const RowsOfBackward& rows, std::int64_t index, float shift, float d) {
+  if (rows.layout == Stats::pairs) {
+    rows.stats[index] = make_float2(shift, d);
+    return;
+  }
+  constexpr int kTile = 64;
+  const auto row = static_cast<int>(index % kTile);
+  float* const tile = reinterpret_cast<float*>(rows.stats) + index / kTile * (2 * kTile);
+  const int place = row / 2 % 4 * 16 + row / 8 * 2 + row % 2;
+  tile[place] = shift;
+  tile[kTile + place] = d;
+}
+
 // to = Q~ of the row `from`; both are in shared memory.
 template <class T>
 __device__ void spread_row(const DeviceProblem& problem, const std::int32_t* order, const T* from, T* to) {
@@ -89,15 +103,15 @@ __global__ void __launch_bounds__(kThreads)
   constexpr float kLog2E = 1.4426950408889634F;
   const float product = dot(at(rows.o, problem.o), at(rows.d_o, problem.o), valid ? problem.head_dim_v : 0, aligned.o);
   if (lane == 0 && !valid) {
-    rows.stats[index] = make_float2(-INFINITY, 0);
+    store_stats(rows, index, -INFINITY, 0);
   } else if (lane == 0) {
     const std::int64_t line = head * problem.seq_q + row;
     const float lse = rows.lse[line];
     const float d = product - (rows.d_lse == nullptr ? 0.0F : rows.d_lse[line]);
     const float lse_log2 = lse * kLog2E;
     // A finite LSE stays finite: the lowest bias hides nothing.
-    rows.stats[index] =
-        lse == -INFINITY ? make_float2(-INFINITY, 0) : make_float2(lse_log2 == -INFINITY ? FLT_MAX : -lse_log2, d);
+    const float shift = lse_log2 == -INFINITY ? FLT_MAX : -lse_log2;
+    store_stats(rows, index, lse == -INFINITY ? -INFINITY : shift, lse == -INFINITY ? 0 : d);
     if (rows.delta != nullptr) {
       rows.delta[line] = d;
     }

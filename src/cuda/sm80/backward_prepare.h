@@ -6,6 +6,13 @@
 
 namespace distr::cuda::sm80 {
 
+// Of the statistics of a head's rows.
+enum class Stats : std::uint8_t {
+  pairs,  // [stats_rows]: both of a row
+  tiles,  // [stats_rows / 64][2][4][8][2] floats: first all of the one, in the order in which the tensor cores deal out
+          // the columns of an accumulator: row 8 n + 2 lane + i of a tile at [lane][n][i]
+};
+
 struct RowsOfBackward {
   DeviceProblem problem;  // with the caller's strides
   const void* q;          // read only where `spread` is wanted
@@ -19,6 +26,7 @@ struct RowsOfBackward {
   float2* stats;  // [B, Hq, stats_rows], see BackwardParameters
   float* delta;   // D [B, Hq, Nq], or null
   void* spread;   // Q~ [B, Hq, Nq, d], packed (prepare.h), or null: attention is exact
+  Stats layout = Stats::pairs;
 };
 
 inline constexpr int kPreparedRows = 32;  // of a thread block

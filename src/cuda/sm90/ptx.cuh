@@ -50,6 +50,60 @@ __device__ inline void copy_box(std::uint32_t shared, const CUtensorMap& map, st
       : "memory");
 }
 
+// `bytes` from global to shared memory, both aligned to 16 bytes, counted by the barrier.
+__device__ inline void copy_bulk(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t barrier) {
+  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
+               "l"(global), "r"(bytes), "r"(barrier)
+               : "memory");
+}
+// The other way, by the copy engine too: writes, or adds fp32 to what is there. Both join this thread's next group.
+__device__ inline void store_bulk(void* global, std::uint32_t shared, unsigned bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
+               : "memory");
+}
+__device__ inline void add_bulk(float* global, std::uint32_t shared, unsigned bytes) {
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(shared),
+               "r"(bytes)
+               : "memory");
+}
+__device__ inline void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
+// Waits until at most kPending of this thread's groups still read shared memory, or still write anything.
+template <int kPending>
+__device__ inline void bulk_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read %0;" ::"n"(kPending) : "memory");
+}
+template <int kPending>
+__device__ inline void bulk_wait() {
+  asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
+}
+
+// Between ordinary accesses of shared memory and those of the copy engine or wgmma, in the thread that made the former;
+// and the same for global memory, which waits until the whole GPU sees them.
+__device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
+__device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
+
+// Barriers of some of a block's warps; id 0 is __syncthreads().
+__device__ inline void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
+__device__ inline void stmatrix_x4(std::uint32_t shared, const std::uint32_t (&r)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]),
+               "r"(r[1]), "r"(r[2]), "r"(r[3])
+               : "memory");
+}
+
+// A number in global memory that thread blocks hand on: what one wrote before it set the number, the next sees.
+__device__ inline unsigned load_acquire(const unsigned* global) {
+  unsigned x;
+  asm volatile("ld.acquire.gpu.global.u32 %0, [%1];" : "=r"(x) : "l"(global) : "memory");
+  return x;
+}
+__device__ inline void store_release(unsigned* global, unsigned x) {
+  asm volatile("st.release.gpu.global.u32 [%0], %1;" ::"l"(global), "r"(x) : "memory");
+}
+
 // Registers of a thread, for all warps of a warpgroup at once.
 template <int kRegisters>
 __device__ inline void give_registers() {
@@ -68,12 +122,43 @@ __device__ inline void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
 }
 
+// The values of x are there, and the compiler neither moves what makes them behind this place nor their use before it.
+template <int kN>
+__device__ __forceinline__ void settle(float (&x)[kN]) {
+#pragma unroll
+  for (int i = 0; i < kN; ++i) {
+    asm volatile("" : "+f"(x[i])::"memory");
+  }
+}
+
 // d[64, N] (+)= a[64, 16] b[16, N] of a warpgroup, N = 2 * elements of d, sums in fp32. a is in registers, b the
 // descriptor of a tile in shared memory whose rows lie along k or along N.
 enum class Rows : std::uint8_t { along_k, along_n };
 
 #define DISTR_F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define DISTR_F16(d, i) DISTR_F4(d, i), DISTR_F4(d, i + 4), DISTR_F4(d, i + 8), DISTR_F4(d, i + 12)
+
+template <Rows kRows>
+__device__ inline void wgmma(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __half) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "{%16, %17, %18, %19}, %20, p, 1, 1, %22;\n}"
+      : DISTR_F16(d, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kRows == Rows::along_n));
+}
+
+template <Rows kRows>
+__device__ inline void wgmma(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __nv_bfloat16) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "{%16, %17, %18, %19}, %20, p, 1, 1, %22;\n}"
+      : DISTR_F16(d, 0)
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kRows == Rows::along_n));
+}
 
 template <Rows kRows>
 __device__ inline void wgmma(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __half) {
@@ -125,6 +210,75 @@ __device__ inline void wgmma(float (&d)[64], const std::uint32_t (&a)[4], std::u
       "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
       : DISTR_F16(d, 0), DISTR_F16(d, 16), DISTR_F16(d, 32), DISTR_F16(d, 48)
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kRows == Rows::along_n));
+}
+
+// The same with a, too, in shared memory, whose rows lie along k or along the 64 rows of d.
+template <Rows kRowsA, Rows kRowsB>
+__device__ inline void wgmma(float (&d)[8], std::uint64_t a, std::uint64_t b, bool add, __half) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+      "%8, %9, p, 1, 1, %11, %12;\n}"
+      : DISTR_F4(d, 0), DISTR_F4(d, 4)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kRowsA == Rows::along_n), "n"(kRowsB == Rows::along_n));
+}
+
+template <Rows kRowsA, Rows kRowsB>
+__device__ inline void wgmma(float (&d)[8], std::uint64_t a, std::uint64_t b, bool add, __nv_bfloat16) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n16k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7}, "
+      "%8, %9, p, 1, 1, %11, %12;\n}"
+      : DISTR_F4(d, 0), DISTR_F4(d, 4)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kRowsA == Rows::along_n), "n"(kRowsB == Rows::along_n));
+}
+
+template <Rows kRowsA, Rows kRowsB>
+__device__ inline void wgmma(float (&d)[16], std::uint64_t a, std::uint64_t b, bool add, __half) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "%16, %17, p, 1, 1, %19, %20;\n}"
+      : DISTR_F16(d, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kRowsA == Rows::along_n), "n"(kRowsB == Rows::along_n));
+}
+
+template <Rows kRowsA, Rows kRowsB>
+__device__ inline void wgmma(float (&d)[16], std::uint64_t a, std::uint64_t b, bool add, __nv_bfloat16) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n32k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
+      "%16, %17, p, 1, 1, %19, %20;\n}"
+      : DISTR_F16(d, 0)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kRowsA == Rows::along_n), "n"(kRowsB == Rows::along_n));
+}
+
+template <Rows kRowsA, Rows kRowsB>
+__device__ inline void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add, __half) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, %35, %36;\n}"
+      : DISTR_F16(d, 0), DISTR_F16(d, 16)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kRowsA == Rows::along_n), "n"(kRowsB == Rows::along_n));
+}
+
+template <Rows kRowsA, Rows kRowsB>
+__device__ inline void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add, __nv_bfloat16) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n64k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
+      "%32, %33, p, 1, 1, %35, %36;\n}"
+      : DISTR_F16(d, 0), DISTR_F16(d, 16)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kRowsA == Rows::along_n), "n"(kRowsB == Rows::along_n));
 }
 
 #undef DISTR_F16

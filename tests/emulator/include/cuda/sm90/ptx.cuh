@@ -4,6 +4,7 @@
 
 #include <cuda.h>
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/ptx.cuh"
@@ -25,6 +26,7 @@ inline void named_barrier_sync(int number, int threads) { emulator::named_barrie
 inline void named_barrier_arrive(int number, int threads) { emulator::named_barrier_arrive(number, threads); }
 
 // What this thread stored to shared memory is seen by wgmma and the copy engine from here on.
+inline void fence_proxy_async_global() {}
 inline void fence_proxy_async() { ++emulator::block().thread().proxy_fences; }
 
 inline void cp_async_arrive(std::uint32_t barrier) { emulator::copy_async_arrive(barrier); }
@@ -77,6 +79,10 @@ template <int kPending>
 void wgmma_wait() {
   emulator::product_wait(kPending);
 }
+
+// Of the compiler alone.
+template <std::size_t kCount>
+void settle(float (&)[kCount]) {}
 
 enum class Rows : std::uint8_t { along_k, along_n };
 

@@ -1,0 +1,81 @@
+// SPDX-License-Identifier: Apache-2.0
+// The compiled shapes of the sm_90a backward kernel. Everything that sizes registers or shared memory is here.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/problem.h"
+#include "cuda/sm90/config.h"
+
+namespace distr::cuda::sm90 {
+
+template <class P>
+class RegisterOperand;
+template <class P>
+class SharedOperandRows;
+
+// kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is a warpgroup that copies, to and
+// from shared memory, and two that compute, each for 64 keys.
+template <class T, int kColumns_, int kValues_>
+struct BackwardConfig {
+  using Element = T;
+  static constexpr int kColumns = kColumns_;
+  static constexpr int kValues = kValues_;
+  static constexpr int kConsumers = 2;
+  static constexpr int kKeys = 64 * kConsumers;
+  static constexpr int kRows = 64;                        // queries of a tile
+  static constexpr int kStages = kColumns <= 64 ? 3 : 2;  // of Q and dO, and buffers of dS^T and of dQ
+  static constexpr int kWarpgroup = 128;                  // threads
+  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  static constexpr int kCopyRegisters = 24;
+  static constexpr int kComputeRegisters = 240;
+  static_assert(kWarpgroup * (kCopyRegisters + kConsumers * kComputeRegisters) <= 65536);
+
+  using KeyTile = Panels<kKeys, kColumns, kColumns / kConsumers>;  // a panel is a consumer's part of dQ's columns
+  using ValueTile = Panels<kKeys, kValues>;
+  using QueryTile = Panels<kRows, kColumns>;
+  using OutputTile = Panels<kRows, kValues>;  // of dO
+  using GradientTile = Panels<kKeys, kRows>;  // of dS^T
+  // K and V are left operands, in registers as far as there are any left beside the sums.
+  template <class P>
+  using LeftOperand = std::conditional_t<P::kColumns <= 64, RegisterOperand<P>, SharedOperandRows<P>>;
+
+  // The products of the next tile before dQ of this one has left the registers, if there are enough of them.
+  static constexpr bool kStartsEarly = kColumns <= 64;
+
+  static constexpr int kStatsBytes = kRows * 8;
+  static constexpr int kSumsBytes = kRows * kColumns * 4;  // of dQ
+  static constexpr int kSharedBytes =
+      KeyTile::kBytes + ValueTile::kBytes +
+      kStages * (QueryTile::kBytes + OutputTile::kBytes + kStatsBytes + GradientTile::kBytes + kSumsBytes);
+  static constexpr int kAlignment = 1024;  // of the tiles
+  static_assert(kSharedBytes + kAlignment <= 227 * 1024 - 256);
+};
+
+// The rows of dQ's sums in memory of a head, and those of dK's and dV's: whole tiles.
+inline constexpr int kQueryTileRows = 64;
+inline constexpr int kKeyTileRows = 128;
+
+// What the kernel takes by value.
+struct BackwardParameters {
+  CUtensorMap q, k, v, d_o;  // [columns, rows, heads, batch], boxes of a panel
+  DeviceProblem problem;
+  const float2* stats;      // [B, Hq, stats_rows]: -LSE to the base 2, and D, in tiles (sm80/backward_prepare.h); -inf
+                            // and 0 where no key is seen
+  std::int64_t stats_rows;  // Nq, up to a multiple of 128
+  float* sums;              // dq_hat / scale, in fragments (backward_round.h) of kQueryTileRows rows
+  unsigned* turns;          // [B, Hq, tiles of queries]: blocks of keys that have added to the tile; or null: any order
+  float scale;
+  // Where a KV head has one query head and columns are as they were given, dK and dV are written as they are wanted;
+  // else (parts are not null) for each query head in fp32, in fragments of kKeyTileRows rows, without the scale.
+  void *d_k, *d_v;
+  Strides d_k_strides, d_v_strides;
+  float *d_k_parts, *d_v_parts;
+  bool keys_of_query_head;  // k is [B, Hq, Nk, r], fused for each query head
+  int section;              // heads that are worked on at the same time
+};
+
+}  // namespace distr::cuda::sm90

@@ -1,0 +1,258 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/sm90/backward_launch.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+
+#include "cuda/launch.h"
+#include "cuda/prepare.h"
+#include "cuda/sm80/backward_prepare.h"
+#include "cuda/sm90/backward_round.h"
+#include "cuda/sm90/backward_variants.h"
+#include "cuda/sm90/estimate.h"
+#include "cuda/sm90/tensor_map.h"
+#include "kernel.h"
+
+namespace distr::cuda::sm90 {
+namespace {
+
+// The narrowest shape that the problem fits.
+[[nodiscard]] const BackwardVariant& find(const Problem& problem, std::int64_t groups) {
+  const auto variants = backward_variants();
+  return *std::find_if(variants.begin(), variants.end(), [&](const BackwardVariant& variant) {
+    return variant.dtype == problem.dtype && variant.columns >= groups && variant.values >= problem.head_dim_v;
+  });
+}
+
+[[nodiscard]] std::int64_t whole(std::int64_t rows, std::int64_t tile) { return common::ceil_div(rows, tile) * tile; }
+
+// How many heads are worked on at the same time: those whose Q, dO and sums of dQ stay in the L2 together, but at
+// least two, so that fewer blocks of one head wait for each other.
+[[nodiscard]] int section_of(const Problem& problem, const BackwardVariant& variant) {
+  constexpr std::int64_t kCacheBytes = std::int64_t{34} << 20;
+  const std::int64_t bytes_a_head = problem.seq_q * (2 * (variant.columns + variant.values) + 4 * variant.columns);
+  const std::int64_t heads = problem.batch * problem.heads_q;
+  return static_cast<int>(std::clamp(kCacheBytes / bytes_a_head, std::min<std::int64_t>(heads, 2), heads));
+}
+
+// Of the sums of dQ.
+enum class Order : std::uint8_t { of_keys, any };
+
+// The tensors as the kernel reads them, and room for what is made of them.
+struct Space {
+  Order order;
+  std::int64_t groups;
+  const BackwardVariant& variant;
+  std::int64_t heads, stats_rows, query_rows, key_rows;  // rows of whole tiles
+  float2* stats;
+  float* sums;
+  unsigned* turns = nullptr;  // any order
+  Operand q, k, v, d_o;
+  void* q_hat = nullptr;
+  void* k_hat = nullptr;
+  float* d_k_parts = nullptr;
+  float* d_v_parts = nullptr;
+
+  Space(const Problem& p, const Grouping& grouping, Order of_sums, Workspace& workspace)
+      : order(of_sums),
+        groups(is_exact_here(p, grouping) ? p.head_dim : num_groups(p, grouping)),
+        variant(find(p, groups)),
+        heads(p.batch * p.heads_q),
+        stats_rows(whole(p.seq_q, sm80::kStatsRows)),
+        query_rows(whole(p.seq_q, kQueryTileRows)),
+        key_rows(whole(p.seq_k, kKeyTileRows)),
+        stats(workspace.take<float2>(heads * stats_rows)),
+        sums(workspace.take<float>(num_sums())),
+        q(copied(p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace)),
+        k(copied(p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace)),
+        v(copied(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)),
+        d_o(copied(p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace)) {
+    if (order == Order::of_keys) {
+      turns = workspace.take<unsigned>(num_turns());
+    }
+    const bool exact = is_exact_here(p, grouping);
+    if (!exact) {
+      q_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_q, groups}));
+      k_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_k, groups}));
+    }
+    const bool shared = p.heads_q != p.heads_kv;
+    if (!exact || shared) {
+      d_k_parts = workspace.take<float>(heads * key_rows * variant.columns);
+    }
+    if (shared) {
+      d_v_parts = workspace.take<float>(heads * key_rows * variant.values);
+    }
+  }
+  [[nodiscard]] std::int64_t num_sums() const { return heads * query_rows * variant.columns; }
+  [[nodiscard]] std::int64_t num_turns() const { return heads * (query_rows / kQueryTileRows); }
+  // What the kernel counts on: nobody's turn was yet, or nothing was added yet.
+  void clear(void* stream) const {
+    const auto zero = [&](void* from, std::int64_t count) {  // of four bytes
+      check(cudaMemsetAsync(from, 0, static_cast<std::size_t>(count) * 4, static_cast<cudaStream_t>(stream)),
+            "cudaMemsetAsync");
+    };
+    order == Order::of_keys ? zero(turns, num_turns()) : zero(sums, num_sums());
+  }
+};
+
+// dQ, dK and dV from their sums, as far as the kernel has not written them.
+void round_all(const Problem& problem, const DeviceProblem& device, const Space& space, const BackwardTensors& tensors,
+               void* stream) {
+  Rounding r{};
+  r.dtype = problem.dtype;
+  r.batch = problem.batch;
+  r.heads = problem.heads_q;
+  const bool exact = space.q_hat == nullptr;
+  r.order = exact ? nullptr : tensors.order;
+  r.groups = device.groups;
+  r.members = device.members;
+  r.scale = static_cast<float>(problem.softmax_scale());
+
+  r.sums = space.sums;
+  r.padded_rows = space.query_rows;
+  r.padded_columns = space.variant.columns;
+  r.first_row = std::int64_t{first_query_tile(device, 0)} * kQueryTileRows;
+  r.share = exact ? Share::all : device.mean ? Share::mean : Share::first;
+  r.heads_together = 1;
+  r.rows = problem.seq_q;
+  r.columns = static_cast<int>(problem.head_dim);
+  r.to = tensors.d_q;
+  r.strides = problem.q;
+  round_sums(r, stream);
+
+  r.first_row = 0;
+  r.heads_together = problem.heads_q / problem.heads_kv;
+  r.rows = problem.seq_k;
+  r.padded_rows = space.key_rows;
+  r.share = Share::all;
+  if (space.d_k_parts != nullptr) {
+    r.sums = space.d_k_parts;
+    r.to = tensors.d_k;
+    r.strides = problem.k;
+    round_sums(r, stream);
+  }
+  if (space.d_v_parts != nullptr) {
+    r.sums = space.d_v_parts;
+    r.padded_columns = space.variant.values;
+    r.order = nullptr;
+    r.scale = 1;
+    r.columns = static_cast<int>(problem.head_dim_v);
+    r.to = tensors.d_v;
+    r.strides = problem.v;
+    round_sums(r, stream);
+  }
+}
+
+std::size_t count_bytes(const Problem& problem, const Grouping& grouping, Order order) {
+  Workspace workspace;
+  const Space counted(problem, grouping, order, workspace);
+  return workspace.used();
+}
+
+void run(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, Order order,
+         const Execution& execution) {
+  void* const stream = execution.stream;
+  Workspace workspace(execution.workspace);
+  Space space(problem, grouping, order, workspace);
+  space.q.read(tensors.q, "Q", stream);
+  space.k.read(tensors.k, "K", stream);
+  space.v.read(tensors.v, "V", stream);
+  space.d_o.read(tensors.d_o, "dO", stream);
+
+  BackwardParameters p{};
+  p.problem = device_problem(problem, grouping, nullptr);
+  sm80::prepare_rows(problem.dtype,
+                     {p.problem, nullptr, tensors.o, tensors.d_o, static_cast<const float*>(tensors.lse),
+                      static_cast<const float*>(tensors.d_lse), nullptr, space.stats_rows, space.stats, nullptr,
+                      nullptr, sm80::Stats::tiles},
+                     stream);
+  if (space.q_hat != nullptr) {
+    const auto estimated = [&](Operand& x, Estimate kind, void* to) {
+      estimate(x.data, x.strides, x.extent, tensors.order,
+               {problem.dtype, kind, problem.heads_q, p.problem.groups, p.problem.members}, to, stream);
+      x.data = to;
+      x.extent.heads = problem.heads_q;
+      x.extent.columns = space.groups;
+      x.strides = packed_strides(x.extent);
+    };
+    estimated(space.q, p.problem.mean ? Estimate::mean : Estimate::first, space.q_hat);
+    estimated(space.k, Estimate::sum, space.k_hat);
+    p.keys_of_query_head = true;
+  }
+  constexpr int kMostColumns = 64;  // of a box
+  const int columns = space.variant.columns;
+  const int values = std::min(space.variant.values, kMostColumns);
+  p.q = tensor_map(space.q, problem.dtype, {kQueryTileRows, std::min(columns, kMostColumns)});
+  p.k = tensor_map(space.k, problem.dtype, {kKeyTileRows, columns / 2});
+  p.v = tensor_map(space.v, problem.dtype, {kKeyTileRows, values});
+  p.d_o = tensor_map(space.d_o, problem.dtype, {kQueryTileRows, values});
+  p.stats = space.stats;
+  p.stats_rows = space.stats_rows;
+  p.sums = space.sums;
+  p.turns = space.turns;
+  p.scale = static_cast<float>(problem.softmax_scale());
+  p.d_k = tensors.d_k;
+  p.d_v = tensors.d_v;
+  p.d_k_strides = problem.k;
+  p.d_v_strides = problem.v;
+  p.d_k_parts = space.d_k_parts;
+  p.d_v_parts = space.d_v_parts;
+  p.section = section_of(problem, space.variant);
+  space.clear(stream);
+  space.variant.launch(p, stream);
+  round_all(problem, p.problem, space, tensors, stream);
+}
+
+}  // namespace
+
+std::string backward_supports(const Problem& problem, const Grouping& grouping) {
+  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
+    return "takes f16 and bf16";
+  }
+  if (std::max(problem.head_dim, problem.head_dim_v) > 128) {
+    return "takes head_dim and head_dim_v up to 128";
+  }
+  if (problem.mask.kind != MaskKind::none) {
+    return "takes no mask tensor";
+  }
+  if (!(problem.softmax_scale() > 0)) {
+    return "takes scales above 0";
+  }
+  if (problem.seq_q == 0 || problem.seq_k == 0) {
+    return "takes at least one query and one key";
+  }
+  if (std::max(problem.seq_q, problem.seq_k) > std::numeric_limits<std::int32_t>::max() / 512) {
+    return "takes sequences up to 4194303";
+  }
+  if (const std::string reason = grid_refusal(problem); !reason.empty()) {
+    return reason;
+  }
+  if (!is_exact_here(problem, grouping) && grouping.block < problem.seq_q) {
+    return "takes one grouping for the whole sequence: blocks of at least seq_q rows";
+  }
+  if (!unusable_reason().empty()) {
+    return {};  // which is then what is said
+  }
+  return device_properties().major == 9 ? "" : "needs compute capability 9.0";
+}
+
+std::size_t backward_workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
+  return count_bytes(problem, grouping, Order::of_keys);
+}
+
+void run_backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+                  const Execution& execution) {
+  run(problem, grouping, tensors, Order::of_keys, execution);
+}
+
+std::size_t backward_atomics_workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
+  return count_bytes(problem, grouping, Order::any);
+}
+
+void run_backward_atomics(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+                          const Execution& execution) {
+  run(problem, grouping, tensors, Order::any, execution);
+}
+
+}  // namespace distr::cuda::sm90

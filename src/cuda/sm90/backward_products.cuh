@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// The five products of the backward, by a warpgroup that owns 64 keys.
+#pragma once
+
+#include "cuda/sm90/backward_config.h"
+#include "cuda/sm90/products.cuh"
+
+namespace distr::cuda::sm90 {
+
+// K or V of a consumer's keys, the rows from `first` on of a tile, as left operand: in registers.
+template <class P>
+class RegisterOperand {
+ public:
+  __device__ __forceinline__ RegisterOperand(std::uint32_t tile, int first) { load_rows<P>(rows_, tile, first); }
+  template <class T>
+  __device__ __forceinline__ void multiply(float (&sum)[32], int step, std::uint64_t right,
+                                           unsigned /*nothing*/) const {
+    ptx::wgmma<ptx::Rows::along_k>(sum, rows_[step], right, step > 0, T{});
+  }
+
+ private:
+  LeftRows<P> rows_;
+};
+
+// The same, left in shared memory.
+template <class P>
+class SharedOperandRows {
+ public:
+  __device__ __forceinline__ SharedOperandRows(std::uint32_t tile, int first)
+      : rows_(tile + static_cast<std::uint32_t>(first) * P::kRowBytes) {}
+  template <class T>
+  __device__ __forceinline__ void multiply(float (&sum)[32], int step, std::uint64_t right, unsigned nothing) const {
+    ptx::wgmma<ptx::Rows::along_k, ptx::Rows::along_k>(sum, SharedOperand<P>(rows_ + nothing).along_k(0, step), right,
+                                                       step > 0, T{});
+  }
+
+ private:
+  std::uint32_t rows_;
+};
+
+// Starts S^T = K Q^T or dP^T = V dO^T for 64 keys and a tile of 64 queries.
+template <class T, class P, class Left>
+__device__ __forceinline__ void start_transposed_scores(float (&s)[32], const Left& keys, std::uint32_t tile,
+                                                        unsigned nothing) {
+  const SharedOperand<P> queries(tile);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < P::kColumns / 16; ++step) {
+    keys.template multiply<T>(s, step, queries.along_k(0, step), nothing);
+  }
+  ptx::wgmma_commit();
+}
+
+// P^T or dS^T of 64 keys and 64 queries in 16 bits, the left operand of the products below.
+using Weights = std::uint32_t[4][4];
+
+template <class T>
+__device__ __forceinline__ void pack_weights(const float (&s)[32], Weights& weights) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    weights[i / 4][i % 4] = ptx::pack(s[2 * i], s[2 * i + 1], T{});
+  }
+}
+
+// Starts dV += P^T dO or dK += dS^T Q.
+template <class T, class P>
+__device__ __forceinline__ void start_key_sums(float (&sum)[P::kColumns / 2], const Weights& weights,
+                                               std::uint32_t tile) {
+  const SharedOperand<P> queries(tile);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < P::kRows / 16; ++step) {
+    ptx::wgmma<ptx::Rows::along_n>(sum, weights[step], queries.across_k(0, step), true, T{});
+  }
+  ptx::wgmma_commit();
+}
+
+// Starts a consumer's columns of dQ = dS K, all keys.
+template <class C>
+__device__ __forceinline__ void start_query_sums(float (&sum)[C::kColumns / 4], std::uint32_t gradients,
+                                                 std::uint32_t keys, int consumer) {
+  const SharedOperand<typename C::GradientTile> left(gradients);
+  const SharedOperand<typename C::KeyTile> right(keys + static_cast<std::uint32_t>(consumer) * C::KeyTile::kPanelBytes);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < C::kKeys / 16; ++step) {
+    ptx::wgmma<ptx::Rows::along_n, ptx::Rows::along_n>(sum, left.across_k(0, step), right.across_k(0, step), step > 0,
+                                                       typename C::Element{});
+  }
+  ptx::wgmma_commit();
+}
+
+// dS^T of a consumer's keys to shared memory, where both consumers read it as left operand of dS K.
+template <class C>
+__device__ __forceinline__ void keep_gradients(const Weights& gradients, std::uint32_t tile, int consumer) {
+  using P = typename C::GradientTile;
+  const unsigned lane = threadIdx.x % 32;
+  const unsigned row = static_cast<unsigned>(consumer) * 64 + threadIdx.x % C::kWarpgroup / 32 * 16 + lane % 16;
+  const std::uint32_t start = tile + row * P::kRowBytes + (lane / 16 ^ row % 8) * 16;
+#pragma unroll
+  for (unsigned step = 0; step < 4; ++step) {
+    ptx::stmatrix_x4(start ^ step * 32, gradients[step]);
+  }
+}
+
+}  // namespace distr::cuda::sm90

@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// result[row, c] = the sum, over the heads h that share it, of share(h, c) * sums_h[row, group of c in the order of h]:
+//   dQ of dq_hat: one head; the group's mean gives each of its columns an equal part, a sampled column gets all
+//   dK of dk_hat: the query heads of a KV head; every column of a group gets all of it
+//   dV: the same, of heads whose columns are their own groups
+//
+// A warp takes 16 rows of a head of the result: the sums of each head that shares it pass through shared memory, where
+// a lane takes those of its columns' groups. Bound by memory: 4 bytes read for an element of the sums, 2 written.
+#include "cuda/sm90/backward_round.h"
+
+#include "cuda/launch.h"
+#include "cuda/ptx.cuh"
+
+namespace distr::cuda::sm90 {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kRows = 16;  // of a warp
+constexpr int kMostColumns = 128;
+constexpr int kPitch = kMostColumns + 8;  // floats of a row in shared memory
+
+// What each column takes: `weight` of the sum of `group`; of none: 0.
+struct Columns {
+  int group[kMostColumns];
+  float weight[kMostColumns];
+};
+
+__device__ void find_groups(const Rounding& r, std::int64_t head, Columns& of) {
+  for (int place = static_cast<int>(threadIdx.x); place < kMostColumns; place += kThreads) {
+    if (place >= r.columns || r.order == nullptr) {
+      of.group[place] = place < r.columns ? place : 0;
+      of.weight[place] = place < r.columns ? r.scale : 0.0F;
+      continue;
+    }
+    const int group = place / r.members;
+    const int size = min(r.members, r.columns - group * r.members);
+    const bool takes = group < r.groups && (r.share != Share::first || place == group * r.members);
+    const int column = r.order[head * r.columns + place];
+    of.group[column] = takes ? group : 0;
+    of.weight[column] = !takes ? 0.0F : r.share == Share::mean ? r.scale / static_cast<float>(size) : r.scale;
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) round_kernel(const __grid_constant__ Rounding r) {
+  __shared__ float s_sums[kWarps][kRows][kPitch];
+  __shared__ Columns s_columns;
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t tiles = (r.rows + kWarps * kRows - 1) / (kWarps * kRows);
+  const std::int64_t to_heads = r.heads / r.heads_together;
+  const std::int64_t to_head = blockIdx.x / tiles;  // of all batches
+  const std::int64_t row = blockIdx.x % tiles * (kWarps * kRows) + warp * kRows;
+  float(&sums)[kRows][kPitch] = s_sums[warp];
+
+  float total[kRows][4] = {};  // of this lane's columns: 2 lane, its neighbour, and those 64 behind
+  const auto column = [&](int i) { return i / 2 * 64 + lane * 2 + i % 2; };
+  for (std::int64_t h = 0; h < r.heads_together; ++h) {
+    const std::int64_t head = to_head / to_heads * r.heads + to_head % to_heads * r.heads_together + h;
+    __syncthreads();  // nobody reads the columns of the head before any more
+    find_groups(r, head, s_columns);
+    const float* const from = r.sums + (head * r.padded_rows + row) * r.padded_columns;
+#pragma unroll 4  // loads on their way at the same time
+    for (int n = 0; n < r.padded_columns / 8; ++n) {
+      float4 x = make_float4(0, 0, 0, 0);
+      if (row >= r.first_row && row < r.rows) {
+        x = *reinterpret_cast<const float4*>(from + n * kFragment + lane * 4);
+      }
+      *reinterpret_cast<float2*>(&sums[lane / 4][n * 8 + lane % 4 * 2]) = make_float2(x.x, x.y);
+      *reinterpret_cast<float2*>(&sums[lane / 4 + 8][n * 8 + lane % 4 * 2]) = make_float2(x.z, x.w);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int group = s_columns.group[column(i)];
+      const float weight = s_columns.weight[column(i)];
+      for (int k = 0; weight != 0.0F && k < kRows; ++k) {
+        total[k][i] += weight * sums[k][group];
+      }
+    }
+  }
+
+  T* const base = static_cast<T*>(r.to) + to_head / to_heads * r.strides.batch + to_head % to_heads * r.strides.head;
+  const bool pairs = reinterpret_cast<std::uintptr_t>(base) % 4 == 0 && r.strides.row % 2 == 0;
+#pragma unroll
+  for (int k = 0; k < kRows; ++k) {
+    if (row + k >= r.rows) {
+      break;
+    }
+    T* const line = base + (row + k) * r.strides.row;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      const int c = column(i);
+      if (pairs && c + 1 < r.columns) {
+        *reinterpret_cast<std::uint32_t*>(line + c) = ptx::pack(total[k][i], total[k][i + 1], T{});
+      } else {
+        if (c < r.columns) {
+          line[c] = T(total[k][i]);
+        }
+        if (c + 1 < r.columns) {
+          line[c + 1] = T(total[k][i + 1]);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace
+
+void round_sums(const Rounding& rounding, void* stream) {
+  constexpr std::int64_t kTile = kWarps * kRows;
+  const std::int64_t blocks =
+      rounding.batch * (rounding.heads / rounding.heads_together) * ((rounding.rows + kTile - 1) / kTile);
+  launch(rounding.dtype == DType::f16 ? round_kernel<__half> : round_kernel<__nv_bfloat16>,
+         dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, rounding);
+}
+
+}  // namespace distr::cuda::sm90

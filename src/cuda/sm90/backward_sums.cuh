@@ -1,0 +1,142 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the backward does with the accumulators of wgmma, which hold a row lane / 4 (+ 8) of a warp's 16 and the columns
+// 8 n + 2 (lane % 4) (+ 1): P and dS of S^T and dP^T, and where sums go.
+#pragma once
+
+#include <climits>
+#include <cmath>
+
+#include "cuda/sm90/backward_config.h"
+#include "cuda/sm90/backward_round.h"
+#include "cuda/sm90/ptx.cuh"
+#include "cuda/tile.cuh"
+
+namespace distr::cuda::sm90 {
+
+// x = value where a query, a column from `row` on, does not see a key, a row from `key` on.
+template <class C>
+__device__ __forceinline__ void hide(float (&x)[32], const DeviceProblem& problem, int key, int row, float value) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int of_row = key + half * 8 + lane / 4;
+    // The first column that sees it.
+    const int first = of_row >= static_cast<int>(problem.seq_k) ? INT_MAX
+                      : problem.causal                          ? of_row - row - static_cast<int>(problem.causal_offset)
+                                                                : INT_MIN;
+#pragma unroll
+    for (int n = 0; n < C::kRows / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& element = x[n * 4 + half * 2 + i];
+        element = n * 8 + lane % 4 * 2 + i < first ? value : element;
+      }
+    }
+  }
+}
+
+// Visits the elements of an accumulator's columns with what there is for their queries at `stats` in shared memory, in
+// the order in which this lane has them.
+template <class Visit>
+__device__ __forceinline__ void for_each_query(std::uint32_t stats, const Visit& visit) {
+#pragma unroll
+  for (int n = 0; n < 8; n += 2) {
+    const uint4 of = ptx::load_shared_16(stats + static_cast<std::uint32_t>(n * 8));
+    const float of_column[4] = {__uint_as_float(of.x), __uint_as_float(of.y), __uint_as_float(of.z),
+                                __uint_as_float(of.w)};
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      visit(n * 4 + i, of_column[i / 4 * 2 + i % 2]);
+    }
+  }
+}
+
+// P^T = 2^(scale S^T - LSE). stats: of this lane's queries.
+__device__ __forceinline__ void exponentials(float (&s)[32], std::uint32_t stats, float scale) {
+  for_each_query(stats, [&](int i, float shift) { s[i] = ptx::exp2(fmaf(s[i], scale, shift)); });
+}
+
+// dP^T becomes dS^T = P^T (dP^T - D).
+__device__ __forceinline__ void differentiate(const float (&p)[32], float (&dp)[32], std::uint32_t stats) {
+  constexpr std::uint32_t kBehind = 64 * 4;  // bytes: D comes after the tile's LSE
+  for_each_query(stats + kBehind, [&](int i, float d) { dp[i] = p[i] * (dp[i] - d); });
+}
+
+// A consumer's columns of dQ to shared memory, in fragments: 512 contiguous bytes at a time.
+template <class C>
+__device__ __forceinline__ void keep_sums(const float (&d_q)[C::kColumns / 4], std::uint32_t sums, int consumer) {
+  constexpr int kOwn = C::kColumns / 16;  // fragments beside each other
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) % C::kWarpgroup / 32;
+  const std::uint32_t to =
+      sums + static_cast<std::uint32_t>((warp * C::kConsumers + consumer) * kOwn * kFragment * 4 + lane * 16);
+#pragma unroll
+  for (int n = 0; n < kOwn; ++n) {
+    ptx::store_shared_16(to + static_cast<std::uint32_t>(n * kFragment * 4),
+                         {__float_as_uint(d_q[4 * n]), __float_as_uint(d_q[4 * n + 1]), __float_as_uint(d_q[4 * n + 2]),
+                          __float_as_uint(d_q[4 * n + 3])});
+  }
+}
+
+// Waits until so many blocks have had their turn. Traps after many polls: a mistake must not hang the device.
+__device__ inline void wait_for_turn(const unsigned* turns, unsigned number) {
+  constexpr unsigned kMostPolls = 1U << 26;
+#pragma unroll 1
+  for (unsigned poll = 0; poll < kMostPolls; ++poll) {
+    if (ptx::load_acquire(turns) == number) {
+      return;
+    }
+  }
+  __trap();
+}
+
+struct KeyHead {
+  int batch, query, key;
+};
+
+// dK or dV of this warp's 16 keys from `row` on: what is wanted, or the parts of a query head.
+template <class T, int kColumns>
+__device__ inline void store_keys(const BackwardParameters& p, const KeyHead& head, int row,
+                                  const float (&sum)[kColumns], float* parts, void* to, const Strides& strides,
+                                  int columns, float factor) {
+  const DeviceProblem& problem = p.problem;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (parts != nullptr) {
+    const std::int64_t rows = (problem.seq_k + kKeyTileRows - 1) / kKeyTileRows * kKeyTileRows;
+    float* const fragments = parts + ((head.batch * problem.heads_q + head.query) * rows + row) * (2 * kColumns);
+#pragma unroll
+    for (int n = 0; n < kColumns / 4; ++n) {
+      *reinterpret_cast<float4*>(fragments + n * kFragment + lane * 4) =
+          make_float4(sum[4 * n], sum[4 * n + 1], sum[4 * n + 2], sum[4 * n + 3]);
+    }
+    return;
+  }
+  T* const base = static_cast<T*>(to) + head.batch * strides.batch + head.key * strides.head;
+  const bool pairs = reinterpret_cast<std::uintptr_t>(base) % 4 == 0 && strides.row % 2 == 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t of_row = row + half * 8 + lane / 4;
+    if (of_row >= problem.seq_k) {
+      continue;
+    }
+    T* const line = base + of_row * strides.row;
+#pragma unroll
+    for (int n = 0; n < kColumns / 4; ++n) {
+      const int c = n * 8 + lane % 4 * 2;
+      const float low = factor * sum[n * 4 + half * 2];
+      const float high = factor * sum[n * 4 + half * 2 + 1];
+      if (pairs && c + 1 < columns) {
+        *reinterpret_cast<std::uint32_t*>(line + c) = ptx::pack(low, high, T{});
+      } else {
+        if (c < columns) {
+          line[c] = T(low);
+        }
+        if (c + 1 < columns) {
+          line[c + 1] = T(high);
+        }
+      }
+    }
+  }
+}
+
+}  // namespace distr::cuda::sm90

@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// The list of compiled shapes of the kernel in backward.cuh, for both element types:
+//   d = 64    exact, r = 32
+//   d = 128   exact, r = 64, r = 32
+// Columns are padded with zeros by the copy engine, so each serves every smaller r and dv as well.
+// A new head dim is a line here.
+#include "cuda/sm90/backward_variants.h"
+
+#include <array>
+
+#include "cuda/launch.h"
+#include "cuda/sm90/backward.cuh"
+
+namespace distr::cuda::sm90 {
+namespace {
+
+template <class C>
+void launch_backward(const BackwardParameters& p, void* stream) {
+  const std::int64_t blocks = (p.problem.seq_k + C::kKeys - 1) / C::kKeys * p.problem.batch * p.problem.heads_q;
+  launch(backward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, C::kSharedBytes + C::kAlignment, stream, p);
+}
+
+template <class C>
+constexpr BackwardVariant variant() {
+  static_assert(C::kRows == kQueryTileRows && C::kKeys == kKeyTileRows);
+  return {kDTypeOf<typename C::Element>, C::kColumns, C::kValues, &launch_backward<C>};
+}
+
+template <template <int, int> class C>
+constexpr std::array kShapes = {variant<C<32, 64>>(), variant<C<64, 64>>(), variant<C<32, 128>>(),
+                                variant<C<64, 128>>(), variant<C<128, 128>>()};
+
+template <int kColumns, int kValues>
+using Half = BackwardConfig<__half, kColumns, kValues>;
+template <int kColumns, int kValues>
+using Bfloat = BackwardConfig<__nv_bfloat16, kColumns, kValues>;
+
+constexpr auto kVariants = [] {
+  std::array<BackwardVariant, kShapes<Half>.size() + kShapes<Bfloat>.size()> all{};
+  std::copy(kShapes<Bfloat>.begin(), kShapes<Bfloat>.end(),
+            std::copy(kShapes<Half>.begin(), kShapes<Half>.end(), all.begin()));
+  return all;
+}();
+
+}  // namespace
+
+std::span<const BackwardVariant> backward_variants() { return kVariants; }
+
+}  // namespace distr::cuda::sm90
