@@ -43,13 +43,16 @@ Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& 
 }
 
 // O [B, Hq, Nq, dv], in memory [B, Nq, Hq, dv]: the transpose that follows attention in models then costs nothing;
-// LSE [B, Hq, Nq], or [0] when not wanted.
-std::tuple<Tensor, Tensor> attention_of(Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
-                                        const OptionalTensor& mask, const OptionalTensor& order_in, bool with_lse) {
+// LSE [B, Hq, Nq], if wanted.
+std::tuple<Tensor, OptionalTensor> attention_of(Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
+                                                const OptionalTensor& mask, const OptionalTensor& order_in,
+                                                bool with_lse) {
   const OptionalTensor order = add_mask_and_order(call, q, mask, order_in);
   Tensor o = empty_rows_first(q, {q.size(0), q.size(1), q.size(2), v.size(3)});
-  Tensor lse = with_lse ? empty(q, {q.size(0), q.size(1), q.size(2)}, lse_type(call.problem))
-                        : empty(q, {0}, lse_type(call.problem));
+  OptionalTensor lse;
+  if (with_lse) {
+    lse = empty(q, {q.size(0), q.size(1), q.size(2)}, lse_type(call.problem));
+  }
   call.problem.o = strides_of(o);
   add_workspace(call, Operation::forward, q);
   distr::forward(call.problem, call.grouping,
@@ -59,9 +62,9 @@ std::tuple<Tensor, Tensor> attention_of(Call& call, const Tensor& q, const Tenso
                   .mask = data(mask),
                   .order = order_data(order),
                   .o = o.mutable_data_ptr(),
-                  .lse = with_lse ? lse.mutable_data_ptr() : nullptr},
+                  .lse = lse ? lse->mutable_data_ptr() : nullptr},
                  call.execution);
-  return {o, lse};
+  return {std::move(o), std::move(lse)};
 }
 
 // `deterministic` is for the backward, which takes the settings of its forward.
@@ -72,17 +75,18 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const
                                    bool /*deterministic*/) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
   Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
-  return attention_of(call, q, k, v, mask, order, true);
+  auto [o, lse] = attention_of(call, q, k, v, mask, order, true);
+  return {std::move(o), *std::move(lse)};
 }
 
 // make_grouping() and forward() in one: the settings of forward(), the seed, and whether LSE is wanted. The order,
 // flat, is the third result where columns are grouped.
-std::tuple<Tensor, Tensor, OptionalTensor> attend(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
-                                                  const OptionalTensor& mask, const std::string& causal,
-                                                  std::optional<double> scale, const std::string& strategy,
-                                                  std::int64_t group_size, std::int64_t block_size,
-                                                  const std::string& estimator, const std::string& order_from,
-                                                  bool /*deterministic*/, std::int64_t seed, bool with_lse) {
+std::tuple<Tensor, OptionalTensor, OptionalTensor> attend(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+                                                          const OptionalTensor& mask, const std::string& causal,
+                                                          std::optional<double> scale, const std::string& strategy,
+                                                          std::int64_t group_size, std::int64_t block_size,
+                                                          const std::string& estimator, const std::string& order_from,
+                                                          bool /*deterministic*/, std::int64_t seed, bool with_lse) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
   Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, seed});
   OptionalTensor order;
@@ -209,7 +213,7 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
   m.def(
       "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, str causal, float? scale, str strategy, int group_size, "
       "int block_size, str estimator, str order_from, bool deterministic, int seed, bool with_lse) "
-      "-> (Tensor out, Tensor lse, Tensor? order)");
+      "-> (Tensor out, Tensor? lse, Tensor? order)");
   m.def(
       "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? order, "
       "Tensor out, Tensor lse, bool mask_gradient=False, str causal='none', float? scale=None, str strategy='exact', "

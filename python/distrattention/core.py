@@ -47,7 +47,7 @@ def attend(query, key, value, mask, causal, scale, settings, training_causal, de
     causal: "none", "top_left" or "bottom_right"; anything but "none" excludes a mask. Hq may be a multiple of H.
     training_causal: whether gradients will be asked for and the attention is causal (by a mask, too): what a
     settings.order_from of None goes by. deterministic: whether the backward is, whatever the process allows. Without
-    with_lse lse may be None or empty.
+    with_lse lse may be None.
     """
     eager = not torch.compiler.is_compiling()
     plain = eager and _is_plain()

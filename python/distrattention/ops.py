@@ -76,7 +76,7 @@ def _(q, k, v, mask, causal, scale, strategy, group_size, block_size, estimator,
     if strategy != "exact" and group_size > 1:
         order = make_grouping(q, k, causal, strategy, group_size, block_size, order_from, seed, flat=True)
     out, lse_of_all = forward(q, k, v, mask)
-    return out, lse_of_all if lse else lse_of_all.new_empty(0), order
+    return out, lse_of_all if lse else None, order
 
 
 def _dense_like(tensor):
@@ -196,7 +196,7 @@ _register_autograd(forward.default, _Forward, 4)
 
 def attend_eagerly(q, k, v, mask, settings, with_lse):
     """(out, lse) by `attend`, with gradients: the shortest way in eager code, unless torch.func transforms it. Without
-    with_lse lse may be empty."""
+    with_lse lse may be None."""
     if torch.is_grad_enabled() and any_requires_grad((q, k, v, mask)):
         return _Attend.apply(q, k, v, mask, settings)
     out, lse, _ = attend(q, k, v, mask, *settings, with_lse)
