@@ -40,12 +40,12 @@ const Crossover& crossover_of(std::span<const Crossover> crossovers, Device devi
   return *found;
 }
 
-// Whether Hopper's own kernel serves the grouping with another strategy.
+// Whether Hopper's own kernel, which the crossovers above are of, serves the grouping with another strategy.
 bool is_served_by_hopper(const Problem& problem, Grouping grouping, Strategy strategy) {
   grouping.strategy = strategy;
   const auto kernels = cuda_backend().forward;
   return std::any_of(kernels.begin(), kernels.end(), [&](const ForwardKernel& kernel) {
-    return std::string_view(kernel.name).starts_with("sm90/") && kernel.supports(problem, grouping).empty();
+    return kernel.name == std::string_view("sm90/forward") && kernel.supports(problem, grouping).empty();
   });
 }
 

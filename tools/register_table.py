@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 # Of the kernels that are compiled in many shapes (the forwards and the backwards), by a part of their names.
-MAX_CONFIGURATIONS = {"sm807forward": 64, "sm907forward": 24, "sm908backward": 16, "ShapeI": 48}
+MAX_CONFIGURATIONS = {"sm807forward": 64, "sm907forward": 48, "sm908backward": 16, "ShapeI": 48}
 # Kernels without one of their stages (src/cuda/without.h), which only a test program has.
 TWIN = re.compile(r"7WithoutE[1-9]")
 

@@ -35,6 +35,11 @@ struct Groups {
   return is_exact(grouping) || (grouping.order_from == OrderFrom::previous && block == 0);
 }
 
+// Rows of exact attention, the first ones.
+[[nodiscard]] inline std::int64_t count_exact_rows(const Problem& problem, const Grouping& grouping) noexcept {
+  return is_exact(grouping) ? problem.seq_q : is_exact_block(grouping, 0) ? std::min(grouping.block, problem.seq_q) : 0;
+}
+
 [[nodiscard]] inline Groups block_groups(const Problem& problem, const Grouping& grouping, const std::int32_t* order,
                                          std::int64_t b, std::int64_t h, std::int64_t block) noexcept {
   const std::int64_t d = problem.head_dim;

@@ -95,9 +95,12 @@ constexpr std::array<GroupingKernel, 3> kGrouping{
     entry<GroupingTensors, identity::supports, identity::workspace_bytes, identity::run>("cuda/exact"),
     entry<GroupingTensors, lsh::supports, lsh::workspace_bytes, lsh::run>("cuda/lsh"),
     entry<GroupingTensors, energy::supports, energy::workspace_bytes, energy::run>("cuda/energy")};
-constexpr std::array<ForwardKernel, 3> kForward{
+constexpr std::array<ForwardKernel, 4> kForward{
     entry<ForwardTensors, sm90::forward_supports, sm90::forward_workspace_bytes, sm90::run_forward>("sm90/forward"),
     entry<ForwardTensors, sm80::forward_supports, sm80::forward_workspace_bytes, sm80::run_forward>("sm80/forward"),
+    // Behind the one that it is to replace, until it has been measured on a GPU.
+    entry<ForwardTensors, sm90::forward_blocks_supports, sm90::forward_workspace_bytes, sm90::run_forward>(
+        "sm90/forward_blocks"),
     entry<ForwardTensors, plain::supports, plain::forward_workspace_bytes, plain::run_forward>("plain/forward")};
 constexpr BackwardKernel kPortable =
     entry<BackwardTensors, sm80::backward_supports, sm80::backward_workspace_bytes, sm80::run_backward>(

@@ -110,6 +110,12 @@ __device__ inline unsigned opaque(unsigned x) {
   return x;
 }
 
+template <class T>
+__device__ inline T* opaque(T* x) {
+  asm volatile("" : "+l"(x));
+  return x;
+}
+
 // 2^x; subnormal results are zero. Stays where it is written, as pack() does: what the compiler puts off until the
 // result is needed keeps twice the registers.
 __device__ inline float exp2(float x) {

@@ -101,7 +101,7 @@ const Wrong kWrong[] = {
     {"ArrivesTwice", run_pipeline, Mistake::arrives_twice, "no thread can go on"},
     {"EndsEarly", run_pipeline, Mistake::ends_early, "ends while its products are under way"},
     {"OverwritesBarrier", run_pipeline, Mistake::overwrites_barrier, "a barrier whose memory was overwritten"},
-    {"TakesTooManyRegisters", run_pipeline, Mistake::takes_too_many_registers, "registers; allowed: up to 65536"},
+    {"TakesTooManyRegisters", run_pipeline, Mistake::takes_too_many_registers, "registers; allowed: up to 6"},
     {"OmitsProxyFence", run_store, Mistake::omits_proxy_fence, "without a proxy fence since"},
     {"OmitsSync", run_store, Mistake::omits_sync, "which a read under way may not have seen"},
     {"OverwritesBeforeRead", run_store, Mistake::overwrites_before_read, "which a read under way may not have seen"},

@@ -295,19 +295,24 @@ void require_no_products() {
   }
 }
 
-// For a warp; a block's registers are those of an SM at most.
+// For a warp. A block starts with as many registers for every thread as an SM has for it, in eights, and shares these
+// alone: more would be waited for without end.
 void set_registers(int registers) {
   Warp& own = block().warp();
   if (registers % 8 != 0 || registers < 24 || registers > 240) {
     block().fail("setmaxnreg " + std::to_string(registers) + "; allowed: multiples of 8 from 24 to 240");
   }
   own.registers = registers;
+  constexpr int kRegisters = 65536;  // of an SM
   int all = 0;
+  int threads = 0;
   for (const Warp& warp : block().warps()) {
     all += 32 * warp.registers;
+    threads += 32;
   }
-  if (all > 65536) {
-    block().fail("the warps of the block ask for " + std::to_string(all) + " registers; allowed: up to 65536");
+  if (const int most = threads * (kRegisters / threads / 8 * 8); all > most) {
+    block().fail("the warps of the block ask for " + std::to_string(all) + " registers; allowed: up to " +
+                 std::to_string(most));
   }
   warp_sync(kAllLanes);
 }

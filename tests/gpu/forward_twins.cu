@@ -50,6 +50,9 @@ std::vector<ForwardTwin> forward_twins(const ForwardKernel& kernel) {
   if (kernel.name == std::string("sm90/forward")) {
     return hopper_forward_twins(kernel);
   }
+  if (kernel.name == std::string("sm90/forward_blocks")) {
+    return hopper_blocks_twins(kernel);
+  }
   if (kernel.name != std::string("sm80/forward")) {
     return {};
   }

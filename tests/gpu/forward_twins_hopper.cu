@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// sm90/forward without one of its stages (cuda/without.h): bf16, d = 64 and 128, exact attention and r = d/2.
+// sm90/forward and sm90/forward_blocks without one of their stages (cuda/without.h): bf16, d = 64 and 128, exact
+// attention and r = d/2.
 #include <array>
 
 #include "cuda/sm90/forward_launch.h"
@@ -12,9 +13,14 @@ namespace {
 using cuda::Without;
 namespace sm90 = cuda::sm90;
 
-template <Without kWithout, int kColumns, int kValues, sm90::Scores kScores>
+template <Without kWithout, int kColumns, int kValues, sm90::Scores kScores, int kMembers = 0>
 constexpr sm90::Variant twin() {
-  return sm90::variant<sm90::Config<__nv_bfloat16, kColumns, kValues, 2, kScores, kWithout>>();
+  return sm90::variant<sm90::Config<__nv_bfloat16, kColumns, kValues, 2, kScores, kMembers, kWithout>>();
+}
+
+std::string refusal_of_twins(const Problem& problem, const Grouping& grouping) {
+  const bool has_one = problem.dtype == DType::bf16 && problem.head_dim % 64 == 0 && grouping.group_size <= 2;
+  return has_one ? "" : "has twins for bf16, d = 64 and 128, and G to 2";
 }
 
 template <Without kWithout>
@@ -26,10 +32,18 @@ struct Twins {
   static constexpr auto workspace_bytes = sm90::forward_workspace_bytes;
   static constexpr auto run = sm90::run_forward;
 
-  static std::string refusal(const Problem& problem, const Grouping& grouping) {
-    const bool has_one = problem.dtype == DType::bf16 && problem.head_dim % 64 == 0 && grouping.group_size <= 2;
-    return has_one ? "" : "has twins for bf16, d = 64 and 128, and G to 2";
-  }
+  static constexpr auto refusal = refusal_of_twins;
+};
+
+template <Without kWithout>
+struct BlocksTwins {
+  static constexpr std::array kVariants = {
+      twin<kWithout, 32, 64, sm90::Scores::logarithms, 1>(), twin<kWithout, 32, 64, sm90::Scores::logarithms, 2>(),
+      twin<kWithout, 64, 128, sm90::Scores::logarithms, 1>(), twin<kWithout, 64, 128, sm90::Scores::logarithms, 2>()};
+  static constexpr auto supports = sm90::forward_blocks_supports;
+  static constexpr auto workspace_bytes = sm90::forward_workspace_bytes;
+  static constexpr auto run = sm90::run_forward;
+  static constexpr auto refusal = refusal_of_twins;
 };
 
 }  // namespace
@@ -37,6 +51,12 @@ struct Twins {
 std::vector<ForwardTwin> hopper_forward_twins(const ForwardKernel& kernel) {
   return {twin_of<Twins<Without::exponential>>(kernel, "exponential"),
           twin_of<Twins<Without::values>>(kernel, "values")};
+}
+
+std::vector<ForwardTwin> hopper_blocks_twins(const ForwardKernel& kernel) {
+  return {twin_of<BlocksTwins<Without::exponential>>(kernel, "exponential"),
+          twin_of<BlocksTwins<Without::fusion>>(kernel, "fusion"),
+          twin_of<BlocksTwins<Without::values>>(kernel, "values")};
 }
 
 }  // namespace distr::test

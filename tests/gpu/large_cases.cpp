@@ -72,6 +72,25 @@ std::vector<Case> large_cases() {
     whole.grouping.block = 1 << 20;
     result.push_back(whole);
   }
+  for (const Strategy strategy : {energy, lsh}) {  // groupings of blocks of their own, for sm90 too
+    Case blocks = heads;
+    blocks.name = std::string("large, GQA, l 256, ") + name_of(strategy);
+    blocks.problem.seq_q = 700;
+    blocks.problem.head_dim = 120;
+    blocks.problem.head_dim_v = 72;
+    blocks.problem.causal = Causal::bottom_right;
+    blocks.problem = contiguous(blocks.problem);
+    blocks.grouping.strategy = strategy;
+    blocks.grouping.group_size = 4;
+    blocks.grouping.estimator = Estimator::sample;
+    blocks.grouping.block = 256;
+    blocks.grouping.order_from = strategy == lsh ? OrderFrom::previous : OrderFrom::own;
+    result.push_back(blocks);
+    Case low = large_case("large, G 4, low, " + std::string(name_of(strategy)), 270, 1340, 64, 64, strategy, 4, 128);
+    low.values = Values::low;
+    low.problem.scale = 0.5;
+    result.push_back(low);
+  }
   for (const Values values : {Values::normal, Values::low}) {  // tiles without a mask for sm90's three consumers
     const std::int64_t members = values == Values::low ? 4 : 2;
     Case causal = large_case("large, causal, one block, G " + std::to_string(members), 1340, 1340, 64, 64, energy,

@@ -20,7 +20,8 @@ struct ForwardTwin {
 
 // The twins of a forward kernel; each refuses the problems whose kernel it has no twin of.
 [[nodiscard]] std::vector<ForwardTwin> forward_twins(const ForwardKernel& kernel);
-// Those of sm90/forward.
+// Those of sm90/forward, and of sm90/forward_blocks.
 [[nodiscard]] std::vector<ForwardTwin> hopper_forward_twins(const ForwardKernel& kernel);
+[[nodiscard]] std::vector<ForwardTwin> hopper_blocks_twins(const ForwardKernel& kernel);
 
 }  // namespace distr::test

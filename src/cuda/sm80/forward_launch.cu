@@ -75,13 +75,6 @@ thread_local std::int64_t forced_rows = 0;  // of tiles, by ForcedRows; 0: as ch
   return best;
 }
 
-// Rows of exact attention, the first ones.
-[[nodiscard]] std::int64_t count_exact_rows(const Problem& problem, const Grouping& grouping) noexcept {
-  return is_exact(grouping)                           ? problem.seq_q
-         : grouping.order_from == OrderFrom::previous ? std::min(grouping.block, problem.seq_q)
-                                                      : 0;
-}
-
 // One launch of a kernel: which rows it takes, and which of them are split over the keys.
 struct Launch {
   const Variant* variant;
@@ -128,7 +121,7 @@ struct Prepared {
   Prepared(const Problem& p, const Grouping& grouping, Workspace& workspace)
       : q(Operand::by_rows(p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace)),
         v(Operand::by_rows(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)) {
-    const std::int64_t exact_rows = count_exact_rows(p, grouping);
+    const std::int64_t exact_rows = common::count_exact_rows(p, grouping);
     if (exact_rows > 0) {
       exact = Launch::of(p, grouping, true, 0, exact_rows);
       k = Operand::by_rows(p.k, key_extent(p), workspace);
@@ -174,7 +167,7 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping) {
   if (const std::string reason = grid_refusal(problem); !reason.empty()) {
     return reason;
   }
-  const std::int64_t exact_rows = count_exact_rows(problem, grouping);
+  const std::int64_t exact_rows = common::count_exact_rows(problem, grouping);
   if (exact_rows > 0 && find(problem, wanted(problem, grouping, true)) == nullptr) {
     return "has no exact kernel for these sizes";
   }

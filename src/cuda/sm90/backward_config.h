@@ -32,7 +32,7 @@ struct BackwardConfig {
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kCopyRegisters = 24;
   static constexpr int kComputeRegisters = 240;
-  static_assert(kWarpgroup * (kCopyRegisters + kConsumers * kComputeRegisters) <= 65536);
+  static_assert(kCopyRegisters + kConsumers * kComputeRegisters <= registers_at_entry(kThreads) * (kConsumers + 1));
 
   using KeyTile = Panels<kKeys, kColumns, kColumns / kConsumers>;  // a panel is a consumer's part of dQ's columns
   using ValueTile = Panels<kKeys, kValues>;

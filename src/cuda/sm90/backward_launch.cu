@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 
 #include "cuda/launch.h"
 #include "cuda/prepare.h"
@@ -11,6 +10,7 @@
 #include "cuda/sm90/backward_round.h"
 #include "cuda/sm90/backward_variants.h"
 #include "cuda/sm90/estimate.h"
+#include "cuda/sm90/refusal.h"
 #include "cuda/sm90/tensor_map.h"
 #include "kernel.h"
 
@@ -56,7 +56,7 @@ struct Space {
 
   Space(const Problem& p, const Grouping& grouping, Order of_sums, Workspace& workspace)
       : order(of_sums),
-        groups(is_exact_here(p, grouping) ? p.head_dim : num_groups(p, grouping)),
+        groups(common::count_exact_rows(p, grouping) == p.seq_q ? p.head_dim : num_groups(p, grouping)),
         variant(find(p, groups)),
         heads(p.batch * p.heads_q),
         stats_rows(whole(p.seq_q, sm80::kStatsRows)),
@@ -71,7 +71,7 @@ struct Space {
     if (order == Order::of_keys) {
       turns = workspace.take<unsigned>(num_turns());
     }
-    const bool exact = is_exact_here(p, grouping);
+    const bool exact = common::count_exact_rows(p, grouping) == p.seq_q;
     if (!exact) {
       q_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_q, groups}));
       k_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_k, groups}));
@@ -168,16 +168,12 @@ void run(const Problem& problem, const Grouping& grouping, const BackwardTensors
                       nullptr, sm80::Stats::tiles},
                      stream);
   if (space.q_hat != nullptr) {
-    const auto estimated = [&](Operand& x, Estimate kind, void* to) {
-      estimate(x.data, x.strides, x.extent, tensors.order,
-               {problem.dtype, kind, problem.heads_q, p.problem.groups, p.problem.members}, to, stream);
-      x.data = to;
-      x.extent.heads = problem.heads_q;
-      x.extent.columns = space.groups;
-      x.strides = packed_strides(x.extent);
+    const auto of = [&](Estimate kind, std::int64_t rows) {
+      return Estimation{problem.dtype, kind, problem.heads_q, rows, 0, p.problem.groups, p.problem.members};
     };
-    estimated(space.q, p.problem.mean ? Estimate::mean : Estimate::first, space.q_hat);
-    estimated(space.k, Estimate::sum, space.k_hat);
+    const Estimate kind = p.problem.mean ? Estimate::mean : Estimate::first;
+    space.q = estimated(space.q, tensors.order, of(kind, problem.seq_q), space.q_hat, stream);
+    space.k = estimated(space.k, tensors.order, of(Estimate::sum, problem.seq_k), space.k_hat, stream);
     p.keys_of_query_head = true;
   }
   constexpr int kMostColumns = 64;  // of a box
@@ -207,34 +203,16 @@ void run(const Problem& problem, const Grouping& grouping, const BackwardTensors
 }  // namespace
 
 std::string backward_supports(const Problem& problem, const Grouping& grouping) {
-  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
-    return "takes f16 and bf16";
-  }
-  if (std::max(problem.head_dim, problem.head_dim_v) > 128) {
-    return "takes head_dim and head_dim_v up to 128";
-  }
-  if (problem.mask.kind != MaskKind::none) {
-    return "takes no mask tensor";
-  }
-  if (!(problem.softmax_scale() > 0)) {
-    return "takes scales above 0";
-  }
-  if (problem.seq_q == 0 || problem.seq_k == 0) {
-    return "takes at least one query and one key";
-  }
-  if (std::max(problem.seq_q, problem.seq_k) > std::numeric_limits<std::int32_t>::max() / 512) {
-    return "takes sequences up to 4194303";
-  }
-  if (const std::string reason = grid_refusal(problem); !reason.empty()) {
+  if (const std::string reason = refusal(problem); !reason.empty()) {
     return reason;
   }
-  if (!is_exact_here(problem, grouping) && grouping.block < problem.seq_q) {
+  if (problem.seq_q == 0) {
+    return "takes at least one query";
+  }
+  if (common::count_exact_rows(problem, grouping) < problem.seq_q && grouping.block < problem.seq_q) {
     return "takes one grouping for the whole sequence: blocks of at least seq_q rows";
   }
-  if (!unusable_reason().empty()) {
-    return {};  // which is then what is said
-  }
-  return device_properties().major == 9 ? "" : "needs compute capability 9.0";
+  return device_refusal();
 }
 
 std::size_t backward_workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {

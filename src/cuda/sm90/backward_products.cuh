@@ -70,7 +70,7 @@ __device__ __forceinline__ void start_key_sums(float (&sum)[P::kColumns / 2], co
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < P::kRows / 16; ++step) {
-    ptx::wgmma<ptx::Rows::along_n>(sum, weights[step], queries.across_k(0, step), true, T{});
+    ptx::wgmma<ptx::Rows::along_n>(sum, weights[step], queries.across_k(step * 16, 0), true, T{});
   }
   ptx::wgmma_commit();
 }
@@ -84,8 +84,8 @@ __device__ __forceinline__ void start_query_sums(float (&sum)[C::kColumns / 4], 
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < C::kKeys / 16; ++step) {
-    ptx::wgmma<ptx::Rows::along_n, ptx::Rows::along_n>(sum, left.across_k(0, step), right.across_k(0, step), step > 0,
-                                                       typename C::Element{});
+    ptx::wgmma<ptx::Rows::along_n, ptx::Rows::along_n>(sum, left.across_k(step * 16, 0), right.across_k(step * 16, 0),
+                                                       step > 0, typename C::Element{});
   }
   ptx::wgmma_commit();
 }

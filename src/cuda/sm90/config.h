@@ -6,6 +6,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/problem.h"
 #include "cuda/without.h"
@@ -25,40 +26,50 @@ struct Panels {
   static constexpr int kBytes = kCount * kPanelBytes;
 };
 
+// Of a thread, in eights. The warpgroups of a block share these between them: one that asks for more waits for ever.
+constexpr int registers_at_entry(int threads) { return 65536 / threads / 8 * 8; }
+
 // What q_hat k_hat^T is. Where q_hat was multiplied by scale * log2(e) beforehand: log2 P, but for the sum.
 enum class Scores : std::uint8_t { raw, logarithms };
 
 // kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is a warpgroup that copies and
-// kConsumers that compute, each for 64 queries.
-template <class T, int kColumns_, int kValues_, int kConsumers_, Scores kScores_, Without kWithout_ = Without::nothing>
+// kConsumers that compute, each for 64 queries. kMembers: rows of K^T that the copying warpgroup adds for a column of
+// k_hat, as the grouping of each block of queries needs them; 0: k_hat was made beforehand, or is K.
+template <class T, int kColumns_, int kValues_, int kConsumers_, Scores kScores_, int kMembers_ = 0,
+          Without kWithout_ = Without::nothing>
 struct Config {
   using Element = T;
   static constexpr int kColumns = kColumns_;
   static constexpr Scores kScores = kScores_;
   static constexpr int kValues = kValues_;
   static constexpr int kConsumers = kConsumers_;
+  static constexpr int kMembers = kMembers_;
+  static constexpr bool kFuses = kMembers > 0;
   static constexpr Without kWithout = kWithout_;
   static constexpr int kRows = 64 * kConsumers;
-  static constexpr int kKeys = kValues <= 64 && kConsumers == 2 ? 256 : 128;  // of a tile
+  static constexpr int kKeys = kValues <= 64 && kConsumers == 2 && kMembers < 2 ? 256 : 128;  // of a tile
   static constexpr int kHalf = kKeys / 2;  // two of them at a time: registers bound it
   static constexpr int kStages = 2;
   static constexpr int kWarpgroup = 128;  // threads
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr int kCopyRegisters = kConsumers == 2 ? 24 : 32;
-  static constexpr int kComputeRegisters = kConsumers == 2 ? 240 : 160;
+  static constexpr int kCopyRegisters = kMembers > 1 ? 56 : kMembers == 1 ? 40 : kConsumers == 2 ? 24 : 32;
+  static constexpr int kComputeRegisters = kMembers > 1 ? 224 : kMembers == 1 ? 232 : kConsumers == 2 ? 240 : 160;
 
-  using QueryTile = Panels<64, kColumns>;  // of a consumer
-  using KeyTile = Panels<kKeys, kColumns>;
+  using QueryTile = Panels<64, kColumns>;                                                        // of a consumer
+  using KeyTile = std::conditional_t<kFuses, Panels<kColumns, kKeys>, Panels<kKeys, kColumns>>;  // k_hat^T or k_hat
   using ValueTile = Panels<kKeys, kValues>;
   static constexpr int kSharedBytes = kConsumers * QueryTile::kBytes + kStages * (KeyTile::kBytes + ValueTile::kBytes);
   static constexpr int kAlignment = 1024;  // of the tiles
   static_assert(kSharedBytes + kAlignment <= 227 * 1024);
-  static_assert(kWarpgroup * (kCopyRegisters + kConsumers * kComputeRegisters) <= 65536);
+  static_assert(kCopyRegisters + kConsumers * kComputeRegisters <= registers_at_entry(kThreads) * (kConsumers + 1));
 };
 
 // What the kernel takes by value.
 struct ForwardParameters {
   CUtensorMap q, k, v;              // [columns, rows, heads, batch], boxes of a panel: 64 rows of q, kKeys of k and v
+  const void* keys_transposed;      // K^T as transpose() leaves it, where the kernel fuses it; else k is read
+  std::int64_t column_stride;       // of K^T
+  const std::int32_t* order;        // [B, Hq, blocks, d]
   DeviceProblem problem;            // with the sizes and strides of O
   void* o;                          // [B, Hq, Nq, dv], any strides
   float* lse;                       // [B, Hq, Nq] or null

@@ -6,6 +6,7 @@
 // query head, x_hat written once.
 #include "cuda/sm90/estimate.h"
 
+#include "common/element.h"
 #include "cuda/launch.h"
 #include "cuda/tile.cuh"
 
@@ -21,7 +22,8 @@ struct Arguments {
   Extent extent;  // of x
   const std::int32_t* order;
   Estimation estimation;
-  int packed;  // columns of x_hat
+  std::int64_t blocks, row_tiles;  // of a head
+  int packed;                      // columns of x_hat
 };
 
 template <class T>
@@ -31,15 +33,14 @@ __global__ void __launch_bounds__(kThreads)
   __shared__ std::int32_t s_order[kMostColumns];
   const Extent& extent = a.extent;
   const auto columns = static_cast<int>(extent.columns);
-  const std::int64_t row_tiles = (extent.rows + kRows - 1) / kRows;
-  const std::int64_t head = blockIdx.x / row_tiles;  // of batch * heads_q
-  const std::int64_t first = blockIdx.x % row_tiles * kRows;
+  const std::int64_t head = blockIdx.x / a.row_tiles;  // of batch * heads_q
+  const std::int64_t first = a.estimation.first_row + blockIdx.x % a.row_tiles * kRows;
   const auto rows = static_cast<int>(min(extent.rows - first, std::int64_t{kRows}));
   const std::int64_t group_heads = a.estimation.heads_q / extent.heads;
   const T* from = x + head / a.estimation.heads_q * a.strides.batch +
                   head % a.estimation.heads_q / group_heads * a.strides.head + first * a.strides.row;
   for (int c = static_cast<int>(threadIdx.x); c < columns; c += kThreads) {
-    s_order[c] = a.order[head * columns + c];
+    s_order[c] = a.order[(head * a.blocks + first / a.estimation.block) * columns + c];
   }
   constexpr int kChunks = kMostColumns / kChunk;
   for (int i = static_cast<int>(threadIdx.x); i < rows * kChunks; i += kThreads) {
@@ -77,8 +78,15 @@ __global__ void __launch_bounds__(kThreads)
 
 void estimate(const void* x, const Strides& strides, const Extent& extent, const std::int32_t* order,
               const Estimation& estimation, void* estimated, void* stream) {
-  const Arguments arguments{strides, extent, order, estimation, static_cast<int>(packed_columns(estimation.groups))};
-  const std::int64_t blocks = extent.batch * estimation.heads_q * ((extent.rows + kRows - 1) / kRows);
+  const std::int64_t row_tiles = common::ceil_div(extent.rows - estimation.first_row, std::int64_t{kRows});
+  const Arguments arguments{strides,
+                            extent,
+                            order,
+                            estimation,
+                            common::ceil_div(extent.rows, estimation.block),
+                            row_tiles,
+                            static_cast<int>(packed_columns(estimation.groups))};
+  const std::int64_t blocks = extent.batch * estimation.heads_q * row_tiles;
   const auto run = [&](auto kernel, auto* typed) {
     launch(kernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, typed, arguments,
            static_cast<std::uint32_t*>(estimated));
@@ -88,6 +96,15 @@ void estimate(const void* x, const Strides& strides, const Extent& extent, const
   } else {
     run(estimate_kernel<__nv_bfloat16>, static_cast<const __nv_bfloat16*>(x));
   }
+}
+
+Operand estimated(Operand x, const std::int32_t* order, const Estimation& estimation, void* to, void* stream) {
+  estimate(x.data, x.strides, x.extent, order, estimation, to, stream);
+  x.data = to;
+  x.extent.heads = estimation.heads_q;
+  x.extent.columns = estimation.groups;
+  x.strides = packed_strides(x.extent);
+  return x;
 }
 
 }  // namespace distr::cuda::sm90

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// O = softmax(scale * q_hat k_hat^T) V with wgmma and the copy engine, for sm_90a (paper, Section 3.3), on q_hat and
-// k_hat that were made beforehand: exact attention, and one grouping for the whole sequence.
+// O = softmax(scale * q_hat k_hat^T) V with wgmma and the copy engine, for sm_90a (paper, Section 3.3), on q_hat that
+// was made beforehand, and so was k_hat for exact attention and one grouping for the whole sequence. Where blocks of
+// queries have groupings of their own, k_hat is made from K^T here, tile by tile.
 //
-//   A thread block takes kRows queries of one head. One thread of its first warpgroup copies q_hat and then tile after
-//   tile of k_hat and V to shared memory, two stages of each. Every other warpgroup owns 64 queries, q_hat in
-//   registers, and goes through the tiles in halves:
+//   A thread block takes kRows queries of one head. Its first warpgroup copies q_hat and then tile after tile of k_hat
+//   and V to shared memory, two stages of each. Every other warpgroup owns 64 queries, q_hat in registers, and goes
+//   through the tiles in halves:
 //     S_0 = q_hat k_hat_0^T, references, P_0
 //     for the next halves j, whose S_j was started a half earlier:
 //       O += P_(j-1) V_(j-1) and S_(j+1) = q_hat k_hat_(j+1)^T   both started, on the tensor cores
@@ -18,70 +19,12 @@
 
 #include "cuda/rows.cuh"
 #include "cuda/sm90/config.h"
-#include "cuda/sm90/pipeline.cuh"
+#include "cuda/sm90/copies.cuh"
 #include "cuda/sm90/products.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/softmax.cuh"
 
 namespace distr::cuda::sm90 {
-
-// Where things are in shared memory.
-template <class C>
-struct Shared {
-  std::uint32_t base;
-  std::uint32_t barriers;
-
-  [[nodiscard]] __device__ std::uint32_t queries(int consumer) const {
-    return base + static_cast<std::uint32_t>(consumer * C::QueryTile::kBytes);
-  }
-  [[nodiscard]] __device__ std::uint32_t keys(int stage) const {
-    return queries(C::kConsumers) + static_cast<std::uint32_t>(stage * C::KeyTile::kBytes);
-  }
-  [[nodiscard]] __device__ std::uint32_t values(int stage) const {
-    return keys(C::kStages) + static_cast<std::uint32_t>(stage * C::ValueTile::kBytes);
-  }
-  [[nodiscard]] __device__ std::uint32_t queries_full() const { return barriers; }
-  [[nodiscard]] __device__ std::uint32_t keys_full(int stage) const { return barrier(0, stage); }
-  [[nodiscard]] __device__ std::uint32_t keys_empty(int stage) const { return barrier(1, stage); }
-  [[nodiscard]] __device__ std::uint32_t values_full(int stage) const { return barrier(2, stage); }
-  [[nodiscard]] __device__ std::uint32_t values_empty(int stage) const { return barrier(3, stage); }
-
-  static constexpr int kBarriers = 1 + 4 * C::kStages;
-
- private:
-  [[nodiscard]] __device__ std::uint32_t barrier(int kind, int stage) const {
-    return barriers + static_cast<std::uint32_t>(8 * (1 + kind * C::kStages + stage));
-  }
-};
-
-// Tiles are taken from the last to the first, so that those with a mask come first.
-template <class C>
-__device__ inline void copy_all(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles,
-                                int used) {
-  if (used == 0) {
-    ptx::barrier_arrive_expect(shared.queries_full(), C::kConsumers * C::QueryTile::kBytes);
-    for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
-      copy_tile<typename C::QueryTile>(shared.queries(consumer), p.q, shared.queries_full(), work.row + 64 * consumer,
-                                       work.head, work.batch);
-    }
-  }
-  const int key_head = p.keys_of_query_head ? work.head : work.head_kv;
-  for (int n = 0; n < tiles; ++n) {
-    const Turn<C> turn(used + n);
-    const int row = (tiles - 1 - n) * C::kKeys;
-    ptx::barrier_wait(shared.keys_empty(turn.stage), turn.parity ^ 1);
-    ptx::barrier_arrive_expect(shared.keys_full(turn.stage), C::KeyTile::kBytes);
-    copy_tile<typename C::KeyTile>(shared.keys(turn.stage), p.k, shared.keys_full(turn.stage), row, key_head,
-                                   work.batch);
-    if constexpr (C::kWithout == Without::values) {
-      continue;
-    }
-    ptx::barrier_wait(shared.values_empty(turn.stage), turn.parity ^ 1);
-    ptx::barrier_arrive_expect(shared.values_full(turn.stage), C::ValueTile::kBytes);
-    copy_tile<typename C::ValueTile>(shared.values(turn.stage), p.v, shared.values_full(turn.stage), row, work.head_kv,
-                                     work.batch);
-  }
-}
 
 // Of the first pass, in tiles without a mask.
 template <class C>
@@ -92,9 +35,9 @@ inline constexpr References kFirstPass = !kWideRange<typename C::Element> ? Refe
 inline constexpr unsigned kAllRows = 3;  // of a thread, a bit each
 
 // Which of a thread's two rows the references of the first pass were good enough for, a bit each. References that
-// stayed: no score was so far above its own that P or O could have left fp32's range, and it had one, unless all tiles
-// were followed. None: the sum is neither so large nor so small. By each row alone, as its bits must not depend on
-// those beside it, which may be later ones.
+// stayed: no score was so far above its own that P left the element's range, which O shows, or O fp32's, and it had
+// one, unless all tiles were followed. None: the sum is neither so large nor so small. By each row alone, as its bits
+// must not depend on those beside it, which may be later ones.
 template <class C>
 __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const Softmax<C>& softmax,
                                          bool all_followed) {
@@ -300,7 +243,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) forward(const __grid_constant_
   if (threadIdx.x == 0) {
     ptx::barrier_init(shared.queries_full(), 1);
     for (int stage = 0; stage < C::kStages; ++stage) {
-      ptx::barrier_init(shared.keys_full(stage), 1);
+      ptx::barrier_init(shared.keys_full(stage), Keys<C>::kArrivals);
       ptx::barrier_init(shared.values_full(stage), 1);
       ptx::barrier_init(shared.keys_empty(stage), 4 * C::kConsumers);  // a warp of a consumer each
       ptx::barrier_init(shared.values_empty(stage), 4 * C::kConsumers);
@@ -308,14 +251,12 @@ __global__ void __launch_bounds__(C::kThreads, 1) forward(const __grid_constant_
     ptx::barrier_fence();
   }
   __syncthreads();
-  const auto again = [&](unsigned rows_left) {
-    return kFirstPass<C> != References::follow && __syncthreads_or(static_cast<int>(rows_left)) != 0;
-  };
+  const auto again = [&](unsigned rows_left) { return __syncthreads_or(static_cast<int>(rows_left)) != 0; };
   if (threadIdx.x < C::kWarpgroup) {
     ptx::give_registers<C::kCopyRegisters>();
     int used = 0;
     do {
-      if (threadIdx.x == 0 && tiles > 0) {
+      if (tiles > 0) {
         copy_all<C>(p, work, shared, tiles, used);
       }
       __syncwarp();

@@ -4,18 +4,23 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <utility>
 
 #include "cuda/launch.h"
 #include "cuda/other_variants.h"
 #include "cuda/prepare.h"
 #include "cuda/sm90/estimate.h"
+#include "cuda/sm90/refusal.h"
 #include "cuda/sm90/tensor_map.h"
 #include "cuda/sm90/variants.h"
 
 namespace distr::cuda::sm90 {
 namespace {
+
+// Whether blocks of queries have groupings of their own, so that the kernel fuses K.
+[[nodiscard]] bool is_by_blocks(const Problem& problem, const Grouping& grouping) noexcept {
+  return !is_exact(grouping) && grouping.block < problem.seq_q;
+}
 
 // How long a launch takes, in rows of a block of two consumers. Blocks of a causal launch end one by one; others in
 // waves. With three consumers a row costs less (docs/kernel-log.md, sm90/forward, step 18).
@@ -28,12 +33,12 @@ namespace {
   return (problem.causal == Causal::none ? std::ceil(waves) : waves) * variant.rows * row;
 }
 
-// The quickest of the narrowest shapes that the problem fits.
-[[nodiscard]] const Variant& find(const Problem& problem, Scores scores, std::int64_t groups) {
+// The quickest of the narrowest shapes that the problem fits. `members`: Config's kMembers.
+[[nodiscard]] const Variant& find(const Problem& problem, Scores scores, std::int64_t groups, int members) {
   const Variant* found = nullptr;
   for (const Variant& variant : OtherVariants<Variant>::or_else(variants())) {
-    if (variant.dtype != problem.dtype || variant.scores != scores || variant.columns < groups ||
-        variant.values < problem.head_dim_v) {
+    if (variant.dtype != problem.dtype || variant.scores != scores || variant.members != members ||
+        variant.columns < groups || variant.values < problem.head_dim_v) {
       continue;
     }
     const auto width = [](const Variant& of) { return of.columns + of.values; };
@@ -45,65 +50,154 @@ namespace {
   return *found;
 }
 
-// The tensors as the kernel reads them, and room for their estimates.
+// The tensors as the kernel reads them, and room for what is made of them.
 struct Operands {
   Operand q, k, v;
   void* q_hat = nullptr;
-  void* k_hat = nullptr;
-  std::int64_t groups;
+  void* k_hat = nullptr;            // of one grouping for the whole sequence
+  void* keys_transposed = nullptr;  // where blocks have groupings of their own
 
   Operands(const Problem& p, const Grouping& grouping, Workspace& workspace)
       : q(copied(p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace)),
         k(copied(p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace)),
-        v(copied(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)),
-        groups(is_exact_here(p, grouping) ? p.head_dim : num_groups(p, grouping)) {
-    if (!is_exact_here(p, grouping)) {
-      q_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_q, groups}));
+        v(copied(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)) {
+    if (common::count_exact_rows(p, grouping) == p.seq_q) {
+      return;
+    }
+    const std::int64_t groups = num_groups(p, grouping);
+    q_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_q, groups}));
+    if (is_by_blocks(p, grouping)) {
+      const std::int64_t rows = p.batch * p.heads_kv * (p.head_dim + 1);
+      keys_transposed = workspace.take<std::uint16_t>(rows * column_stride(p.seq_k));
+    } else {
       k_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_k, groups}));
     }
   }
 };
 
-}  // namespace
+// One call of run_forward().
+class Call {
+ public:
+  Call(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors, const Execution& execution)
+      : problem_(problem),
+        grouping_(grouping),
+        tensors_(tensors),
+        stream_(execution.stream),
+        workspace_(execution.workspace),
+        operands_(problem, grouping, workspace_) {
+    operands_.q.read(tensors.q, "Q", stream_);
+    operands_.k.read(tensors.k, "K", stream_);
+    operands_.v.read(tensors.v, "V", stream_);
+    p_.problem = device_problem(problem, grouping, nullptr);
+    p_.o = tensors.o;
+    p_.lse = static_cast<float*>(tensors.lse);
+    p_.section = heads_in_cache(problem);
+    p_.order = tensors.order;
+  }
 
-std::string forward_supports(const Problem& problem, const Grouping& grouping) {
-  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
-    return "takes f16 and bf16";
+  void attend_exactly(std::int64_t rows) {
+    p_.row_begin = 0;
+    p_.row_end = rows;
+    launch(find(problem_, Scores::raw, problem_.head_dim, 0), operands_.q, &operands_.k);
   }
-  if (std::max(problem.head_dim, problem.head_dim_v) > 128) {
-    return "takes head_dim and head_dim_v up to 128";
+
+  // The rows from `row` on, by their groupings.
+  void attend_grouped(std::int64_t row) {
+    p_.row_begin = row;
+    p_.row_end = problem_.seq_q;
+    // In bf16 q_hat takes the scale in (Config's Scores), unless LSE is asked for: that rounding would be in it, and a
+    // backward that reads it has none.
+    const bool scaled = problem_.dtype == DType::bf16 && tensors_.lse == nullptr;
+    const float scale = scaled ? std::exchange(p_.problem.scale_log2, 1.0F) : 1.0F;
+    const auto of = [&](Estimate kind, std::int64_t block, std::int64_t first_row, float factor) {
+      const DeviceProblem& p = p_.problem;
+      return Estimation{problem_.dtype, kind, p.heads_q, block, first_row, p.groups, p.members, factor};
+    };
+    const Operand q = estimated(operands_.q, tensors_.order,
+                                of(p_.problem.mean ? Estimate::mean : Estimate::first, grouping_.block, row, scale),
+                                operands_.q_hat, stream_);
+    const auto variant = [&](int members) -> const Variant& {
+      return find(problem_, scaled ? Scores::logarithms : Scores::raw, p_.problem.groups, members);
+    };
+    if (is_by_blocks(problem_, grouping_)) {
+      const Operand& k = operands_.k;
+      transpose(k.data, k.strides, k.extent, operands_.keys_transposed, stream_);
+      p_.keys_transposed = operands_.keys_transposed;
+      p_.column_stride = column_stride(problem_.seq_k);
+      launch(variant(p_.problem.members), q, nullptr);
+    } else {
+      p_.keys_of_query_head = true;
+      const Operand k =
+          estimated(operands_.k, tensors_.order, of(Estimate::sum, problem_.seq_k, 0, 1), operands_.k_hat, stream_);
+      launch(variant(0), q, &k);
+    }
   }
-  if (problem.mask.kind != MaskKind::none) {
-    return "takes no mask tensor";
+
+ private:
+  void launch(const Variant& variant, const Operand& q, const Operand* k) {
+    const auto map = [&](const Operand& x, int rows, int columns) {
+      return tensor_map(x, problem_.dtype, {rows, std::min(columns, 64)});
+    };
+    constexpr int kConsumerRows = 64;
+    p_.q = map(q, kConsumerRows, variant.columns);
+    if (k != nullptr) {
+      p_.k = map(*k, variant.keys, variant.columns);
+    }
+    p_.v = map(operands_.v, variant.keys, variant.values);
+    variant.launch(p_, stream_);
   }
-  if (!(problem.softmax_scale() > 0)) {
-    return "takes scales above 0";
-  }
-  if (problem.seq_k == 0) {
-    return "takes at least one key";
-  }
-  if (std::max(problem.seq_q, problem.seq_k) > std::numeric_limits<std::int32_t>::max() / 512) {
-    return "takes sequences up to 4194303";
-  }
-  if (const std::string reason = grid_refusal(problem); !reason.empty()) {
-    return reason;
-  }
-  if (!is_exact_here(problem, grouping) && grouping.block < problem.seq_q) {
-    return "takes one grouping for the whole sequence: blocks of at least seq_q rows";
-  }
+
+  const Problem& problem_;
+  const Grouping& grouping_;
+  const ForwardTensors& tensors_;
+  void* stream_;
+  Workspace workspace_;
+  Operands operands_;
+  ForwardParameters p_{};
+};
+
+// Why another kernel is quicker.
+[[nodiscard]] std::string preference(const Problem& problem) {
   if (!unusable_reason().empty()) {
-    return {};  // which is then what is said
-  }
-  const DeviceProperties& device = device_properties();
-  if (device.major != 9) {
-    return "needs compute capability 9.0";
+    return {};
   }
   constexpr std::int64_t kManyKeys = 2048;
   const std::int64_t tiles = problem.batch * problem.heads_q * common::ceil_div(problem.seq_q, std::int64_t{128});
-  if (4 * tiles < device.processors && problem.seq_k > kManyKeys) {
-    return "leaves few queries with many keys to sm80/forward, which splits the keys";
+  return 4 * tiles < device_properties().processors && problem.seq_k > kManyKeys
+             ? "leaves few queries with many keys to sm80/forward, which splits the keys"
+             : "";
+}
+
+}  // namespace
+
+std::string forward_supports(const Problem& problem, const Grouping& grouping) {
+  if (const std::string reason = refusal(problem); !reason.empty()) {
+    return reason;
   }
-  return {};
+  if (is_by_blocks(problem, grouping)) {
+    return "takes one grouping for the whole sequence: blocks of at least seq_q rows";
+  }
+  const std::string reason = device_refusal();
+  return reason.empty() ? preference(problem) : reason;
+}
+
+std::string forward_blocks_supports(const Problem& problem, const Grouping& grouping) {
+  if (const std::string reason = refusal(problem); !reason.empty()) {
+    return reason;
+  }
+  if (!is_by_blocks(problem, grouping)) {
+    return "takes groupings of blocks of less than seq_q rows";
+  }
+  constexpr int kRows = 128;  // of a thread block
+  if (grouping.block % kRows != 0) {
+    return "takes blocks of a multiple of 128 rows";
+  }
+  const int members = device_problem(problem, grouping, nullptr).members;
+  if (members != 1 && members != 2 && members != 4) {
+    return "takes lsh with groups of 2 and 4 columns";
+  }
+  const std::string reason = device_refusal();
+  return reason.empty() ? preference(problem) : reason;
 }
 
 std::size_t forward_workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
@@ -114,45 +208,14 @@ std::size_t forward_workspace_bytes(const Problem& problem, const Grouping& grou
 
 void run_forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
                  const Execution& execution) {
-  void* const stream = execution.stream;
-  Workspace workspace(execution.workspace);
-  Operands operands(problem, grouping, workspace);
-  operands.q.read(tensors.q, "Q", stream);
-  operands.k.read(tensors.k, "K", stream);
-  operands.v.read(tensors.v, "V", stream);
-
-  ForwardParameters p{};
-  p.problem = device_problem(problem, grouping, nullptr);
-  // In bf16 q_hat takes the scale in (Config's Scores), unless LSE is asked for: that rounding would be in it, and a
-  // backward that reads it has none.
-  const bool scaled = operands.q_hat != nullptr && problem.dtype == DType::bf16 && tensors.lse == nullptr;
-  if (operands.q_hat != nullptr) {
-    const float scale = scaled ? std::exchange(p.problem.scale_log2, 1.0F) : 1.0F;
-    const auto estimated = [&](Operand& x, Estimate kind, float factor, void* to) {
-      estimate(x.data, x.strides, x.extent, tensors.order,
-               {problem.dtype, kind, problem.heads_q, p.problem.groups, p.problem.members, factor}, to, stream);
-      x.data = to;
-      x.extent.heads = problem.heads_q;
-      x.extent.columns = operands.groups;
-      x.strides = packed_strides(x.extent);
-    };
-    estimated(operands.q, p.problem.mean ? Estimate::mean : Estimate::first, scale, operands.q_hat);
-    estimated(operands.k, Estimate::sum, 1.0F, operands.k_hat);
-    p.keys_of_query_head = true;
+  Call call(problem, grouping, tensors, execution);
+  const std::int64_t exact_rows = common::count_exact_rows(problem, grouping);
+  if (exact_rows > 0) {
+    call.attend_exactly(exact_rows);
   }
-  const Variant& variant = find(problem, scaled ? Scores::logarithms : Scores::raw, operands.groups);
-  const auto map = [&](const Operand& x, int rows, int columns) {
-    return tensor_map(x, problem.dtype, {rows, std::min(columns, 64)});
-  };
-  constexpr int kConsumerRows = 64;
-  p.q = map(operands.q, kConsumerRows, variant.columns);
-  p.k = map(operands.k, variant.keys, variant.columns);
-  p.v = map(operands.v, variant.keys, variant.values);
-  p.o = tensors.o;
-  p.lse = static_cast<float*>(tensors.lse);
-  p.section = heads_in_cache(problem);
-  p.row_end = problem.seq_q;
-  variant.launch(p, stream);
+  if (exact_rows < problem.seq_q) {
+    call.attend_grouped(exact_rows);
+  }
 }
 
 }  // namespace distr::cuda::sm90

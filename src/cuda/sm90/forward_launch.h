@@ -9,7 +9,10 @@
 
 namespace distr::cuda::sm90 {
 
+// Exact attention, and one grouping for the whole sequence.
 std::string forward_supports(const Problem& problem, const Grouping& grouping);
+// Groupings of blocks of their own.
+std::string forward_blocks_supports(const Problem& problem, const Grouping& grouping);
 std::size_t forward_workspace_bytes(const Problem& problem, const Grouping& grouping, int threads);
 void run_forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
                  const Execution& execution);

@@ -24,9 +24,9 @@ struct SharedOperand {
     constexpr int kStepsAPanel = P::kPanelColumns / 16;
     return descriptor(1, step / kStepsAPanel * P::kPanelBytes + first * P::kRowBytes + step % kStepsAPanel * 32);
   }
-  // Rows first + 16 step .. of all columns, which lie along k.
-  [[nodiscard]] __device__ std::uint64_t across_k(int first, int step) const {
-    return descriptor(P::kPanelBytes / 16, (first + step * 16) * P::kRowBytes);
+  // The 16 rows from `row` on, which lie along k, of the columns from `column` on, which begin a panel.
+  [[nodiscard]] __device__ std::uint64_t across_k(int row, int column) const {
+    return descriptor(P::kPanelBytes / 16, column / P::kPanelColumns * P::kPanelBytes + row * P::kRowBytes);
   }
 
  private:
@@ -61,11 +61,15 @@ using Queries = LeftRows<typename C::QueryTile>;
 template <class C>
 __device__ __forceinline__ void start_scores(float (&s)[C::kHalf / 2], const Queries<C>& queries, std::uint32_t tile,
                                              int first) {
-  using P = typename C::KeyTile;
-  const SharedOperand<P> keys(tile);
+  const SharedOperand<typename C::KeyTile> keys(tile);
 #pragma unroll
   for (int step = 0; step < C::kColumns / 16; ++step) {
-    ptx::wgmma<ptx::Rows::along_k>(s, queries[step], keys.along_k(first, step), step > 0, typename C::Element{});
+    if constexpr (C::kFuses) {
+      ptx::wgmma<ptx::Rows::along_n>(s, queries[step], keys.across_k(step * 16, first), step > 0,
+                                     typename C::Element{});
+    } else {
+      ptx::wgmma<ptx::Rows::along_k>(s, queries[step], keys.along_k(first, step), step > 0, typename C::Element{});
+    }
   }
   ptx::wgmma_commit();
 }
@@ -79,7 +83,8 @@ __device__ __forceinline__ void start_output(float (&o)[C::kValues / 2],
     const SharedOperand<typename C::ValueTile> values(tile);
 #pragma unroll
     for (int step = 0; step < C::kHalf / 16; ++step) {
-      ptx::wgmma<ptx::Rows::along_n>(o, probabilities[step], values.across_k(first, step), true, typename C::Element{});
+      ptx::wgmma<ptx::Rows::along_n>(o, probabilities[step], values.across_k(first + step * 16, 0), true,
+                                     typename C::Element{});
     }
   }
   ptx::wgmma_commit();

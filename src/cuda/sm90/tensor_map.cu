@@ -36,10 +36,6 @@ using Encode = decltype(&cuTensorMapEncodeTiled);
 
 }  // namespace
 
-bool is_exact_here(const Problem& problem, const Grouping& grouping) noexcept {
-  return is_exact(grouping) || (grouping.order_from == OrderFrom::previous && grouping.block >= problem.seq_q);
-}
-
 Operand copied(const Strides& strides, const Extent& extent, Workspace& workspace) {
   return {strides, extent, can_be_copied(strides, extent), workspace};
 }

@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of compiled shapes of the kernel in forward.cuh, for both element types:
-//   d = 64    exact, r = 32, r = 16   two consumers or, where columns are grouped, three: forward_launch.cu chooses
+//   d = 64    exact, r = 32, r = 16   two consumers or, for one grouping, three: forward_launch.cu chooses
 //   d = 128   exact, r = 64, r = 32   two: more registers
-// Columns are padded with zeros by the copy engine, so each serves every smaller r and dv as well.
+// and where blocks have groupings of their own two consumers, with the members of a group: 1 for energy, d / r for lsh.
+// Columns are padded with zeros, so each serves every smaller r and dv as well.
 // A new head dim is a line here.
 #include "cuda/sm90/variants.h"
 
@@ -14,14 +15,22 @@
 namespace distr::cuda::sm90 {
 namespace {
 
+template <class T, int kColumns, int kValues, int kConsumers, Scores kScores, int kMembers = 0>
+constexpr Variant kVariant = variant<Config<T, kColumns, kValues, kConsumers, kScores, kMembers>>();
+
 template <class T, Scores kScores>
-constexpr std::array kGrouped = {variant<Config<T, 16, 64, 2, kScores>>(),  variant<Config<T, 16, 64, 3, kScores>>(),
-                                 variant<Config<T, 32, 64, 2, kScores>>(),  variant<Config<T, 32, 64, 3, kScores>>(),
-                                 variant<Config<T, 32, 128, 2, kScores>>(), variant<Config<T, 64, 128, 2, kScores>>()};
+constexpr std::array kWhole = {kVariant<T, 16, 64, 2, kScores>,  kVariant<T, 16, 64, 3, kScores>,
+                               kVariant<T, 32, 64, 2, kScores>,  kVariant<T, 32, 64, 3, kScores>,
+                               kVariant<T, 32, 128, 2, kScores>, kVariant<T, 64, 128, 2, kScores>};
+
+template <class T, Scores kScores>
+constexpr std::array kByBlocks = {kVariant<T, 16, 64, 2, kScores, 1>,  kVariant<T, 16, 64, 2, kScores, 4>,
+                                  kVariant<T, 32, 64, 2, kScores, 1>,  kVariant<T, 32, 64, 2, kScores, 2>,
+                                  kVariant<T, 32, 128, 2, kScores, 1>, kVariant<T, 32, 128, 2, kScores, 4>,
+                                  kVariant<T, 64, 128, 2, kScores, 1>, kVariant<T, 64, 128, 2, kScores, 2>};
 
 template <class T>
-constexpr std::array kExact = {variant<Config<T, 64, 64, 2, Scores::raw>>(),
-                               variant<Config<T, 128, 128, 2, Scores::raw>>()};
+constexpr std::array kExact = {kVariant<T, 64, 64, 2, Scores::raw>, kVariant<T, 128, 128, 2, Scores::raw>};
 
 template <std::size_t... kSizes>
 constexpr auto joined(const std::array<Variant, kSizes>&... lists) {
@@ -32,8 +41,10 @@ constexpr auto joined(const std::array<Variant, kSizes>&... lists) {
 }
 
 // With the scale in q_hat only in bf16, whose range it cannot leave before fp32 would.
-constexpr auto kVariants = joined(kGrouped<__half, Scores::raw>, kExact<__half>, kGrouped<__nv_bfloat16, Scores::raw>,
-                                  kExact<__nv_bfloat16>, kGrouped<__nv_bfloat16, Scores::logarithms>);
+constexpr auto kVariants =
+    joined(kExact<__half>, kWhole<__half, Scores::raw>, kByBlocks<__half, Scores::raw>, kExact<__nv_bfloat16>,
+           kWhole<__nv_bfloat16, Scores::raw>, kByBlocks<__nv_bfloat16, Scores::raw>,
+           kWhole<__nv_bfloat16, Scores::logarithms>, kByBlocks<__nv_bfloat16, Scores::logarithms>);
 
 }  // namespace
 

@@ -17,7 +17,14 @@ void launch_variant(const ForwardParameters& p, void* stream) {
 
 template <class C>
 constexpr Variant variant() {
-  return {kDTypeOf<typename C::Element>, C::kScores, C::kColumns, C::kValues, C::kRows, C::kKeys, &launch_variant<C>};
+  return {kDTypeOf<typename C::Element>,
+          C::kScores,
+          C::kColumns,
+          C::kValues,
+          C::kRows,
+          C::kKeys,
+          C::kMembers,
+          &launch_variant<C>};
 }
 
 }  // namespace distr::cuda::sm90

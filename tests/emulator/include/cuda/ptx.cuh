@@ -79,6 +79,10 @@ void mma_16x8x16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, s
 }
 
 inline unsigned opaque(unsigned x) { return x; }
+template <class T>
+T* opaque(T* x) {
+  return x;
+}
 
 inline float exp2(float x) {
   const float y = std::exp2(x);
