@@ -8,7 +8,7 @@ namespace distr::cuda {
 enum class Without {
   nothing,      // the kernel itself
   exponential,  // P is the exponent
-  fusion,       // columns of K are copied, but never summed; on Hopper not even copied
+  fusion,       // columns of K are copied, but never summed; on Hopper no tile of k_hat is made
   values,       // V is neither copied nor multiplied
 };
 

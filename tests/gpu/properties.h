@@ -32,10 +32,12 @@ struct Extreme {
 // and each score reads it.
 [[nodiscard]] bool reaches_everything(const Instance& instance);
 
+inline constexpr const char* kNotAsked = "serves none of the problems";
+
 template <class Kernel>
 struct Property {
   const char* name;
-  // Why the kernel lacks it; empty: it has it, or does not serve the problem.
+  // Why the kernel lacks it; empty: it has it. kNotAsked: it serves none of the property's problems.
   std::function<std::string(const Kernel&, DType)> judge;
 };
 [[nodiscard]] std::vector<Property<ForwardKernel>> properties();

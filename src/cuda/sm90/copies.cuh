@@ -7,6 +7,7 @@
 #include "cuda/rows.cuh"
 #include "cuda/sm90/config.h"
 #include "cuda/sm90/fused_keys.cuh"
+#include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/ptx.cuh"
 
 namespace distr::cuda::sm90 {
@@ -39,24 +40,6 @@ struct Shared {
     return barriers + static_cast<std::uint32_t>(8 * (1 + kind * C::kStages + stage));
   }
 };
-
-// The n-th use of a ring of kStages buffers.
-template <class C>
-struct Turn {
-  int stage;
-  unsigned parity;  // of the phase that its use ends
-  __device__ explicit Turn(int n) : stage(n % C::kStages), parity(static_cast<unsigned>(n / C::kStages) % 2) {}
-};
-
-template <class P>
-__device__ inline void copy_tile(std::uint32_t tile, const CUtensorMap& map, std::uint32_t barrier, int row, int head,
-                                 int batch) {
-#pragma unroll
-  for (int panel = 0; panel < P::kCount; ++panel) {
-    ptx::copy_box(tile + static_cast<std::uint32_t>(panel * P::kPanelBytes), map, barrier, panel * P::kPanelColumns,
-                  row, head, batch);
-  }
-}
 
 // Tiles [keys][columns] of k_hat that was made beforehand, or of K, by one thread.
 template <class C>

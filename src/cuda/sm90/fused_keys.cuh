@@ -136,11 +136,7 @@ class FusedKeys : KeyRows<C> {
       const std::byte* const next_keys = Base::keys_from(max(row - C::kKeys, 0));
 #pragma unroll
       for (int slot = 0; slot < Base::kSlots; ++slot) {
-        uint4 sum = rows_[slot % kAhead][0];
-#pragma unroll
-        for (int member = 1; member < C::kMembers; ++member) {
-          sum = add8<typename C::Element>(sum, rows_[slot % kAhead][member]);
-        }
+        const uint4 sum = add_pairwise(rows_[slot % kAhead]);
         fetch((slot + kAhead) % Base::kSlots, slot + kAhead < Base::kSlots ? keys : next_keys);
         ptx::store_shared_16(Base::place(tile, slot), sum);
       }
@@ -152,6 +148,17 @@ class FusedKeys : KeyRows<C> {
   static constexpr int kAhead = std::min(Base::kSlots, 8 / C::kMembers);
   static_assert(Base::kSlots % kAhead == 0);
 
+  // Every addition rounds to 16 bits, so the fewer follow each other the better.
+  [[nodiscard]] __device__ static uint4 add_pairwise(uint4 (&rows)[C::kMembers]) {
+#pragma unroll
+    for (int apart = 1; apart < C::kMembers; apart *= 2) {
+#pragma unroll
+      for (int i = 0; i < C::kMembers; i += 2 * apart) {
+        rows[i] = add8<typename C::Element>(rows[i], rows[i + apart]);
+      }
+    }
+    return rows[0];
+  }
   __device__ void fetch(int slot, const std::byte* keys) {
 #pragma unroll
     for (int member = 0; member < C::kMembers; ++member) {
