@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "emulator/copies.h"
 
-#include <algorithm>
 #include <cstring>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -77,33 +77,6 @@ struct Box {
       }
     });
     memory.end_write(shared, bytes);
-  }
-
-  [[nodiscard]] std::vector<std::byte> read_shared() const {
-    SharedMemory& memory = shared_memory();
-    memory.end_read(shared, bytes);
-    std::vector<std::byte> all(bytes);
-    for (std::uint32_t byte = 0; byte < bytes; byte += 16) {
-      std::memcpy(all.data() + byte, memory.at(swizzled(shared + byte, map.swizzle), 16, 16, "a tensor copy"), 16);
-    }
-    return all;
-  }
-
-  void write_tensor(const std::vector<std::byte>& all, Reduction reduction) const {
-    for_rows([&](std::uint32_t offset, std::uint32_t row_bytes, std::byte* row) {
-      for (std::uint32_t column = 0; column < row_bytes / map.element && row != nullptr; ++column) {
-        if (!has_column(column)) {
-          continue;
-        }
-        std::byte* const to = row + (place[0] + column) * map.element;
-        const std::byte* const from = all.data() + offset + column * map.element;
-        if (reduction == Reduction::add) {
-          *reinterpret_cast<float*>(to) += *reinterpret_cast<const float*>(from);
-        } else {
-          std::memcpy(to, from, map.element);
-        }
-      }
-    });
   }
 };
 
@@ -194,37 +167,11 @@ void copy_async_wait(std::size_t pending) {
   }
 }
 
-void copy_async_arrive(std::uint32_t barrier) {
-  Thread& thread = block().thread();
-  std::vector<std::function<void()>> all;
-  for (auto& group : thread.copy_groups) {
-    std::move(group.begin(), group.end(), std::back_inserter(all));
-    group.clear();
-  }
-  std::move(thread.copies.begin(), thread.copies.end(), std::back_inserter(all));
-  thread.copies.clear();
-  Transfer transfer;
-  transfer.number = block().next_transfer();
-  transfer.what = "cp.async of thread " + std::to_string(thread.index);
-  transfer.read = [all = std::move(all)] { std::for_each(all.begin(), all.end(), [](const auto& copy) { copy(); }); };
-  transfer.write = [barrier] { barrier_count(barrier); };
-  block().begin_transfer(std::move(transfer));
-}
-
 void copy_box_in(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, const int* place, int rank) {
   const Box box(map, place, rank, shared, "cp.async.bulk.tensor");
   begin_write(shared, box.bytes, "cp.async.bulk.tensor");
   begin_in(
       "a tensor copy to shared memory", [box] { box.read_tensor(); }, barrier, box.bytes);
-  block().yield();
-}
-
-void copy_box_out(const CUtensorMap& map, std::uint32_t shared, const int* place, int rank, Reduction reduction) {
-  const Box box(map, place, rank, shared, "cp.async.bulk.tensor");
-  shared_memory().begin_read(shared, box.bytes, "cp.async.bulk.tensor");
-  begin_out(
-      "a tensor copy out of shared memory", [box] { return box.read_shared(); },
-      [box, reduction](const std::vector<std::byte>& all) { box.write_tensor(all, reduction); });
   block().yield();
 }
 

@@ -27,12 +27,9 @@ inline constexpr std::uint64_t kTensorMapMagic = 0x7E4504A9;
 void copy_async_16(std::uint32_t shared, const void* global, bool valid);
 void copy_async_commit();
 void copy_async_wait(std::size_t pending);
-// The barrier gets an arrival when the thread's copies so far are there; it must have counted it (noinc).
-void copy_async_arrive(std::uint32_t barrier);
 
 enum class Reduction { none, add };
 void copy_box_in(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, const int* place, int rank);
-void copy_box_out(const CUtensorMap& map, std::uint32_t shared, const int* place, int rank, Reduction reduction);
 void copy_bulk_in(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t barrier);
 void copy_bulk_out(void* global, std::uint32_t shared, unsigned bytes, Reduction reduction);
 void copy_bulk_commit();

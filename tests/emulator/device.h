@@ -15,6 +15,7 @@
 #include <cstring>
 #include <tuple>
 #include <type_traits>
+#include <utility>
 
 #include "emulator/device_index.h"
 #include "emulator/launch.h"
@@ -40,7 +41,6 @@ inline int __syncthreads_and(int holds) { return distr::emulator::block_sync(dis
 inline void __syncwarp(unsigned mask = ~0U) { distr::emulator::warp_sync(mask); }
 inline unsigned __ballot_sync(unsigned mask, int holds) { return distr::emulator::ballot(mask, holds != 0); }
 inline int __any_sync(unsigned mask, int holds) { return distr::emulator::ballot(mask, holds != 0) != 0 ? 1 : 0; }
-inline int __all_sync(unsigned mask, int holds) { return distr::emulator::ballot(mask, holds == 0) == 0 ? 1 : 0; }
 
 template <class T>
 T shuffle_value(unsigned mask, T value, unsigned from) {
@@ -61,16 +61,6 @@ template <class T>
 T __shfl_xor_sync(unsigned mask, T value, int bits) {
   return shuffle_value(mask, value, threadIdx.x % 32 ^ static_cast<unsigned>(bits));
 }
-template <class T>
-T __shfl_down_sync(unsigned mask, T value, unsigned distance) {
-  const unsigned lane = threadIdx.x % 32;
-  return shuffle_value(mask, value, lane + distance < 32 ? lane + distance : lane);
-}
-template <class T>
-T __shfl_up_sync(unsigned mask, T value, unsigned distance) {
-  const unsigned lane = threadIdx.x % 32;
-  return shuffle_value(mask, value, lane >= distance ? lane - distance : lane);
-}
 
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   const std::uint64_t bytes = std::uint64_t{high} << 32 | low;
@@ -90,19 +80,11 @@ inline float __uint_as_float(unsigned bits) { return std::bit_cast<float>(bits);
 inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 [[noreturn]] void __trap();
-inline int __popc(unsigned x) { return std::popcount(x); }
-inline int __ffs(int x) { return x == 0 ? 0 : std::countr_zero(static_cast<unsigned>(x)) + 1; }
-inline int __clz(int x) { return std::countl_zero(static_cast<unsigned>(x)); }
-void __threadfence();
 
 // Blocks run one at a time between the points where threads are exchanged.
 template <class T>
 T atomicAdd(T* to, T x) {
   return std::exchange(*to, *to + x);
-}
-template <class T>
-T atomicMax(T* to, T x) {
-  return std::exchange(*to, std::max(*to, x));
 }
 
 inline void cudaTriggerProgrammaticLaunchCompletion() {}

@@ -142,4 +142,3 @@ void run_grid(Launch launch) {
 }  // namespace distr::emulator
 
 [[noreturn]] void __trap() { distr::emulator::block().fail("trap"); }
-void __threadfence() { distr::emulator::block().yield(); }

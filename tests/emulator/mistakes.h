@@ -8,6 +8,7 @@
 //   chain: every block waits for the one before it to raise a counter.
 #pragma once
 
+#include "cuda/ptx.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "emulator/dynamic_arrays.h"
 
@@ -184,7 +185,7 @@ inline void chain(unsigned* counter, float* order, Mistake mistake) {
     while (ptx::load_acquire(counter) != wanted) {
     }
     order[wanted] = static_cast<float>(blockIdx.x);
-    ptx::red_add_release(counter, 1);
+    ptx::store_release(counter, wanted + 1);
   }
   __syncthreads();
 }

@@ -184,15 +184,6 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
                            [=] { std::fill_n(static_cast<std::byte*>(to), bytes, static_cast<std::byte>(value)); });
   return cudaSuccess;
 }
-cudaError_t cudaMemset2DAsync(void* to, std::size_t pitch, int value, std::size_t width, std::size_t height,
-                              cudaStream_t stream) {
-  distr::emulator::enqueue(stream, [=] {
-    for (std::size_t row = 0; row < height; ++row) {
-      std::memset(static_cast<std::byte*>(to) + row * pitch, value, width);
-    }
-  });
-  return cudaSuccess;
-}
 
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
   *stream = reinterpret_cast<cudaStream_t>(new Stream);

@@ -22,19 +22,6 @@ void complete_phase(MemoryBarrier& barrier) {
   }
 }
 
-void named_arrive(NamedBarrier& barrier, int number, int threads) {
-  const auto expected = static_cast<std::uint32_t>(threads);
-  if (barrier.arrived > 0 && barrier.expected != expected) {
-    block().fail("named barrier " + std::to_string(number) + " is for " + std::to_string(threads) +
-                 " threads here and for " + std::to_string(barrier.expected) + " elsewhere");
-  }
-  if (threads % 32 != 0) {
-    block().fail("named barrier for " + std::to_string(threads) + " threads, not a multiple of 32");
-  }
-  barrier.expected = expected;
-  ++barrier.arrived;
-}
-
 }  // namespace
 
 MemoryBarrier& Block::barrier(std::uint32_t address, const char* user) {
@@ -59,27 +46,18 @@ void barrier_init(std::uint32_t barrier, unsigned arrivals) {
 }
 
 void barrier_arrive(std::uint32_t address, unsigned bytes) {
-  barrier_expect(address, bytes);
-  barrier_count(address);
-  block().yield();
-}
-
-void barrier_count(std::uint32_t address) {
   MemoryBarrier& barrier = block().barrier(address, "mbarrier.arrive");
-  if (barrier.pending == 0) {
-    block().fail("an arrival more than the " + std::to_string(barrier.count) + " of the barrier's phase");
-  }
-  --barrier.pending;
-  complete_phase(barrier);
-}
-
-void barrier_expect(std::uint32_t address, unsigned bytes) {
-  MemoryBarrier& barrier = block().barrier(address, "mbarrier.expect_tx");
   barrier.bytes += bytes;
   if (barrier.bytes > kMostBytes) {
     block().fail("a barrier expects " + std::to_string(barrier.bytes) + " bytes; allowed: up to " +
                  std::to_string(kMostBytes));
   }
+  if (barrier.pending == 0) {
+    block().fail("an arrival more than the " + std::to_string(barrier.count) + " of the barrier's phase");
+  }
+  --barrier.pending;
+  complete_phase(barrier);
+  block().yield();
 }
 
 void barrier_complete(std::uint32_t address, std::int64_t bytes, const char* user) {
@@ -91,10 +69,6 @@ void barrier_complete(std::uint32_t address, std::int64_t bytes, const char* use
   complete_phase(barrier);
 }
 
-bool barrier_test(std::uint32_t address, unsigned parity) {
-  return block().barrier(address, "mbarrier.test_wait").phase != (parity & 1);
-}
-
 void barrier_wait(std::uint32_t address, unsigned parity) {
   MemoryBarrier& barrier = block().barrier(address, "mbarrier.try_wait");
   block().yield();
@@ -103,20 +77,18 @@ void barrier_wait(std::uint32_t address, unsigned parity) {
   }
 }
 
-void named_barrier_arrive(int number, int threads) {
-  NamedBarrier& barrier = block().named[number];
-  named_arrive(barrier, number, threads);
-  if (barrier.arrived == barrier.expected) {
-    barrier.arrived = 0;
-    ++barrier.phase;
-    block().wake(&barrier);
-  }
-  block().yield();
-}
-
 void named_barrier_sync(int number, int threads) {
   NamedBarrier& barrier = block().named[number];
-  named_arrive(barrier, number, threads);
+  const auto expected = static_cast<std::uint32_t>(threads);
+  if (barrier.arrived > 0 && barrier.expected != expected) {
+    block().fail("named barrier " + std::to_string(number) + " is for " + std::to_string(threads) +
+                 " threads here and for " + std::to_string(barrier.expected) + " elsewhere");
+  }
+  if (threads % 32 != 0) {
+    block().fail("named barrier for " + std::to_string(threads) + " threads, not a multiple of 32");
+  }
+  barrier.expected = expected;
+  ++barrier.arrived;
   if (barrier.arrived == barrier.expected) {
     barrier.arrived = 0;
     ++barrier.phase;

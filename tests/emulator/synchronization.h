@@ -9,16 +9,10 @@ namespace distr::emulator {
 void barrier_init(std::uint32_t barrier, unsigned arrivals);
 // An arrival of the running thread that expects so many bytes more.
 void barrier_arrive(std::uint32_t barrier, unsigned bytes);
-// One of the copy engine.
-void barrier_count(std::uint32_t barrier);
-void barrier_expect(std::uint32_t barrier, unsigned bytes);
 void barrier_complete(std::uint32_t barrier, std::int64_t bytes, const char* user);
-bool barrier_test(std::uint32_t barrier, unsigned parity);
 void barrier_wait(std::uint32_t barrier, unsigned parity);
 
-// `threads` in all, those that arrive and those that wait; 0: all of the block.
 void named_barrier_sync(int number, int threads);
-void named_barrier_arrive(int number, int threads);
 
 enum class Vote { none, any, all };
 bool block_sync(Vote vote, bool holds);

@@ -35,7 +35,6 @@ struct Message {
 
 struct Matrices {
   std::uint32_t* registers;
-  int count;
   std::uint32_t shared;
   bool transposed;
 };
@@ -50,7 +49,7 @@ enum class Way { load, store };
 
 template <Way kWay>
 void move(Matrices* const (&all)[32], std::uint32_t) {
-  for (int matrix = 0; matrix < all[0]->count; ++matrix) {
+  for (int matrix = 0; matrix < 4; ++matrix) {
     for (int row = 0; row < 8; ++row) {
       const std::uint32_t address = all[matrix * 8 + row]->shared;
       auto* const from = reinterpret_cast<std::uint16_t*>(
@@ -151,13 +150,13 @@ std::uint64_t shuffle(std::uint32_t mask, std::uint64_t bits, int from) {
   return own.result;
 }
 
-void load_matrices(std::uint32_t* registers, int count, std::uint32_t shared, bool transposed) {
-  Matrices own{registers, count, shared, transposed};
+void load_matrices(std::uint32_t (&r)[4], std::uint32_t shared, bool transposed) {
+  Matrices own{r, shared, transposed};
   block().meet<Matrices>("ldmatrix", kAllLanes, own, move<Way::load>);
 }
 
-void store_matrices(const std::uint32_t* registers, int count, std::uint32_t shared, bool transposed) {
-  Matrices own{const_cast<std::uint32_t*>(registers), count, shared, transposed};
+void store_matrices(const std::uint32_t (&r)[4], std::uint32_t shared) {
+  Matrices own{const_cast<std::uint32_t*>(r), shared, false};
   block().meet<Matrices>("stmatrix", kAllLanes, own, move<Way::store>);
 }
 

@@ -16,9 +16,9 @@ void warp_sync(std::uint32_t mask);
 // The 64 bits of lane `from` of the same segment of `width` lanes.
 [[nodiscard]] std::uint64_t shuffle(std::uint32_t mask, std::uint64_t bits, int from);
 
-// kCount 8 x 8 matrices; lane i gives the address of row i % 8 of matrix i / 8.
-void load_matrices(std::uint32_t* registers, int count, std::uint32_t shared, bool transposed);
-void store_matrices(const std::uint32_t* registers, int count, std::uint32_t shared, bool transposed);
+// Four 8 x 8 matrices; lane i gives the address of row i % 8 of matrix i / 8.
+void load_matrices(std::uint32_t (&r)[4], std::uint32_t shared, bool transposed);
+void store_matrices(const std::uint32_t (&r)[4], std::uint32_t shared);
 
 void mma_16x8x16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, Element element);
 

@@ -2,19 +2,42 @@
 // In the place of src/cuda/ptx.cuh: the same functions, emulated.
 #pragma once
 
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cmath>
 #include <cstdint>
+#include <cstring>
 
 #include "common/half.h"
 #include "emulator/block.h"
 #include "emulator/copies.h"
-#include "emulator/device.h"
 #include "emulator/shared_memory.h"
 #include "emulator/warp.h"
 
-namespace distr::cuda::ptx {
+namespace distr::emulator {
 
-constexpr emulator::Element element_of(__half) { return emulator::Element::f16; }
-constexpr emulator::Element element_of(__nv_bfloat16) { return emulator::Element::bf16; }
+template <class T>
+void store_shared(std::uint32_t shared, T x) {
+  std::memcpy(shared_memory().at(shared, sizeof(T), sizeof(T), "st.shared"), &x, sizeof(T));
+  shared_memory().stored(shared, sizeof(T), block().thread());
+}
+template <class T>
+T load_shared(std::uint32_t shared) {
+  shared_memory().require_settled(shared, sizeof(T), SharedMemory::Proxy::generic, "ld.shared");
+  T x;
+  std::memcpy(&x, shared_memory().at(shared, sizeof(T), sizeof(T), "ld.shared"), sizeof(T));
+  return x;
+}
+
+template <class T>
+std::uint32_t packed(float low, float high) {
+  return common::from_float<T>(low).bits | std::uint32_t{common::from_float<T>(high).bits} << 16;
+}
+
+}  // namespace distr::emulator
+
+namespace distr::cuda::ptx {
 
 inline std::uint32_t shared_address(const void* pointer) { return emulator::shared_memory().address(pointer); }
 
@@ -23,28 +46,15 @@ inline void cp_async_16(std::uint32_t shared, const void* global, bool valid) {
 }
 inline void cp_async_commit() { emulator::copy_async_commit(); }
 template <int kPending>
-void cp_async_wait() {
+inline void cp_async_wait() {
   emulator::copy_async_wait(kPending);
 }
 
-template <class T>
-void store_shared(std::uint32_t shared, T x, const char* user) {
-  std::memcpy(emulator::shared_memory().at(shared, sizeof(T), sizeof(T), user), &x, sizeof(T));
-  emulator::shared_memory().stored(shared, sizeof(T), emulator::block().thread());
-}
-template <class T>
-T load_shared(std::uint32_t shared, const char* user) {
-  emulator::shared_memory().require_settled(shared, sizeof(T), emulator::SharedMemory::Proxy::generic, user);
-  T x;
-  std::memcpy(&x, emulator::shared_memory().at(shared, sizeof(T), sizeof(T), user), sizeof(T));
-  return x;
-}
-inline void store_shared_4(std::uint32_t shared, std::uint32_t x) { store_shared(shared, x, "st.shared"); }
-inline void store_shared_8(std::uint32_t shared, std::uint64_t x) { store_shared(shared, x, "st.shared"); }
-inline void store_shared_16(std::uint32_t shared, uint4 x) { store_shared(shared, x, "st.shared"); }
-inline std::uint32_t load_shared_4(std::uint32_t shared) { return load_shared<std::uint32_t>(shared, "ld.shared"); }
-inline std::uint64_t load_shared_8(std::uint32_t shared) { return load_shared<std::uint64_t>(shared, "ld.shared"); }
-inline uint4 load_shared_16(std::uint32_t shared) { return load_shared<uint4>(shared, "ld.shared"); }
+inline void store_shared_4(std::uint32_t shared, std::uint32_t x) { emulator::store_shared(shared, x); }
+inline void store_shared_16(std::uint32_t shared, uint4 x) { emulator::store_shared(shared, x); }
+inline std::uint32_t load_shared_4(std::uint32_t shared) { return emulator::load_shared<std::uint32_t>(shared); }
+inline std::uint64_t load_shared_8(std::uint32_t shared) { return emulator::load_shared<std::uint64_t>(shared); }
+inline uint4 load_shared_16(std::uint32_t shared) { return emulator::load_shared<uint4>(shared); }
 
 inline void red_add(float* global, float x) { *global += x; }
 inline void red_add_4(float* global, const float (&x)[4]) {
@@ -56,31 +66,18 @@ inline void red_add_4(float* global, const float (&x)[4]) {
   }
 }
 
-inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t shared) { emulator::load_matrices(r, 4, shared, false); }
-inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t shared) {
-  emulator::load_matrices(r, 4, shared, true);
+inline void ldmatrix_x4(std::uint32_t (&r)[4], std::uint32_t shared) { emulator::load_matrices(r, shared, false); }
+inline void ldmatrix_x4_trans(std::uint32_t (&r)[4], std::uint32_t shared) { emulator::load_matrices(r, shared, true); }
+inline void mma_16x8x16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, __half) {
+  emulator::mma_16x8x16(d, a, b0, b1, emulator::Element::f16);
 }
-inline void stmatrix_x4(std::uint32_t shared, const std::uint32_t (&r)[4]) {
-  emulator::store_matrices(r, 4, shared, false);
-}
-inline void stmatrix_x4_trans(std::uint32_t shared, const std::uint32_t (&r)[4]) {
-  emulator::store_matrices(r, 4, shared, true);
-}
-inline void stmatrix_x2(std::uint32_t shared, const std::uint32_t (&r)[2]) {
-  emulator::store_matrices(r, 2, shared, false);
-}
-inline void stmatrix_x2_trans(std::uint32_t shared, const std::uint32_t (&r)[2]) {
-  emulator::store_matrices(r, 2, shared, true);
-}
-
-template <class T>
-void mma_16x8x16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, T) {
-  emulator::mma_16x8x16(d, a, b0, b1, element_of(T{}));
+inline void mma_16x8x16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, __nv_bfloat16) {
+  emulator::mma_16x8x16(d, a, b0, b1, emulator::Element::bf16);
 }
 
 inline unsigned opaque(unsigned x) { return x; }
 template <class T>
-T* opaque(T* x) {
+inline T* opaque(T* x) {
   return x;
 }
 
@@ -89,19 +86,9 @@ inline float exp2(float x) {
   return std::fpclassify(y) == FP_SUBNORMAL ? 0.0F : y;
 }
 
-template <class T>
-std::uint32_t pack_as(float low, float high) {
-  return common::from_float<T>(low).bits | std::uint32_t{common::from_float<T>(high).bits} << 16;
+inline std::uint32_t pack(float low, float high, __half) { return emulator::packed<common::Float16>(low, high); }
+inline std::uint32_t pack(float low, float high, __nv_bfloat16) {
+  return emulator::packed<common::BFloat16>(low, high);
 }
-inline std::uint32_t pack(float low, float high, __half) { return pack_as<common::Float16>(low, high); }
-inline std::uint32_t pack(float low, float high, __nv_bfloat16) { return pack_as<common::BFloat16>(low, high); }
-
-// Looks at memory that another block writes, and lets the others go on.
-inline unsigned load_acquire(const unsigned* global) {
-  emulator::block().poll();
-  return *global;
-}
-inline void store_release(unsigned* global, unsigned x) { *global = x; }
-inline void red_add_release(unsigned* global, unsigned x) { *global += x; }
 
 }  // namespace distr::cuda::ptx

@@ -3,13 +3,15 @@
 #pragma once
 
 #include <cuda.h>
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
 
-#include <cstddef>
 #include <cstdint>
 
-#include "cuda/ptx.cuh"
+#include "emulator/block.h"
 #include "emulator/copies.h"
 #include "emulator/synchronization.h"
+#include "emulator/warp.h"
 #include "emulator/warpgroup.h"
 
 namespace distr::cuda::ptx {
@@ -18,31 +20,27 @@ inline void barrier_init(std::uint32_t barrier, unsigned arrivals) { emulator::b
 inline void barrier_fence() {}
 inline void barrier_arrive(std::uint32_t barrier) { emulator::barrier_arrive(barrier, 0); }
 inline void barrier_arrive_expect(std::uint32_t barrier, unsigned bytes) { emulator::barrier_arrive(barrier, bytes); }
-inline void barrier_expect(std::uint32_t barrier, unsigned bytes) { emulator::barrier_expect(barrier, bytes); }
-inline bool barrier_test(std::uint32_t barrier, unsigned parity) { return emulator::barrier_test(barrier, parity); }
 inline void barrier_wait(std::uint32_t barrier, unsigned parity) { emulator::barrier_wait(barrier, parity); }
 
-inline void named_barrier_sync(int number, int threads) { emulator::named_barrier_sync(number, threads); }
-inline void named_barrier_arrive(int number, int threads) { emulator::named_barrier_arrive(number, threads); }
-
 // What this thread stored to shared memory is seen by wgmma and the copy engine from here on.
-inline void fence_proxy_async_global() {}
 inline void fence_proxy_async() { ++emulator::block().thread().proxy_fences; }
+inline void fence_proxy_async_global() {}
 
-inline void cp_async_arrive(std::uint32_t barrier) { emulator::copy_async_arrive(barrier); }
+inline void named_barrier_sync(int id, int threads) { emulator::named_barrier_sync(id, threads); }
+
+inline void stmatrix_x4(std::uint32_t shared, const std::uint32_t (&r)[4]) { emulator::store_matrices(r, shared); }
+
+// Looks at memory that another block writes, and lets the others go on.
+inline unsigned load_acquire(const unsigned* global) {
+  emulator::block().poll();
+  return *global;
+}
+inline void store_release(unsigned* global, unsigned x) { *global = x; }
 
 inline void copy_box(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int column, int row, int head,
                      int batch) {
   const int place[] = {column, row, head, batch};
   emulator::copy_box_in(shared, map, barrier, place, 4);
-}
-inline void store_box(const CUtensorMap& map, std::uint32_t shared, int column, int row, int head, int batch) {
-  const int place[] = {column, row, head, batch};
-  emulator::copy_box_out(map, shared, place, 4, emulator::Reduction::none);
-}
-inline void add_box(const CUtensorMap& map, std::uint32_t shared, int column, int row, int head, int batch) {
-  const int place[] = {column, row, head, batch};
-  emulator::copy_box_out(map, shared, place, 4, emulator::Reduction::add);
 }
 inline void copy_bulk(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t barrier) {
   emulator::copy_bulk_in(shared, global, bytes, barrier);
@@ -56,51 +54,91 @@ inline void add_bulk(float* global, std::uint32_t shared, unsigned bytes) {
 }
 inline void bulk_commit() { emulator::copy_bulk_commit(); }
 template <int kPending>
-void bulk_wait_read() {
+inline void bulk_wait_read() {
   emulator::copy_bulk_wait(kPending, true);
 }
 template <int kPending>
-void bulk_wait() {
+inline void bulk_wait() {
   emulator::copy_bulk_wait(kPending, false);
 }
 
 template <int kRegisters>
-void give_registers() {
+inline void give_registers() {
   emulator::set_registers(kRegisters);
 }
 template <int kRegisters>
-void take_registers() {
+inline void take_registers() {
   emulator::set_registers(kRegisters);
 }
 
 inline void wgmma_fence() { emulator::product_fence(); }
 inline void wgmma_commit() { emulator::product_commit(); }
 template <int kPending>
-void wgmma_wait() {
+inline void wgmma_wait() {
   emulator::product_wait(kPending);
 }
 
 // Of the compiler alone.
-template <std::size_t kCount>
-void settle(float (&)[kCount]) {}
+template <int kN>
+inline void settle(float (&)[kN]) {}
 
 enum class Rows : std::uint8_t { along_k, along_n };
 
-template <Rows kRows, std::size_t kCount, class T>
-void wgmma(float (&d)[kCount], const std::uint32_t (&a)[4], std::uint64_t b, bool add, T) {
-  emulator::begin_product({d, static_cast<int>(2 * kCount), a, {}, {b, kRows == Rows::along_k}, add, element_of(T{})});
+template <Rows kRows>
+inline void wgmma(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __half) {
+  emulator::begin_product({d, 32, a, {}, {b, kRows == Rows::along_k}, add, emulator::Element::f16});
+}
+template <Rows kRows>
+inline void wgmma(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __nv_bfloat16) {
+  emulator::begin_product({d, 32, a, {}, {b, kRows == Rows::along_k}, add, emulator::Element::bf16});
+}
+template <Rows kRows>
+inline void wgmma(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __half) {
+  emulator::begin_product({d, 64, a, {}, {b, kRows == Rows::along_k}, add, emulator::Element::f16});
+}
+template <Rows kRows>
+inline void wgmma(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __nv_bfloat16) {
+  emulator::begin_product({d, 64, a, {}, {b, kRows == Rows::along_k}, add, emulator::Element::bf16});
+}
+template <Rows kRows>
+inline void wgmma(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __half) {
+  emulator::begin_product({d, 128, a, {}, {b, kRows == Rows::along_k}, add, emulator::Element::f16});
+}
+template <Rows kRows>
+inline void wgmma(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __nv_bfloat16) {
+  emulator::begin_product({d, 128, a, {}, {b, kRows == Rows::along_k}, add, emulator::Element::bf16});
 }
 
-// Both operands in shared memory; along_n of the left one: its rows lie along M.
-template <Rows kLeft, Rows kRight, std::size_t kCount, class T>
-void wgmma(float (&d)[kCount], std::uint64_t a, std::uint64_t b, bool add, T) {
-  emulator::begin_product({d,
-                           static_cast<int>(2 * kCount),
-                           nullptr,
-                           {a, kLeft == Rows::along_k},
-                           {b, kRight == Rows::along_k},
-                           add,
-                           element_of(T{})});
+// The same with a, too, in shared memory, whose rows lie along k or along the 64 rows of d.
+template <Rows kRowsA, Rows kRowsB>
+inline void wgmma(float (&d)[8], std::uint64_t a, std::uint64_t b, bool add, __half) {
+  emulator::begin_product(
+      {d, 16, nullptr, {a, kRowsA == Rows::along_k}, {b, kRowsB == Rows::along_k}, add, emulator::Element::f16});
+}
+template <Rows kRowsA, Rows kRowsB>
+inline void wgmma(float (&d)[8], std::uint64_t a, std::uint64_t b, bool add, __nv_bfloat16) {
+  emulator::begin_product(
+      {d, 16, nullptr, {a, kRowsA == Rows::along_k}, {b, kRowsB == Rows::along_k}, add, emulator::Element::bf16});
+}
+template <Rows kRowsA, Rows kRowsB>
+inline void wgmma(float (&d)[16], std::uint64_t a, std::uint64_t b, bool add, __half) {
+  emulator::begin_product(
+      {d, 32, nullptr, {a, kRowsA == Rows::along_k}, {b, kRowsB == Rows::along_k}, add, emulator::Element::f16});
+}
+template <Rows kRowsA, Rows kRowsB>
+inline void wgmma(float (&d)[16], std::uint64_t a, std::uint64_t b, bool add, __nv_bfloat16) {
+  emulator::begin_product(
+      {d, 32, nullptr, {a, kRowsA == Rows::along_k}, {b, kRowsB == Rows::along_k}, add, emulator::Element::bf16});
+}
+template <Rows kRowsA, Rows kRowsB>
+inline void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add, __half) {
+  emulator::begin_product(
+      {d, 64, nullptr, {a, kRowsA == Rows::along_k}, {b, kRowsB == Rows::along_k}, add, emulator::Element::f16});
+}
+template <Rows kRowsA, Rows kRowsB>
+inline void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add, __nv_bfloat16) {
+  emulator::begin_product(
+      {d, 64, nullptr, {a, kRowsA == Rows::along_k}, {b, kRowsB == Rows::along_k}, add, emulator::Element::bf16});
 }
 
 }  // namespace distr::cuda::ptx
