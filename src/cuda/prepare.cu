@@ -135,7 +135,6 @@ __global__ void fuse_kernel(const uint4* kt, const std::int32_t* order, Fusion f
 }  // namespace
 
 int heads_in_cache(const Problem& problem) noexcept {
-  constexpr std::int64_t kCacheBytes = std::int64_t{36} << 20;
   const std::int64_t head_bytes = problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2;
   const std::int64_t heads = std::max(problem.batch * problem.heads_q, std::int64_t{1});
   return static_cast<int>(std::clamp(kCacheBytes / std::max(head_bytes, std::int64_t{1}), std::int64_t{1}, heads));

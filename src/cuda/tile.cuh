@@ -63,6 +63,22 @@ template <class To, class From>
   return to;
 }
 
+// Writes row[column] and row[column + 1], as far as there are so many columns. pairs: in one word where both are, for
+// the address of the row is a multiple of 4, and the column is even.
+template <class T>
+__device__ __forceinline__ void store_pair(T* row, int column, int columns, bool pairs, float low, float high) {
+  if (pairs && column + 1 < columns) {
+    *reinterpret_cast<std::uint32_t*>(row + column) = ptx::pack(low, high, T{});
+    return;
+  }
+  if (column < columns) {
+    row[column] = T(low);
+  }
+  if (column + 1 < columns) {
+    row[column + 1] = T(high);
+  }
+}
+
 // Eight sums of 16-bit elements, each rounded to their type.
 template <class T>
 [[nodiscard]] __device__ inline uint4 add8(uint4 a, uint4 b) {

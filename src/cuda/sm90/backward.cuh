@@ -16,8 +16,9 @@
 //   The sum of a tile is made in the order of the keys, so its bits are the same in every run: turns[tile] counts the
 //   blocks that have added to it, and a block waits until all of those before it have. The first writes instead.
 //   Every turn comes:
-//     - A block waits only for those of smaller keys of its own head, whose blockIdx is smaller, too (cuda/place.cuh).
-//       Thread blocks start in the order of blockIdx, so all of them have started.
+//     - A block begins by taking a ticket, which says which keys are its own; CUDA starts blocks in whatever order. It
+//       waits only for those of smaller keys of its own head, whose tickets are smaller (cuda/place.cuh), so all of
+//       them have started.
 //     - The block of the smallest keys waits for none, and so gets through all of its tiles; then so does the next.
 //     - Who sees a tile are the first so many blocks, also where attention is causal: nobody in the order is left out.
 //   As all blocks of a head go from the last tile to the first, each is behind the one before it by one hand-over and
@@ -77,15 +78,14 @@ struct BackwardShared {
     return queries(C::kStages) + static_cast<std::uint32_t>(stage * C::OutputTile::kBytes);
   }
   [[nodiscard]] __device__ std::uint32_t gradients(int n) const {  // dS^T
-    return outputs(C::kStages) + static_cast<std::uint32_t>(n % C::kStages * C::GradientTile::kBytes);
+    return outputs(C::kStages) + static_cast<std::uint32_t>(n % C::kGradients * C::GradientTile::kBytes);
   }
   [[nodiscard]] __device__ std::uint32_t sums(int n) const {  // dQ
     return outputs(C::kStages) +
-           static_cast<std::uint32_t>(C::kStages * C::GradientTile::kBytes + n % C::kStages * C::kSumsBytes);
+           static_cast<std::uint32_t>(C::kGradients * C::GradientTile::kBytes + n % C::kStages * C::kSumsBytes);
   }
   [[nodiscard]] __device__ std::uint32_t stats(int stage) const {
-    return outputs(C::kStages) +
-           static_cast<std::uint32_t>(C::kStages * (C::GradientTile::kBytes + C::kSumsBytes) + stage * C::kStatsBytes);
+    return sums(0) + static_cast<std::uint32_t>(C::kStages * C::kSumsBytes + stage * C::kStatsBytes);
   }
 
   [[nodiscard]] __device__ std::uint32_t keys_full() const { return barriers; }
@@ -137,7 +137,7 @@ __device__ inline void copy_all(const BackwardParameters& p, const KeyBlock<C>& 
   }
 }
 
-// By one thread for each of the two buffers: adds dQ of its tiles to their sums in memory, when it is their turn.
+// By one thread for each of the kStages buffers: adds dQ of its tiles to their sums in memory, when it is their turn.
 template <class C>
 __device__ inline void add_all(const BackwardParameters& p, const KeyBlock<C>& work, const BackwardShared<C>& shared,
                                int buffer) {
@@ -270,11 +270,12 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant__ BackwardParameters p) {
   extern __shared__ std::uint8_t memory[];
   __shared__ std::uint64_t barriers[BackwardShared<C>::kBarriers];
+  __shared__ unsigned s_block;  // the number that KeyBlock::of takes
   const std::uint32_t base = (ptx::shared_address(memory) + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
   const BackwardShared<C> shared{__shfl_sync(~0U, base, 0), __shfl_sync(~0U, ptx::shared_address(barriers), 0)};
-  const auto work = KeyBlock<C>::of(blockIdx.x, p);
 
   if (threadIdx.x == 0) {
+    s_block = p.ticket != nullptr ? atomicAdd(p.ticket, 1U) : blockIdx.x;
     constexpr unsigned kComputingWarps = 4 * C::kConsumers;
     ptx::barrier_init(shared.keys_full(), 1);
     ptx::barrier_init(shared.values_full(), 1);
@@ -291,6 +292,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
   __syncthreads();
 
   // The same for all threads of a warp, which the compiler cannot see.
+  const auto work = KeyBlock<C>::of(__shfl_sync(~0U, s_block, 0), p);
   const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
   if (threadIdx.x < C::kWarpgroup) {
     ptx::give_registers<C::kCopyRegisters>();

@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "cuda/problem.h"
+#include "cuda/sm90/backward_round.h"
 #include "cuda/sm90/config.h"
 
 namespace distr::cuda::sm90 {
@@ -26,8 +27,9 @@ struct BackwardConfig {
   static constexpr int kValues = kValues_;
   static constexpr int kConsumers = 2;
   static constexpr int kKeys = 64 * kConsumers;
-  static constexpr int kRows = 64;                        // queries of a tile
-  static constexpr int kStages = kColumns <= 64 ? 3 : 2;  // of Q and dO, and buffers of dS^T and of dQ
+  static constexpr int kRows = kQueryTileRows;            // queries of a tile
+  static constexpr int kStages = kColumns <= 64 ? 3 : 2;  // of Q and dO, and buffers of dQ
+  static constexpr int kGradients = 2;                    // buffers of dS^T
   static constexpr int kWarpgroup = 128;                  // threads
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kCopyRegisters = 24;
@@ -48,16 +50,11 @@ struct BackwardConfig {
 
   static constexpr int kStatsBytes = kRows * 8;
   static constexpr int kSumsBytes = kRows * kColumns * 4;  // of dQ
-  static constexpr int kSharedBytes =
-      KeyTile::kBytes + ValueTile::kBytes +
-      kStages * (QueryTile::kBytes + OutputTile::kBytes + kStatsBytes + GradientTile::kBytes + kSumsBytes);
+  static constexpr int kSharedBytes = KeyTile::kBytes + ValueTile::kBytes + kGradients * GradientTile::kBytes +
+                                      kStages * (QueryTile::kBytes + OutputTile::kBytes + kStatsBytes + kSumsBytes);
   static constexpr int kAlignment = 1024;  // of the tiles
   static_assert(kSharedBytes + kAlignment <= 227 * 1024 - 256);
 };
-
-// The rows of dQ's sums in memory of a head, and those of dK's and dV's: whole tiles.
-inline constexpr int kQueryTileRows = 64;
-inline constexpr int kKeyTileRows = 128;
 
 // What the kernel takes by value.
 struct BackwardParameters {
@@ -68,6 +65,7 @@ struct BackwardParameters {
   std::int64_t stats_rows;  // Nq, up to a multiple of 128
   float* sums;              // dq_hat / scale, in fragments (backward_round.h) of kQueryTileRows rows
   unsigned* turns;          // [B, Hq, tiles of queries]: blocks of keys that have added to the tile; or null: any order
+  unsigned* ticket;         // blocks that have started; null: no turns, so it does not matter
   float scale;
   // Where a KV head has one query head and columns are as they were given, dK and dV are written as they are wanted;
   // else (parts are not null) for each query head in fp32, in fragments of kKeyTileRows rows, without the scale.

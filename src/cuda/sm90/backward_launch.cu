@@ -30,7 +30,6 @@ namespace {
 // How many heads are worked on at the same time: those whose Q, dO and sums of dQ stay in the L2 together, but at
 // least two, so that fewer blocks of one head wait for each other.
 [[nodiscard]] int section_of(const Problem& problem, const BackwardVariant& variant) {
-  constexpr std::int64_t kCacheBytes = std::int64_t{34} << 20;
   const std::int64_t bytes_a_head = problem.seq_q * (2 * (variant.columns + variant.values) + 4 * variant.columns);
   const std::int64_t heads = problem.batch * problem.heads_q;
   return static_cast<int>(std::clamp(kCacheBytes / bytes_a_head, std::min<std::int64_t>(heads, 2), heads));
@@ -47,7 +46,7 @@ struct Space {
   std::int64_t heads, stats_rows, query_rows, key_rows;  // rows of whole tiles
   float2* stats;
   float* sums;
-  unsigned* turns = nullptr;  // any order
+  unsigned* turns = nullptr;  // and the ticket behind them; null: any order
   Operand q, k, v, d_o;
   void* q_hat = nullptr;
   void* k_hat = nullptr;
@@ -69,7 +68,7 @@ struct Space {
         v(copied(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)),
         d_o(copied(p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace)) {
     if (order == Order::of_keys) {
-      turns = workspace.take<unsigned>(num_turns());
+      turns = workspace.take<unsigned>(num_turns() + 1);
     }
     const bool exact = common::count_exact_rows(p, grouping) == p.seq_q;
     if (!exact) {
@@ -86,13 +85,13 @@ struct Space {
   }
   [[nodiscard]] std::int64_t num_sums() const { return heads * query_rows * variant.columns; }
   [[nodiscard]] std::int64_t num_turns() const { return heads * (query_rows / kQueryTileRows); }
-  // What the kernel counts on: nobody's turn was yet, or nothing was added yet.
+  // What the kernel counts on: nobody's turn was yet and no ticket is taken, or nothing was added yet.
   void clear(void* stream) const {
     const auto zero = [&](void* from, std::int64_t count) {  // of four bytes
       check(cudaMemsetAsync(from, 0, static_cast<std::size_t>(count) * 4, static_cast<cudaStream_t>(stream)),
             "cudaMemsetAsync");
     };
-    order == Order::of_keys ? zero(turns, num_turns()) : zero(sums, num_sums());
+    order == Order::of_keys ? zero(turns, num_turns() + 1) : zero(sums, num_sums());
   }
 };
 
@@ -187,6 +186,7 @@ void run(const Problem& problem, const Grouping& grouping, const BackwardTensors
   p.stats_rows = space.stats_rows;
   p.sums = space.sums;
   p.turns = space.turns;
+  p.ticket = space.turns == nullptr ? nullptr : space.turns + space.num_turns();
   p.scale = static_cast<float>(problem.softmax_scale());
   p.d_k = tensors.d_k;
   p.d_v = tensors.d_v;

@@ -9,7 +9,7 @@
 #include "cuda/sm90/backward_round.h"
 
 #include "cuda/launch.h"
-#include "cuda/ptx.cuh"
+#include "cuda/tile.cuh"
 
 namespace distr::cuda::sm90 {
 namespace {
@@ -91,17 +91,7 @@ __global__ void __launch_bounds__(kThreads) round_kernel(const __grid_constant__
     T* const line = base + (row + k) * r.strides.row;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
-      const int c = column(i);
-      if (pairs && c + 1 < r.columns) {
-        *reinterpret_cast<std::uint32_t*>(line + c) = ptx::pack(total[k][i], total[k][i + 1], T{});
-      } else {
-        if (c < r.columns) {
-          line[c] = T(total[k][i]);
-        }
-        if (c + 1 < r.columns) {
-          line[c + 1] = T(total[k][i + 1]);
-        }
-      }
+      store_pair(line, column(i), r.columns, pairs, total[k][i], total[k][i + 1]);
     }
   }
 }

@@ -15,11 +15,14 @@ namespace distr::cuda::sm90 {
 // in a row: (row, column) = (lane / 4, 2 (lane % 4)), its right neighbour, and the same 8 rows below.
 inline constexpr int kFragment = 128;
 
+// The rows of dQ's sums in memory of a head, and those of dK's and dV's: whole tiles.
+inline constexpr int kQueryTileRows = 64;
+inline constexpr int kKeyTileRows = 128;
+
 // The first tile of kQueryTileRows queries with one that sees a key from `key` on.
 __host__ __device__ inline int first_query_tile(const DeviceProblem& problem, int key) {
-  constexpr int kRows = 64;
   const std::int64_t row = problem.causal ? key - problem.causal_offset : 0;
-  return static_cast<int>(row < 0 ? 0 : row > problem.seq_q ? problem.seq_q : row) / kRows;
+  return static_cast<int>(row < 0 ? 0 : row > problem.seq_q ? problem.seq_q : row) / kQueryTileRows;
 }
 
 // What a column of the result takes of the sum of its group.

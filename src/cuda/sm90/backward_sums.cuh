@@ -94,18 +94,18 @@ struct KeyHead {
   int batch, query, key;
 };
 
-// dK or dV of this warp's 16 keys from `row` on: what is wanted, or the parts of a query head.
-template <class T, int kColumns>
-__device__ inline void store_keys(const BackwardParameters& p, const KeyHead& head, int row,
-                                  const float (&sum)[kColumns], float* parts, void* to, const Strides& strides,
-                                  int columns, float factor) {
+// dK or dV of this warp's 16 keys from `row` on: what is wanted, or the parts of a query head. kSums: of a thread, half
+// of the columns.
+template <class T, int kSums>
+__device__ inline void store_keys(const BackwardParameters& p, const KeyHead& head, int row, const float (&sum)[kSums],
+                                  float* parts, void* to, const Strides& strides, int columns, float factor) {
   const DeviceProblem& problem = p.problem;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (parts != nullptr) {
     const std::int64_t rows = (problem.seq_k + kKeyTileRows - 1) / kKeyTileRows * kKeyTileRows;
-    float* const fragments = parts + ((head.batch * problem.heads_q + head.query) * rows + row) * (2 * kColumns);
+    float* const fragments = parts + ((head.batch * problem.heads_q + head.query) * rows + row) * (2 * kSums);
 #pragma unroll
-    for (int n = 0; n < kColumns / 4; ++n) {
+    for (int n = 0; n < kSums / 4; ++n) {
       *reinterpret_cast<float4*>(fragments + n * kFragment + lane * 4) =
           make_float4(sum[4 * n], sum[4 * n + 1], sum[4 * n + 2], sum[4 * n + 3]);
     }
@@ -121,20 +121,11 @@ __device__ inline void store_keys(const BackwardParameters& p, const KeyHead& he
     }
     T* const line = base + of_row * strides.row;
 #pragma unroll
-    for (int n = 0; n < kColumns / 4; ++n) {
+    for (int n = 0; n < kSums / 4; ++n) {
       const int c = n * 8 + lane % 4 * 2;
       const float low = factor * sum[n * 4 + half * 2];
       const float high = factor * sum[n * 4 + half * 2 + 1];
-      if (pairs && c + 1 < columns) {
-        *reinterpret_cast<std::uint32_t*>(line + c) = ptx::pack(low, high, T{});
-      } else {
-        if (c < columns) {
-          line[c] = T(low);
-        }
-        if (c + 1 < columns) {
-          line[c + 1] = T(high);
-        }
-      }
+      store_pair(line, c, columns, pairs, low, high);
     }
   }
 }

@@ -22,7 +22,7 @@ void launch_backward(const BackwardParameters& p, void* stream) {
 
 template <class C>
 constexpr BackwardVariant variant() {
-  static_assert(C::kRows == kQueryTileRows && C::kKeys == kKeyTileRows);
+  static_assert(C::kKeys == kKeyTileRows);
   return {kDTypeOf<typename C::Element>, C::kColumns, C::kValues, &launch_backward<C>};
 }
 

@@ -90,16 +90,7 @@ __device__ inline void store(const ForwardParameters& p, const Rows& work, int f
       const int column = n * 8 + lane % 4 * 2;
       const float low = o[n * 4 + half * 2] * inverse;
       const float high = o[n * 4 + half * 2 + 1] * inverse;
-      if (pairs && column + 1 < problem.head_dim_v) {
-        *reinterpret_cast<std::uint32_t*>(to + column) = ptx::pack(low, high, T{});
-      } else {
-        if (column < problem.head_dim_v) {
-          to[column] = T(low);
-        }
-        if (column + 1 < problem.head_dim_v) {
-          to[column + 1] = T(high);
-        }
-      }
+      store_pair(to, column, problem.head_dim_v, pairs, low, high);
     }
   }
 }
