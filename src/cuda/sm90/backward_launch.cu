@@ -209,8 +209,8 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   if (problem.seq_q == 0) {
     return "takes at least one query";
   }
-  if (common::count_exact_rows(problem, grouping) < problem.seq_q && grouping.block < problem.seq_q) {
-    return "takes one grouping for the whole sequence: blocks of at least seq_q rows";
+  if (is_by_blocks(problem, grouping)) {
+    return kTakesOneGrouping;
   }
   return device_refusal();
 }

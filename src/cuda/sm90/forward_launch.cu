@@ -17,11 +17,6 @@
 namespace distr::cuda::sm90 {
 namespace {
 
-// Whether blocks of queries have groupings of their own, so that the kernel fuses K.
-[[nodiscard]] bool is_by_blocks(const Problem& problem, const Grouping& grouping) noexcept {
-  return !is_exact(grouping) && grouping.block < problem.seq_q;
-}
-
 // How long a launch takes, in rows of a block of two consumers. Blocks of a causal launch end one by one; others in
 // waves. With three consumers a row costs less (docs/kernel-log.md, sm90/forward, step 18).
 [[nodiscard]] double cost(const Problem& problem, const Variant& variant) {
@@ -175,7 +170,7 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping) {
     return reason;
   }
   if (is_by_blocks(problem, grouping)) {
-    return "takes one grouping for the whole sequence: blocks of at least seq_q rows";
+    return kTakesOneGrouping;
   }
   const std::string reason = device_refusal();
   return reason.empty() ? preference(problem) : reason;
