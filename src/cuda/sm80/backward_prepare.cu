@@ -55,7 +55,7 @@ __device__ inline void store_stats(const RowsOfBackward& rows, std::int64_t inde
   constexpr int kTile = 64;
   const auto row = static_cast<int>(index % kTile);
   float* const tile = reinterpret_cast<float*>(rows.stats) + index / kTile * (2 * kTile);
-  const int place = row / 2 % 4 * 16 + row / 8 * 2 + row % 2;
+  const int place = row / 16 * 16 + row / 2 % 4 * 4 + row / 8 % 2 * 2 + row % 2;
   tile[place] = shift;
   tile[kTile + place] = d;
 }

@@ -9,8 +9,8 @@ namespace distr::cuda::sm80 {
 // Of the statistics of a head's rows.
 enum class Stats : std::uint8_t {
   pairs,  // [stats_rows]: both of a row
-  tiles,  // [stats_rows / 64][2][4][8][2] floats: first all of the one, in the order in which the tensor cores deal out
-          // the columns of an accumulator: row 8 n + 2 lane + i of a tile at [lane][n][i]
+  tiles,  // [stats_rows / 64][2][4][4][2][2] floats: first all of the one, in the order in which the tensor cores deal
+          // out the columns of an accumulator: row 16 m + 8 n + 2 lane + i of a tile at [m][lane][n][i]
 };
 
 struct RowsOfBackward {

@@ -4,12 +4,18 @@
 //
 //   A thread block owns kKeys keys of a query head, whose K and V stay in shared memory, and meets its tiles of kRows
 //   queries, from the last to the first. Two warpgroups own 64 keys each. For a tile:
-//     S^T = K Q^T, dP^T = V dO^T              [64, kRows]  started at the end of the tile before
-//     P = 2^(scale S - LSE)                                while dP^T is on its way
+//     S^T = K Q^T, dP^T = V dO^T              [64, kRows]
+//     P = 2^(scale S - LSE)
 //     dV += P^T dO                            [64, dv]     the accumulators of S^T are a left operand as they are
-//     dS = P (dP - D)                                      while dV is; to shared memory, where all keys' dS meet
-//     dK += dS^T Q                            [64, r]      while the other warpgroup's dS is waited for
+//     dS = P (dP - D)                                      while dV is on its way; to shared memory, where all meet
+//     dK += dS^T Q                            [64, r]
 //     dQ = dS K                               [kRows, r / 2] of all keys, a half of the columns each; to shared memory
+//   S^T of the next tile is started behind dK. The rest depends on the registers there are (kSumsBeside):
+//     - r <= 64: dP^T of the next tile is started behind its S^T, and dQ of this one behind dV of the next. A warpgroup
+//       waits for the other's dS half a tile after its own, so they need not keep step: they take turns at the
+//       exponentials, and one's products run under the other's.
+//     - r = 128: dQ is started behind S^T of the next tile and runs under its exponentials; then dP^T takes its
+//       registers.
 //   The third warpgroup copies: a warp brings the tiles, and one for each buffer of dQ adds them to their sums in
 //   memory.
 //
@@ -25,246 +31,221 @@
 //   from then on runs beside it. Callers who let the order change have no turns, and sums that begin as zeros.
 #pragma once
 
-#include <climits>
-
-#include "cuda/place.cuh"
 #include "cuda/sm90/backward_config.h"
+#include "cuda/sm90/backward_copies.cuh"
 #include "cuda/sm90/backward_products.cuh"
 #include "cuda/sm90/backward_sums.cuh"
 #include "cuda/sm90/pipeline.cuh"
 
 namespace distr::cuda::sm90 {
 
-// The keys that belong to a thread block, and the queries that it meets.
-template <class C>
-struct KeyBlock {
-  int batch, head, head_kv;
-  int number;  // of the block of keys
-  int key;     // the first
-  int tiles;   // of queries, from the one that begins at last_row down
-  int last_row;
-
-  __device__ static KeyBlock of(unsigned block, const BackwardParameters& p) {
-    const DeviceProblem& problem = p.problem;
-    const int heads = static_cast<int>(problem.heads_q);
-    const Place place = Place::of(block, heads, problem.batch,
-                                  static_cast<unsigned>((problem.seq_k + C::kKeys - 1) / C::kKeys), p.section);
-    KeyBlock result{};
-    result.batch = place.batch;
-    result.head = place.head;
-    result.head_kv = place.head / (heads / static_cast<int>(problem.heads_kv));
-    result.number = place.tile;
-    result.key = place.tile * C::kKeys;
-    const int end = static_cast<int>((problem.seq_q + C::kRows - 1) / C::kRows);
-    result.tiles = max(end - first_query_tile(problem, result.key), 0);
-    result.last_row = (end - 1) * C::kRows;
-    return result;
-  }
-  [[nodiscard]] __device__ int row(int n) const { return last_row - n * C::kRows; }  // the n-th tile's first
-};
-
-// Where things are in shared memory.
-template <class C>
-struct BackwardShared {
-  std::uint32_t base;
-  std::uint32_t barriers;
-
-  [[nodiscard]] __device__ std::uint32_t keys() const { return base; }
-  [[nodiscard]] __device__ std::uint32_t values() const { return base + C::KeyTile::kBytes; }
-  [[nodiscard]] __device__ std::uint32_t queries(int stage) const {
-    return values() + static_cast<std::uint32_t>(C::ValueTile::kBytes + stage * C::QueryTile::kBytes);
-  }
-  [[nodiscard]] __device__ std::uint32_t outputs(int stage) const {  // dO
-    return queries(C::kStages) + static_cast<std::uint32_t>(stage * C::OutputTile::kBytes);
-  }
-  [[nodiscard]] __device__ std::uint32_t gradients(int n) const {  // dS^T
-    return outputs(C::kStages) + static_cast<std::uint32_t>(n % C::kGradients * C::GradientTile::kBytes);
-  }
-  [[nodiscard]] __device__ std::uint32_t sums(int n) const {  // dQ
-    return outputs(C::kStages) +
-           static_cast<std::uint32_t>(C::kGradients * C::GradientTile::kBytes + n % C::kStages * C::kSumsBytes);
-  }
-  [[nodiscard]] __device__ std::uint32_t stats(int stage) const {
-    return sums(0) + static_cast<std::uint32_t>(C::kStages * C::kSumsBytes + stage * C::kStatsBytes);
-  }
-
-  [[nodiscard]] __device__ std::uint32_t keys_full() const { return barriers; }
-  [[nodiscard]] __device__ std::uint32_t values_full() const { return barriers + 8; }
-  [[nodiscard]] __device__ std::uint32_t queries_full(int stage) const { return barrier(0, stage); }
-  [[nodiscard]] __device__ std::uint32_t queries_empty(int stage) const { return barrier(1, stage); }
-  [[nodiscard]] __device__ std::uint32_t outputs_full(int stage) const { return barrier(2, stage); }  // and statistics
-  [[nodiscard]] __device__ std::uint32_t outputs_empty(int stage) const { return barrier(3, stage); }
-  [[nodiscard]] __device__ std::uint32_t sums_full(int stage) const { return barrier(4, stage); }
-  [[nodiscard]] __device__ std::uint32_t sums_empty(int stage) const { return barrier(5, stage); }
-
-  static constexpr int kBarriers = 2 + 6 * C::kStages;
-
- private:
-  [[nodiscard]] __device__ std::uint32_t barrier(int kind, int stage) const {
-    return barriers + static_cast<std::uint32_t>(8 * (2 + kind * C::kStages + stage));
-  }
-};
-
-// By one thread: K and V, and then tile after tile of Q and dO.
-template <class C>
-__device__ inline void copy_all(const BackwardParameters& p, const KeyBlock<C>& work, const BackwardShared<C>& shared) {
-  const int key_head = p.keys_of_query_head ? work.head : work.head_kv;
-  const float2* const stats = p.stats + (std::int64_t{work.batch} * p.problem.heads_q + work.head) * p.stats_rows;
-  const auto copy_queries = [&](int n) {
-    const Turn<C> turn(n);
-    ptx::barrier_wait(shared.queries_empty(turn.stage), turn.parity ^ 1);
-    ptx::barrier_arrive_expect(shared.queries_full(turn.stage), C::QueryTile::kBytes);
-    copy_tile<typename C::QueryTile>(shared.queries(turn.stage), p.q, shared.queries_full(turn.stage), work.row(n),
-                                     work.head, work.batch);
-  };
-  const auto copy_outputs = [&](int n) {
-    const Turn<C> turn(n);
-    const std::uint32_t full = shared.outputs_full(turn.stage);
-    ptx::barrier_wait(shared.outputs_empty(turn.stage), turn.parity ^ 1);
-    ptx::barrier_arrive_expect(full, C::OutputTile::kBytes + C::kStatsBytes);
-    copy_tile<typename C::OutputTile>(shared.outputs(turn.stage), p.d_o, full, work.row(n), work.head, work.batch);
-    ptx::copy_bulk(shared.stats(turn.stage), stats + work.row(n), C::kStatsBytes, full);
-  };
-  ptx::barrier_arrive_expect(shared.keys_full(), C::KeyTile::kBytes);
-  copy_tile<typename C::KeyTile>(shared.keys(), p.k, shared.keys_full(), work.key, key_head, work.batch);
-  copy_queries(0);
-  ptx::barrier_arrive_expect(shared.values_full(), C::ValueTile::kBytes);
-  copy_tile<typename C::ValueTile>(shared.values(), p.v, shared.values_full(), work.key, work.head_kv, work.batch);
-  copy_outputs(0);
-  for (int n = 1; n < work.tiles; ++n) {
-    copy_queries(n);
-    copy_outputs(n);
-  }
-}
-
-// By one thread for each of the kStages buffers: adds dQ of its tiles to their sums in memory, when it is their turn.
-template <class C>
-__device__ inline void add_all(const BackwardParameters& p, const KeyBlock<C>& work, const BackwardShared<C>& shared,
-                               int buffer) {
-  const auto number = static_cast<unsigned>(work.number);
-  const std::int64_t tiles = (p.problem.seq_q + C::kRows - 1) / C::kRows;
-  const std::int64_t of_head = (std::int64_t{work.batch} * p.problem.heads_q + work.head) * tiles;
-  const bool ordered = p.turns != nullptr;
-  for (int n = buffer; n < work.tiles; n += C::kStages) {
-    const Turn<C> turn(n);
-    const std::int64_t tile = of_head + work.row(n) / C::kRows;
-    float* const sums = p.sums + tile * (C::kRows * C::kColumns);
-    if (ordered) {
-      wait_for_turn(p.turns + tile, number);
-    }
-    ptx::barrier_wait(shared.sums_full(turn.stage), turn.parity);
-    ptx::fence_proxy_async_global();  // what others added before our turn comes before what the copy engine adds now
-    if (ordered && number == 0) {
-      ptx::store_bulk(sums, shared.sums(n), C::kSumsBytes);
-    } else {
-      ptx::add_bulk(sums, shared.sums(n), C::kSumsBytes);
-    }
-    ptx::bulk_commit();
-    ptx::bulk_wait_read<0>();
-    ptx::barrier_arrive(shared.sums_empty(turn.stage));
-    ptx::bulk_wait<0>();
-    if (ordered) {
-      ptx::store_release(p.turns + tile, number + 1);
-    }
-  }
-}
-
 // Whether there is another tile behind the one at hand.
 enum class Next : std::uint8_t { tile, none };
 
-// A consumer's 64 keys and all tiles of queries, of which there is at least one.
+// A consumer: 64 keys and all tiles of queries.
 template <class C>
-__device__ __forceinline__ void compute(const BackwardParameters& p, const KeyBlock<C>& work,
-                                        const BackwardShared<C>& shared, int consumer, float (&d_k)[C::kColumns / 2],
-                                        float (&d_v)[C::kValues / 2]) {
+class Consumer {
   using T = typename C::Element;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) % C::kWarpgroup / 32;
-  const DeviceProblem& problem = p.problem;
-  const int offset = static_cast<int>(problem.causal_offset);
-  const int first_key = work.key + 64 * consumer;
-  const bool ragged = first_key + 64 > static_cast<int>(problem.seq_k);
-  const auto release = [&](std::uint32_t barrier) {
-    if (lane == 0) {
-      ptx::barrier_arrive(barrier);
+
+ public:
+  // d_k, d_v: sums that begin as zeros.
+  __device__ __forceinline__ Consumer(const BackwardParameters& p, const KeyBlock<C>& work,
+                                      const BackwardShared<C>& shared, int consumer, float (&d_k)[C::kColumns / 2],
+                                      float (&d_v)[C::kValues / 2])
+      : problem_(p.problem),
+        work_(work),
+        shared_(shared),
+        consumer_(consumer),
+        first_key_(work.key + 64 * consumer),
+        keys_(there(shared.keys(), shared.keys_full()), 64 * consumer),
+        values_(there(shared.values(), shared.values_full()), 64 * consumer),
+        d_k_(d_k),
+        d_v_(d_v) {}
+
+  // All tiles, of which there is at least one.
+  __device__ __forceinline__ void visit_all() {
+    // Or else the compiler takes the zeros for what it must wait for, and ends every single wgmma before the next.
+    ptx::settle(d_k_);
+    ptx::settle(d_v_);
+    start_scores(0);
+    if constexpr (C::kSumsBeside) {
+      wait_for_outputs(0);
+      start_weight_gradients(0);
+      clear_gradients<C>(shared_.gradients(-1), consumer_);
+      ptx::fence_proxy_async();
+      ptx::named_barrier_sync(1, C::kConsumers * C::kWarpgroup);
+    } else {
+      ptx::wgmma_commit();  // in the place of dQ
     }
-  };
-
-  ptx::barrier_wait(shared.keys_full(), 0);
-  const typename C::template LeftOperand<typename C::KeyTile> keys(shared.keys(), 64 * consumer);
-  ptx::barrier_wait(shared.values_full(), 0);
-  const typename C::template LeftOperand<typename C::ValueTile> values(shared.values(), 64 * consumer);
-
-  float s[32];   // S^T, then P^T
-  float dp[32];  // dP^T, then dS^T
-  Weights p_operand;
-  Weights ds_operand;
-  // 0, which the compiler does not know: else it would keep every descriptor of K and V in registers all along.
-  const auto nothing = [](int n) { return static_cast<unsigned>(n) >> 20; };
-  const auto start = [&](int n) {
-    const Turn<C> turn(n);
-    ptx::barrier_wait(shared.queries_full(turn.stage), turn.parity);
-    start_transposed_scores<T, typename C::QueryTile>(s, keys, shared.queries(turn.stage), nothing(n));
-    ptx::barrier_wait(shared.outputs_full(turn.stage), turn.parity);
-    start_transposed_scores<T, typename C::OutputTile>(dp, values, shared.outputs(turn.stage), nothing(n));
-  };
-  const auto visit_tile = [&]<Next kNext>(int n) {
-    const Turn<C> turn(n);
-    const int row = work.row(n);
-    const bool edge = ragged || (problem.causal && first_key + 63 > row + offset);
-    const std::uint32_t stats = shared.stats(turn.stage) + static_cast<std::uint32_t>(lane % 4) * 64;
-
-    ptx::wgmma_wait<1>();  // S^T is there
-    if (edge) {
-      hide<C>(s, problem, first_key + warp * 16, row, -INFINITY);
+    const int last = work_.tiles - 1;
+#pragma unroll 1
+    for (int n = 0; n < last; ++n) {
+      visit_tile<Next::tile>(n);
     }
-    exponentials(s, stats, problem.scale_log2);
-    pack_weights<T>(s, p_operand);
-    start_key_sums<T, typename C::OutputTile>(d_v, p_operand, shared.outputs(turn.stage));
-
-    ptx::wgmma_wait<1>();  // dP^T is there
-    if (edge) {
-      hide<C>(dp, problem, first_key + warp * 16, row, 0.0F);
+    visit_tile<Next::none>(last);
+    if constexpr (C::kSumsBeside) {
+      start_query_gradients(last);
     }
-    differentiate(s, dp, stats);
-    pack_weights<T>(dp, ds_operand);
-    keep_gradients<C>(ds_operand, shared.gradients(n), consumer);
-    ptx::fence_proxy_async();
-    // dS of all keys is there. Both consumers are then done with dS of the tile before, whose place the next one takes.
-    start_key_sums<T, typename C::QueryTile>(d_k, ds_operand, shared.queries(turn.stage));
-    ptx::named_barrier_sync(1, C::kConsumers * C::kWarpgroup);
-
-    float d_q[C::kColumns / 4];
-    start_query_sums<C>(d_q, shared.gradients(n), shared.keys() + nothing(n), consumer);
+    wait_for_room(last);
     ptx::wgmma_wait<0>();
-    release(shared.queries_empty(turn.stage));
-    release(shared.outputs_empty(turn.stage));
-    if constexpr (kNext == Next::tile && C::kStartsEarly) {
-      start(n + 1);
-    }
-    ptx::barrier_wait(shared.sums_empty(turn.stage), turn.parity ^ 1);
-    keep_sums<C>(d_q, shared.sums(n), consumer);
+    keep_query_gradients(last);
     ptx::fence_proxy_async();
     __syncwarp();
-    release(shared.sums_full(turn.stage));
-    if constexpr (kNext == Next::tile && !C::kStartsEarly) {
-      start(n + 1);
-    }
-  };
-
-  // Or else the compiler takes the zeros for what it must wait for, and ends every single wgmma before the next.
-  ptx::settle(d_k);
-  ptx::settle(d_v);
-  start(0);
-  const int last = work.tiles - 1;
-#pragma unroll 1
-  for (int n = 0; n < last; ++n) {
-    visit_tile.template operator()<Next::tile>(n);
+    release(shared_.sums_full(Turn<C>(last).stage));
+    ptx::settle(d_k_);
+    ptx::settle(d_v_);
   }
-  visit_tile.template operator()<Next::none>(last);
-  ptx::settle(d_k);
-  ptx::settle(d_v);
-}
+
+ private:
+  template <Next kNext>
+  __device__ __forceinline__ void visit_tile(int n) {
+    const Turn<C> turn(n);
+    const int row = work_.row(n);
+    const bool edge = first_key_ + 64 > static_cast<int>(problem_.seq_k) ||
+                      (problem_.causal && first_key_ + 63 > row + static_cast<int>(problem_.causal_offset));
+
+    ptx::wgmma_wait<1>();  // S^T is there. Under way is what was started behind it, dP^T or dQ of the tile before
+    if (n > 0) {
+      const int stage = Turn<C>(n - 1).stage;
+      release(shared_.queries_empty(stage));
+      release(shared_.outputs_empty(stage));
+    }
+    if (edge) {
+      hide_where_unseen(s_, row, -INFINITY);
+    }
+    if constexpr (C::kSumsBeside) {
+      ptx::barrier_wait(shared_.exponentials_turn(consumer_), static_cast<unsigned>(n + consumer_ + 1) & 1);
+    }
+    // Both at once: a load behind wgmma waits until that has begun.
+    const OfQueries shift(shared_.stats(turn.stage));
+    const OfQueries d(shared_.stats(turn.stage) + C::kStatsBytes / 2);
+    exponentials(s_, shift, problem_.scale_log2);
+    pack_weights<T>(s_, p_operand_);
+    finish_weight_gradients(n);
+    differentiate(s_, dp_, d);
+    if (edge) {
+      hide_where_unseen(dp_, row, 0.0F);  // dP may be infinite there
+    }
+    pack_weights<T>(dp_, ds_operand_);
+    if (C::kSumsBeside && n > 0) {
+      wait_for_room(n - 1);
+    }
+    ptx::wgmma_wait<0>();
+    if (C::kSumsBeside && n > 0) {
+      keep_query_gradients(n - 1);
+    }
+    // Both consumers are done with dS of two tiles before, whose place this one takes: each has waited for the other's
+    // dS of the tile before, which that stored after its dQ of the one before that.
+    keep_gradients<C>(ds_operand_, shared_.gradients(n), consumer_);
+    ptx::fence_proxy_async();
+    __syncwarp();
+    release(shared_.gradients_full(n));
+    if (n > 0) {
+      release(shared_.sums_full(Turn<C>(n - 1).stage));
+    }
+    start_key_sums<T, typename C::QueryTile>(d_k_, ds_operand_, shared_.queries(turn.stage));
+    if constexpr (kNext == Next::tile) {
+      start_scores(n + 1);
+    }
+    if constexpr (!C::kSumsBeside) {
+      start_query_gradients(n);
+    } else if constexpr (kNext == Next::tile) {
+      wait_for_outputs(n + 1);
+      start_weight_gradients(n + 1);
+    }
+  }
+
+  // When P is there: dV, and a wait for dP^T; between them dQ of the tile before is started or leaves.
+  __device__ __forceinline__ void finish_weight_gradients(int n) {
+    const std::uint32_t outputs = shared_.outputs(Turn<C>(n).stage);
+    if constexpr (C::kSumsBeside) {
+      start_key_sums<T, typename C::OutputTile>(d_v_, p_operand_, outputs);
+      __syncwarp();
+      release(shared_.exponentials_turn(1 - consumer_));
+      start_query_gradients(n - 1);
+      ptx::wgmma_wait<2>();
+    } else {
+      // The branches of these waits also keep the compiler from putting the exponentials behind the wait for dQ.
+      wait_for_outputs(n);
+      if (n > 0) {
+        wait_for_room(n - 1);
+      }
+      ptx::wgmma_wait<0>();
+      if (n > 0) {
+        keep_query_gradients(n - 1);
+      }
+      start_weight_gradients(n);
+      start_key_sums<T, typename C::OutputTile>(d_v_, p_operand_, outputs);
+      ptx::wgmma_wait<1>();
+    }
+  }
+
+  __device__ __forceinline__ void start_scores(int n) {
+    const Turn<C> turn(n);
+    ptx::barrier_wait(shared_.queries_full(turn.stage), turn.parity);
+    start_transposed_scores<T, typename C::QueryTile>(s_, keys_, shared_.queries(turn.stage), nothing(n));
+  }
+  __device__ __forceinline__ void wait_for_outputs(int n) const {
+    const Turn<C> turn(n);
+    ptx::barrier_wait(shared_.outputs_full(turn.stage), turn.parity);
+  }
+  __device__ __forceinline__ void start_weight_gradients(int n) {
+    start_transposed_scores<T, typename C::OutputTile>(dp_, values_, shared_.outputs(Turn<C>(n).stage), nothing(n));
+  }
+  // Of the tile before the first too, whose dS is 0.
+  __device__ __forceinline__ void start_query_gradients(int n) {
+    if (n >= 0) {
+      ptx::barrier_wait(shared_.gradients_full(n), static_cast<unsigned>(n / C::kGradients) & 1);
+    }
+    start_query_sums<C>(d_q(), shared_.gradients(n), shared_.keys() + nothing(n + 1), consumer_);
+  }
+  // dQ to shared memory, before the next fence.
+  __device__ __forceinline__ void wait_for_room(int n) const {
+    const Turn<C> turn(n);
+    ptx::barrier_wait(shared_.sums_empty(turn.stage), turn.parity ^ 1);
+  }
+  __device__ __forceinline__ void keep_query_gradients(int n) { keep_sums<C>(d_q(), shared_.sums(n), consumer_); }
+
+  // The registers of dQ: those of dP^T, or their own.
+  __device__ __forceinline__ auto& d_q() {
+    if constexpr (C::kSumsBeside) {
+      return beside_;
+    } else {
+      return dp_;
+    }
+  }
+
+  __device__ __forceinline__ void hide_where_unseen(float (&x)[32], int row, float value) const {
+    const int warp = static_cast<int>(threadIdx.x) % C::kWarpgroup / 32;
+    hide<C>(x, problem_, first_key_ + warp * 16, row, value);
+  }
+  __device__ __forceinline__ static void release(std::uint32_t barrier) {
+    if (threadIdx.x % 32 == 0) {
+      ptx::barrier_arrive(barrier);
+    }
+  }
+  // The address, when what lies there has come.
+  __device__ __forceinline__ static std::uint32_t there(std::uint32_t address, std::uint32_t full) {
+    ptx::barrier_wait(full, 0);
+    return address;
+  }
+  // 0, which the compiler does not know: else it would keep every descriptor of K and V in registers all along.
+  __device__ __forceinline__ static unsigned nothing(int n) { return static_cast<unsigned>(n) >> 20; }
+
+  const DeviceProblem& problem_;
+  const KeyBlock<C>& work_;
+  const BackwardShared<C>& shared_;
+  const int consumer_, first_key_;
+  const typename C::template LeftOperand<typename C::KeyTile> keys_;
+  const typename C::template LeftOperand<typename C::ValueTile> values_;
+  float (&d_k_)[C::kColumns / 2];
+  float (&d_v_)[C::kValues / 2];
+  float s_[32];   // S^T, then P^T
+  float dp_[32];  // dP^T, then dS^T
+  float beside_[C::kSumsBeside ? C::kColumns / 4 : 1];
+  Weights p_operand_;
+  Weights ds_operand_;
+};
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant__ BackwardParameters p) {
@@ -286,6 +267,12 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
       ptx::barrier_init(shared.outputs_empty(stage), kComputingWarps);
       ptx::barrier_init(shared.sums_full(stage), kComputingWarps);
       ptx::barrier_init(shared.sums_empty(stage), 1);
+    }
+    for (int n = 0; n < C::kGradients; ++n) {
+      ptx::barrier_init(shared.gradients_full(n), kComputingWarps);
+    }
+    for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
+      ptx::barrier_init(shared.exponentials_turn(consumer), 4);
     }
     ptx::barrier_fence();
   }
@@ -317,7 +304,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
       x = __uint_as_float(ptx::opaque(0));
     }
     if (work.tiles > 0) {
-      compute<C>(p, work, shared, consumer, d_k, d_v);
+      Consumer<C>(p, work, shared, consumer, d_k, d_v).visit_all();
     }
     const int row = work.key + (warp - 4) * 16;  // this warp's first key
     const KeyHead head{work.batch, work.head, work.head_kv};

@@ -43,10 +43,10 @@ struct BackwardConfig {
   using GradientTile = Panels<kKeys, kRows>;  // of dS^T
   // K and V are left operands, in registers as far as there are any left beside the sums.
   template <class P>
-  using LeftOperand = std::conditional_t<P::kColumns <= 64, RegisterOperand<P>, SharedOperandRows<P>>;
+  using LeftOperand =
+      std::conditional_t<P::kColumns <= 64 && kColumns + kValues <= 160, RegisterOperand<P>, SharedOperandRows<P>>;
 
-  // The products of the next tile before dQ of this one has left the registers, if there are enough of them.
-  static constexpr bool kStartsEarly = kColumns <= 64;
+  static constexpr bool kSumsBeside = kColumns <= 64;  // registers for dQ beside dP^T
 
   static constexpr int kStatsBytes = kRows * 8;
   static constexpr int kSumsBytes = kRows * kColumns * 4;  // of dQ

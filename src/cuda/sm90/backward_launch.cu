@@ -27,12 +27,15 @@ namespace {
 
 [[nodiscard]] std::int64_t whole(std::int64_t rows, std::int64_t tile) { return common::ceil_div(rows, tile) * tile; }
 
-// How many heads are worked on at the same time: those whose Q, dO and sums of dQ stay in the L2 together, but at
-// least two, so that fewer blocks of one head wait for each other.
+// How many heads are worked on at the same time: those whose Q, dO and sums of dQ stay in the L2 together, but enough
+// for several blocks an SM. Then few blocks of one head wait for each other, and where attention is causal the long
+// ones of the last heads do not begin late.
 [[nodiscard]] int section_of(const Problem& problem, const BackwardVariant& variant) {
+  constexpr std::int64_t kBlocksAProcessor = 4;
   const std::int64_t bytes_a_head = problem.seq_q * (2 * (variant.columns + variant.values) + 4 * variant.columns);
-  const std::int64_t heads = problem.batch * problem.heads_q;
-  return static_cast<int>(std::clamp(kCacheBytes / bytes_a_head, std::min<std::int64_t>(heads, 2), heads));
+  const std::int64_t blocks_a_head = common::ceil_div(problem.seq_k, std::int64_t{kKeyTileRows});
+  const std::int64_t enough = common::ceil_div(kBlocksAProcessor * device_properties().processors, blocks_a_head);
+  return static_cast<int>(std::min(std::max(kCacheBytes / bytes_a_head, enough), problem.batch * problem.heads_q));
 }
 
 // Of the sums of dQ.
@@ -168,7 +171,7 @@ void run(const Problem& problem, const Grouping& grouping, const BackwardTensors
                      stream);
   if (space.q_hat != nullptr) {
     const auto of = [&](Estimate kind, std::int64_t rows) {
-      return Estimation{problem.dtype, kind, problem.heads_q, rows, 0, p.problem.groups, p.problem.members};
+      return Estimation{problem.dtype, kind, problem.heads_q, rows, 0, p.problem.groups, p.problem.members, 1};
     };
     const Estimate kind = p.problem.mean ? Estimate::mean : Estimate::first;
     space.q = estimated(space.q, tensors.order, of(kind, problem.seq_q), space.q_hat, stream);

@@ -103,4 +103,11 @@ __device__ __forceinline__ void keep_gradients(const Weights& gradients, std::ui
   }
 }
 
+// The same of a tile without queries.
+template <class C>
+__device__ __forceinline__ void clear_gradients(std::uint32_t tile, int consumer) {
+  constexpr Weights kNone{};
+  keep_gradients<C>(kNone, tile, consumer);
+}
+
 }  // namespace distr::cuda::sm90

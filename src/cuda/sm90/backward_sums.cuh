@@ -35,31 +35,39 @@ __device__ __forceinline__ void hide(float (&x)[32], const DeviceProblem& proble
   }
 }
 
-// Visits the elements of an accumulator's columns with what there is for their queries at `stats` in shared memory, in
-// the order in which this lane has them.
-template <class Visit>
-__device__ __forceinline__ void for_each_query(std::uint32_t stats, const Visit& visit) {
+// LSE or D of this lane's 16 queries of a tile.
+struct OfQueries {
+  uint4 of[4];
+
+  // `stats` in shared memory: of the tile.
+  __device__ __forceinline__ explicit OfQueries(std::uint32_t stats) {
 #pragma unroll
-  for (int n = 0; n < 8; n += 2) {
-    const uint4 of = ptx::load_shared_16(stats + static_cast<std::uint32_t>(n * 8));
-    const float of_column[4] = {__uint_as_float(of.x), __uint_as_float(of.y), __uint_as_float(of.z),
-                                __uint_as_float(of.w)};
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      visit(n * 4 + i, of_column[i / 4 * 2 + i % 2]);
+    for (unsigned i = 0; i < 4; ++i) {
+      of[i] = ptx::load_shared_16(stats + i * 64 + threadIdx.x % 4 * 16);
     }
+  }
+  // Of the column that element i of an accumulator is in.
+  [[nodiscard]] __device__ __forceinline__ float operator[](int i) const {
+    const uint4& four = of[i / 8];
+    const std::uint32_t pairs[2][2] = {{four.x, four.y}, {four.z, four.w}};
+    return __uint_as_float(pairs[i / 4 % 2][i % 2]);
+  }
+};
+
+// P^T = 2^(scale S^T - LSE).
+__device__ __forceinline__ void exponentials(float (&s)[32], const OfQueries& shift, float scale) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    s[i] = ptx::exp2(fmaf(s[i], scale, shift[i]));
   }
 }
 
-// P^T = 2^(scale S^T - LSE). stats: of this lane's queries.
-__device__ __forceinline__ void exponentials(float (&s)[32], std::uint32_t stats, float scale) {
-  for_each_query(stats, [&](int i, float shift) { s[i] = ptx::exp2(fmaf(s[i], scale, shift)); });
-}
-
 // dP^T becomes dS^T = P^T (dP^T - D).
-__device__ __forceinline__ void differentiate(const float (&p)[32], float (&dp)[32], std::uint32_t stats) {
-  constexpr std::uint32_t kBehind = 64 * 4;  // bytes: D comes after the tile's LSE
-  for_each_query(stats + kBehind, [&](int i, float d) { dp[i] = p[i] * (dp[i] - d); });
+__device__ __forceinline__ void differentiate(const float (&p)[32], float (&dp)[32], const OfQueries& d) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    dp[i] = p[i] * (dp[i] - d[i]);
+  }
 }
 
 // A consumer's columns of dQ to shared memory, in fragments: 512 contiguous bytes at a time.
