@@ -33,8 +33,8 @@ constexpr int registers_at_entry(int threads) { return 65536 / threads / 8 * 8; 
 enum class Scores : std::uint8_t { raw, logarithms };
 
 // kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is a warpgroup that copies and
-// kConsumers that compute, each for 64 queries. kMembers: rows of K^T that the copying warpgroup adds for a column of
-// k_hat, as the grouping of each block of queries needs them; 0: k_hat was made beforehand, or is K.
+// kConsumers that compute, each for 64 queries. kMembers: rows of K^T, 1 or 2, that the copying warpgroup adds for a
+// column of k_hat, as the grouping of each block of queries needs them; 0: k_hat was made beforehand, or is K.
 template <class T, int kColumns_, int kValues_, int kConsumers_, Scores kScores_, int kMembers_ = 0,
           Without kWithout_ = Without::nothing>
 struct Config {

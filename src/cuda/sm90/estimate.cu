@@ -2,7 +2,7 @@
 // x_hat[row, g] = the sum, the mean or the first of x[row, c] over the columns c of group g, in fp32.
 //
 // A block takes 64 rows of a query head: they are staged in shared memory, [64][columns], 16 bytes a thread, and the
-// order beside them; then a thread makes two neighbouring groups of a row. Bound by memory: x is read once for each
+// order beside them; then a thread makes two neighbouring columns of a row. Bound by memory: x is read once for each
 // query head, x_hat written once.
 #include "cuda/sm90/estimate.h"
 
@@ -54,7 +54,8 @@ __global__ void __launch_bounds__(kThreads)
   __syncthreads();
 
   const int members = a.estimation.members;
-  const auto value = [&](int row, int group) {
+  const auto value = [&](int row, int column) {
+    const int group = column / a.estimation.copies;
     const int begin = group * members;
     const int size = group < a.estimation.groups ? min(members, columns - begin) : 0;
     const int taken = a.estimation.kind == Estimate::first ? min(size, 1) : size;
@@ -69,8 +70,8 @@ __global__ void __launch_bounds__(kThreads)
   std::uint32_t* to = estimated + (head * extent.rows + first) * pairs;
   for (int i = static_cast<int>(threadIdx.x); i < rows * pairs; i += kThreads) {
     const int row = i / pairs;
-    const int group = i % pairs * 2;
-    to[i] = ptx::pack(value(row, group), value(row, group + 1), T{});
+    const int column = i % pairs * 2;
+    to[i] = ptx::pack(value(row, column), value(row, column + 1), T{});
   }
 }
 
@@ -85,7 +86,7 @@ void estimate(const void* x, const Strides& strides, const Extent& extent, const
                             estimation,
                             common::ceil_div(extent.rows, estimation.block),
                             row_tiles,
-                            static_cast<int>(packed_columns(estimation.groups))};
+                            static_cast<int>(packed_columns(estimation.groups * estimation.copies))};
   const std::int64_t blocks = extent.batch * estimation.heads_q * row_tiles;
   const auto run = [&](auto kernel, auto* typed) {
     launch(kernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, typed, arguments,
@@ -102,7 +103,7 @@ Operand estimated(Operand x, const std::int32_t* order, const Estimation& estima
   estimate(x.data, x.strides, x.extent, order, estimation, to, stream);
   x.data = to;
   x.extent.heads = estimation.heads_q;
-  x.extent.columns = estimation.groups;
+  x.extent.columns = estimation.groups * estimation.copies;
   x.strides = packed_strides(x.extent);
   return x;
 }

@@ -10,8 +10,8 @@ namespace distr::cuda::sm90 {
 
 enum class Estimate : std::uint8_t { sum, mean, first };  // of a group's columns
 
-// estimated[batch, heads_q, rows, packed_columns(groups)] of x[batch, heads, rows, columns], where query head h reads
-// head h / (heads_q / heads); sums in fp32; zeros in the columns that are added. order: [batch, heads_q,
+// estimated[batch, heads_q, rows, packed_columns(groups * copies)] of x[batch, heads, rows, columns], where query head
+// h reads head h / (heads_q / heads); sums in fp32; zeros in the columns that are added. order: [batch, heads_q,
 // ceil(rows / block), columns], for blocks that 64 divides or that hold all rows.
 struct Estimation {
   DType dtype;
@@ -20,6 +20,7 @@ struct Estimation {
   std::int64_t block;
   std::int64_t first_row;  // of a block; those before it are left as they are
   int groups, members;
+  int copies;       // of each estimate, beside each other
   float scale = 1;  // of the estimates, before they are rounded
 };
 void estimate(const void* x, const Strides& strides, const Extent& extent, const std::int32_t* order,

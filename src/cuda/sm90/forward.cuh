@@ -28,9 +28,7 @@ namespace distr::cuda::sm90 {
 
 // Of the first pass, in tiles without a mask.
 template <class C>
-inline constexpr References kFirstPass = !kWideRange<typename C::Element> ? References::follow
-                                         : C::kScores == Scores::raw      ? References::stay
-                                                                          : References::none;
+inline constexpr References kFirstPass = C::kScores == Scores::raw ? References::stay : References::none;
 
 inline constexpr unsigned kAllRows = 3;  // of a thread, a bit each
 

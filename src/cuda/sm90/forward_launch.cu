@@ -3,7 +3,6 @@
 
 #include <algorithm>
 #include <array>
-#include <cmath>
 #include <utility>
 
 #include "cuda/launch.h"
@@ -13,36 +12,38 @@
 #include "cuda/sm90/refusal.h"
 #include "cuda/sm90/tensor_map.h"
 #include "cuda/sm90/variants.h"
+#include "cuda/sm90/waves.h"
 
 namespace distr::cuda::sm90 {
 namespace {
 
-// How long a launch takes, in rows of a block of two consumers. Blocks of a causal launch end one by one; others in
-// waves. With three consumers a row costs less (docs/kernel-log.md, sm90/forward, step 18).
-[[nodiscard]] double cost(const Problem& problem, const Variant& variant) {
-  constexpr double kThreeConsumers = 0.96;
-  const std::int64_t blocks =
-      problem.batch * problem.heads_q * common::ceil_div(problem.seq_q, std::int64_t{variant.rows});
-  const double waves = static_cast<double>(blocks) / device_properties().processors;
-  const double row = variant.rows > 128 ? kThreeConsumers : 1;
-  return (problem.causal == Causal::none ? std::ceil(waves) : waves) * variant.rows * row;
-}
+// What a launch needs of a compiled kernel, but for its rows. `members`: Config's kMembers.
+struct Wanted {
+  Scores scores;
+  std::int64_t groups;
+  int members = 0;
+};
 
-// The quickest of the narrowest shapes that the problem fits. `members`: Config's kMembers.
-[[nodiscard]] const Variant& find(const Problem& problem, Scores scores, std::int64_t groups, int members) {
+// The narrowest shape of so many rows that the problem fits; null: there is none.
+[[nodiscard]] const Variant* find(const Problem& problem, const Wanted& wanted, std::int64_t rows) {
   const Variant* found = nullptr;
   for (const Variant& variant : OtherVariants<Variant>::or_else(variants())) {
-    if (variant.dtype != problem.dtype || variant.scores != scores || variant.members != members ||
-        variant.columns < groups || variant.values < problem.head_dim_v) {
-      continue;
-    }
+    const bool fits = variant.dtype == problem.dtype && variant.scores == wanted.scores &&
+                      variant.members == wanted.members && variant.columns >= wanted.groups &&
+                      variant.values >= problem.head_dim_v && variant.rows == rows;
     const auto width = [](const Variant& of) { return of.columns + of.values; };
-    if (found == nullptr || width(variant) < width(*found) ||
-        (width(variant) == width(*found) && cost(problem, variant) < cost(problem, *found))) {
+    if (fits && (found == nullptr || width(variant) < width(*found))) {
       found = &variant;
     }
   }
-  return *found;
+  return found;
+}
+
+// The kernel that fuses K adds pairs of its rows, so that a sum is rounded once. A larger group is several columns of
+// k_hat, one for each pair, all with the group's q_hat: so many. Other groups are one.
+[[nodiscard]] std::int64_t columns_of_group(const Problem& problem, const Grouping& grouping) {
+  const std::int64_t members = device_problem(problem, grouping, nullptr).members;
+  return is_by_blocks(problem, grouping) ? std::max(members / 2, std::int64_t{1}) : 1;
 }
 
 // The tensors as the kernel reads them, and room for what is made of them.
@@ -59,13 +60,13 @@ struct Operands {
     if (common::count_exact_rows(p, grouping) == p.seq_q) {
       return;
     }
-    const std::int64_t groups = num_groups(p, grouping);
-    q_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_q, groups}));
+    const std::int64_t columns = num_groups(p, grouping) * columns_of_group(p, grouping);
+    q_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_q, columns}));
     if (is_by_blocks(p, grouping)) {
       const std::int64_t rows = p.batch * p.heads_kv * (p.head_dim + 1);
       keys_transposed = workspace.take<std::uint16_t>(rows * column_stride(p.seq_k));
     } else {
-      k_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_k, groups}));
+      k_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_k, columns}));
     }
   }
 };
@@ -91,45 +92,57 @@ class Call {
   }
 
   void attend_exactly(std::int64_t rows) {
-    p_.row_begin = 0;
-    p_.row_end = rows;
-    launch(find(problem_, Scores::raw, problem_.head_dim, 0), operands_.q, &operands_.k);
+    launch({Scores::raw, problem_.head_dim}, 0, rows, operands_.q, &operands_.k);
   }
 
   // The rows from `row` on, by their groupings.
   void attend_grouped(std::int64_t row) {
-    p_.row_begin = row;
-    p_.row_end = problem_.seq_q;
     // In bf16 q_hat takes the scale in (Config's Scores), unless LSE is asked for: that rounding would be in it, and a
     // backward that reads it has none.
     const bool scaled = problem_.dtype == DType::bf16 && tensors_.lse == nullptr;
     const float scale = scaled ? std::exchange(p_.problem.scale_log2, 1.0F) : 1.0F;
+    const auto columns_a_group = static_cast<int>(columns_of_group(problem_, grouping_));
     const auto of = [&](Estimate kind, std::int64_t block, std::int64_t first_row, float factor) {
       const DeviceProblem& p = p_.problem;
-      return Estimation{problem_.dtype, kind, p.heads_q, block, first_row, p.groups, p.members, factor};
+      return Estimation{problem_.dtype, kind,      p.heads_q,       block, first_row,
+                        p.groups,       p.members, columns_a_group, factor};
     };
     const Operand q = estimated(operands_.q, tensors_.order,
                                 of(p_.problem.mean ? Estimate::mean : Estimate::first, grouping_.block, row, scale),
                                 operands_.q_hat, stream_);
-    const auto variant = [&](int members) -> const Variant& {
-      return find(problem_, scaled ? Scores::logarithms : Scores::raw, p_.problem.groups, members);
-    };
+    Wanted wanted{scaled ? Scores::logarithms : Scores::raw, q.extent.columns};
     if (is_by_blocks(problem_, grouping_)) {
       const Operand& k = operands_.k;
       transpose(k.data, k.strides, k.extent, operands_.keys_transposed, stream_);
       p_.keys_transposed = operands_.keys_transposed;
       p_.column_stride = column_stride(problem_.seq_k);
-      launch(variant(p_.problem.members), q, nullptr);
+      p_.problem.groups = static_cast<int>(q.extent.columns);
+      p_.problem.members = std::min(p_.problem.members, 2);
+      wanted.members = p_.problem.members;
+      launch(wanted, row, problem_.seq_q, q, nullptr);
     } else {
       p_.keys_of_query_head = true;
       const Operand k =
           estimated(operands_.k, tensors_.order, of(Estimate::sum, problem_.seq_k, 0, 1), operands_.k_hat, stream_);
-      launch(variant(0), q, &k);
+      launch(wanted, row, problem_.seq_q, q, &k);
     }
   }
 
  private:
-  void launch(const Variant& variant, const Operand& q, const Operand* k) {
+  void launch(const Wanted& wanted, std::int64_t begin, std::int64_t end, const Operand& q, const Operand* k) {
+    const Variant* const three = find(problem_, wanted, kRowsOfThree);
+    const Launched launched{problem_.batch * problem_.heads_q, end - begin, device_properties().processors,
+                            p_.problem.causal};
+    const std::int64_t middle = begin + (three == nullptr ? 0 : launched.rows_for_three());
+    if (begin < middle) {
+      launch(*three, begin, middle, q, k);
+    }
+    if (middle < end) {
+      launch(*find(problem_, wanted, kRowsOfTwo), middle, end, q, k);
+    }
+  }
+
+  void launch(const Variant& variant, std::int64_t begin, std::int64_t end, const Operand& q, const Operand* k) {
     const auto map = [&](const Operand& x, int rows, int columns) {
       return tensor_map(x, problem_.dtype, {rows, std::min(columns, 64)});
     };
@@ -139,6 +152,8 @@ class Call {
       p_.k = map(*k, variant.keys, variant.columns);
     }
     p_.v = map(operands_.v, variant.keys, variant.values);
+    p_.row_begin = begin;
+    p_.row_end = end;
     variant.launch(p_, stream_);
   }
 
@@ -188,8 +203,8 @@ std::string forward_blocks_supports(const Problem& problem, const Grouping& grou
     return "takes blocks of a multiple of 128 rows";
   }
   const int members = device_problem(problem, grouping, nullptr).members;
-  if (members != 1 && members != 2 && members != 4) {
-    return "takes lsh with groups of 2 and 4 columns";
+  if (members != 1 && members % 2 != 0) {
+    return "takes lsh with groups of an even number of columns";
   }
   const std::string reason = device_refusal();
   return reason.empty() ? preference(problem) : reason;

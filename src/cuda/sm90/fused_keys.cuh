@@ -1,13 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of k_hat^T of a block's own grouping, made from K^T as they are needed (paper, Section 3.3: the fusion on
-// chip). A row of k_hat^T is the sum of a group's rows of K^T; for energy, whose groups have one member, it is a row of
+// chip). A row of k_hat^T is the sum of a pair of rows of K^T; for energy, whose groups have one member, it is a row of
 // K^T.
 //
 //   All threads of the copying warpgroup together make kRowsAPass rows of a tile [columns][keys] at once, 8 keys each;
 //   a thread's rows are its slots. What they store becomes visible to wgmma by a proxy fence, before the tile is full.
 #pragma once
 
-#include <algorithm>
 #include <cstddef>
 
 #include "cuda/rows.cuh"
@@ -112,7 +111,9 @@ class PickedKeys : KeyRows<C> {
   }
 };
 
-// Groups of several: the rows come to registers kAhead slots before they are added, also those of the next tile.
+// Pairs: their rows come to registers kAhead slots before they are added, also those of the next tile. A sum is rounded
+// once. Larger groups are several columns of k_hat, one for each pair, with the same q_hat (forward_launch.cu): sums of
+// four rows, made in fp32, cost 3 times as many instructions, and more than the columns that they save.
 template <class C>
 class FusedKeys : KeyRows<C> {
   using Base = KeyRows<C>;
@@ -136,7 +137,7 @@ class FusedKeys : KeyRows<C> {
       const std::byte* const next_keys = Base::keys_from(max(row - C::kKeys, 0));
 #pragma unroll
       for (int slot = 0; slot < Base::kSlots; ++slot) {
-        const uint4 sum = add_pairwise(rows_[slot % kAhead]);
+        const uint4 sum = add8<typename C::Element>(rows_[slot % kAhead][0], rows_[slot % kAhead][1]);
         fetch((slot + kAhead) % Base::kSlots, slot + kAhead < Base::kSlots ? keys : next_keys);
         ptx::store_shared_16(Base::place(tile, slot), sum);
       }
@@ -145,20 +146,10 @@ class FusedKeys : KeyRows<C> {
   }
 
  private:
-  static constexpr int kAhead = std::min(Base::kSlots, 8 / C::kMembers);
+  static_assert(C::kMembers == 2);
+  static constexpr int kAhead = 4;
   static_assert(Base::kSlots % kAhead == 0);
 
-  // Every addition rounds to 16 bits, so the fewer follow each other the better.
-  [[nodiscard]] __device__ static uint4 add_pairwise(uint4 (&rows)[C::kMembers]) {
-#pragma unroll
-    for (int apart = 1; apart < C::kMembers; apart *= 2) {
-#pragma unroll
-      for (int i = 0; i < C::kMembers; i += 2 * apart) {
-        rows[i] = add8<typename C::Element>(rows[i], rows[i + apart]);
-      }
-    }
-    return rows[0];
-  }
   __device__ void fetch(int slot, const std::byte* keys) {
 #pragma unroll
     for (int member = 0; member < C::kMembers; ++member) {

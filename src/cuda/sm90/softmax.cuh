@@ -5,16 +5,11 @@
 
 #include <cmath>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/sm90/config.h"
 #include "cuda/tile.cuh"
 
 namespace distr::cuda::sm90 {
-
-// Whether P may be far above 1: bf16 has the exponents of fp32.
-template <class T>
-inline constexpr bool kWideRange = std::is_same_v<T, __nv_bfloat16>;
 
 // What is subtracted from a row's scores: a maximum that follows them, one that stays, nothing.
 enum class References : std::uint8_t { follow, stay, none };

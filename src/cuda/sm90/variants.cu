@@ -1,10 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of compiled shapes of the kernel in forward.cuh, for both element types:
-//   d = 64    exact, r = 32, r = 16   two consumers or, for one grouping, three: forward_launch.cu chooses
+//   d = 64    exact, r = 32, r = 16   two consumers and, for one grouping, three: waves.h
 //   d = 128   exact, r = 64, r = 32   two: more registers
-// and where blocks have groupings of their own two consumers, with the members of a group: 1 for energy, d / r for lsh.
-// Columns are padded with zeros, so each serves every smaller r and dv as well.
-// A new head dim is a line here.
+// and where blocks have groupings of their own two consumers, for energy and for lsh, whose pairs are at least r = d
+// / 2. Columns are padded with zeros, so each serves every smaller r and dv as well. A new head dim is a line here.
 #include "cuda/sm90/variants.h"
 
 #include <algorithm>
@@ -24,9 +23,8 @@ constexpr std::array kWhole = {kVariant<T, 16, 64, 2, kScores>,  kVariant<T, 16,
                                kVariant<T, 32, 128, 2, kScores>, kVariant<T, 64, 128, 2, kScores>};
 
 template <class T, Scores kScores>
-constexpr std::array kByBlocks = {kVariant<T, 16, 64, 2, kScores, 1>,  kVariant<T, 16, 64, 2, kScores, 4>,
-                                  kVariant<T, 32, 64, 2, kScores, 1>,  kVariant<T, 32, 64, 2, kScores, 2>,
-                                  kVariant<T, 32, 128, 2, kScores, 1>, kVariant<T, 32, 128, 2, kScores, 4>,
+constexpr std::array kByBlocks = {kVariant<T, 16, 64, 2, kScores, 1>,  kVariant<T, 32, 64, 2, kScores, 1>,
+                                  kVariant<T, 32, 64, 2, kScores, 2>,  kVariant<T, 32, 128, 2, kScores, 1>,
                                   kVariant<T, 64, 128, 2, kScores, 1>, kVariant<T, 64, 128, 2, kScores, 2>};
 
 template <class T>

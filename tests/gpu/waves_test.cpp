@@ -1,0 +1,42 @@
+// SPDX-License-Identifier: Apache-2.0
+// How queries are shared between blocks of two and of three consumers, which needs no GPU.
+#include "cuda/sm90/waves.h"
+
+#include <gtest/gtest.h>
+
+namespace distr::cuda::sm90 {
+namespace {
+
+constexpr std::int64_t kProcessors = 132;
+
+TEST(Waves, ThreeConsumersTakeWholeWavesAndTwoTheRest) {
+  const Launched launched{10, 16384, kProcessors, false};
+  EXPECT_EQ(launched.rows_for_three(), 79 * 192);  // 790 of 792 blocks; 100 blocks of two consumers follow
+}
+
+TEST(Waves, OneKindTakesAllWhereItEndsSooner) {
+  EXPECT_EQ((Launched{10, 1024, kProcessors, false}.rows_for_three()), 0);     // 80 blocks of 128 rows, one wave
+  EXPECT_EQ((Launched{10, 2304, kProcessors, false}.rows_for_three()), 2304);  // 120 of 192 rows, or 180 of 128
+}
+
+TEST(Waves, CausalBlocksEndOneByOne) {
+  EXPECT_EQ((Launched{10, 16384, kProcessors, true}.rows_for_three()), 16384);
+  EXPECT_EQ((Launched{10, 128, kProcessors, true}.rows_for_three()), 0);
+}
+
+// Blocks of three are whole tiles or all rows, and no other share that was asked about costs less.
+TEST(Waves, SharesAreWholeTilesAndCostTheLeast) {
+  for (const std::int64_t heads : {1, 7, 64, 133}) {
+    for (std::int64_t rows = 1; rows < 40000; rows = rows * 3 / 2 + 1) {
+      const Launched launched{heads, rows, kProcessors, false};
+      const std::int64_t three = launched.rows_for_three();
+      ASSERT_TRUE(three == rows || (three < rows && three % kRowsOfThree == 0)) << heads << " " << rows;
+      const double cost = launched.cost(three, kRowsOfThree) + launched.cost(rows - three, kRowsOfTwo);
+      EXPECT_LE(cost, launched.cost(rows, kRowsOfThree)) << heads << " " << rows;
+      EXPECT_LE(cost, launched.cost(rows, kRowsOfTwo)) << heads << " " << rows;
+    }
+  }
+}
+
+}  // namespace
+}  // namespace distr::cuda::sm90
