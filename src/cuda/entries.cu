@@ -97,10 +97,9 @@ constexpr std::array<GroupingKernel, 3> kGrouping{
     entry<GroupingTensors, energy::supports, energy::workspace_bytes, energy::run>("cuda/energy")};
 constexpr std::array<ForwardKernel, 4> kForward{
     entry<ForwardTensors, sm90::forward_supports, sm90::forward_workspace_bytes, sm90::run_forward>("sm90/forward"),
-    entry<ForwardTensors, sm80::forward_supports, sm80::forward_workspace_bytes, sm80::run_forward>("sm80/forward"),
-    // Behind the one that it is to replace, until it has been measured on a GPU.
     entry<ForwardTensors, sm90::forward_blocks_supports, sm90::forward_workspace_bytes, sm90::run_forward>(
         "sm90/forward_blocks"),
+    entry<ForwardTensors, sm80::forward_supports, sm80::forward_workspace_bytes, sm80::run_forward>("sm80/forward"),
     entry<ForwardTensors, plain::supports, plain::forward_workspace_bytes, plain::run_forward>("plain/forward")};
 constexpr BackwardKernel kPortable =
     entry<BackwardTensors, sm80::backward_supports, sm80::backward_workspace_bytes, sm80::run_backward>(
@@ -114,9 +113,8 @@ constexpr BackwardKernel kHopper =
 constexpr BackwardKernel kHopperAtomics = not_deterministic(
     entry<BackwardTensors, sm90::backward_supports, sm90::backward_atomics_workspace_bytes, sm90::run_backward_atomics>(
         "sm90/backward_atomics"));
-// Hopper's come after those that take all they do, so they are not chosen: no GPU has run them yet.
 constexpr std::array<BackwardKernel, 5> kBackward{
-    kPortableAtomics, kPortable, kHopperAtomics, kHopper,
+    kHopperAtomics, kHopper, kPortableAtomics, kPortable,
     entry<BackwardTensors, plain::supports, plain::backward_workspace_bytes, plain::run_backward>("plain/backward")};
 
 }  // namespace
