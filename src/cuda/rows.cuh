@@ -31,9 +31,10 @@ struct Rows {
     }
     const int batch_head = static_cast<int>(first + index % heads);
     Rows result{};
-    result.batch = batch_head / static_cast<int>(problem.heads_q);
-    result.head = batch_head % static_cast<int>(problem.heads_q);
-    result.head_kv = result.head / static_cast<int>(problem.heads_q / problem.heads_kv);
+    const auto heads_q = static_cast<int>(problem.heads_q);
+    result.batch = batch_head / heads_q;
+    result.head = batch_head % heads_q;
+    result.head_kv = result.head / (heads_q / static_cast<int>(problem.heads_kv));
     result.row = static_cast<int>(p.row_begin) + static_cast<int>(tiles - 1 - index / heads) * rows;
     return result;
   }

@@ -79,6 +79,26 @@ __device__ __forceinline__ void store_pair(T* row, int column, int columns, bool
   }
 }
 
+// Writes what a lane has of a row of a wgmma or mma accumulator: pair(n) at the columns 8 n + 2 (lane % 4) and behind
+// it, kColumns in all.
+template <int kColumns, class T, class Pair>
+__device__ __forceinline__ void store_row(T* row, int columns, bool pairs, const Pair& pair) {
+  const int own = static_cast<int>(threadIdx.x) % 4 * 2;
+  if (pairs && columns == kColumns) {  // without a branch for each pair
+#pragma unroll
+    for (int n = 0; n < kColumns / 8; ++n) {
+      const float2 two = pair(n);
+      *reinterpret_cast<std::uint32_t*>(row + n * 8 + own) = ptx::pack(two.x, two.y, T{});
+    }
+    return;
+  }
+#pragma unroll
+  for (int n = 0; n < kColumns / 8; ++n) {
+    const float2 two = pair(n);
+    store_pair(row, n * 8 + own, columns, pairs, two.x, two.y);
+  }
+}
+
 // Eight sums of 16-bit elements, each rounded to their type.
 template <class T>
 [[nodiscard]] __device__ inline uint4 add8(uint4 a, uint4 b) {

@@ -127,14 +127,9 @@ __device__ inline void store_keys(const BackwardParameters& p, const KeyHead& he
     if (of_row >= problem.seq_k) {
       continue;
     }
-    T* const line = base + of_row * strides.row;
-#pragma unroll
-    for (int n = 0; n < kSums / 4; ++n) {
-      const int c = n * 8 + lane % 4 * 2;
-      const float low = factor * sum[n * 4 + half * 2];
-      const float high = factor * sum[n * 4 + half * 2 + 1];
-      store_pair(line, c, columns, pairs, low, high);
-    }
+    store_row<2 * kSums>(base + of_row * strides.row, columns, pairs, [&](int n) {
+      return make_float2(factor * sum[n * 4 + half * 2], factor * sum[n * 4 + half * 2 + 1]);
+    });
   }
 }
 

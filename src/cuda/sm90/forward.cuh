@@ -82,14 +82,9 @@ __device__ inline void store(const ForwardParameters& p, const Rows& work, int f
           natural_lse(Softmax<C>::finite(softmax.reference[half]), softmax.scale, sum);
     }
     const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;  // no key is seen: O = 0
-    T* const to = base + row * problem.o.row;
-#pragma unroll
-    for (int n = 0; n < C::kValues / 8; ++n) {
-      const int column = n * 8 + lane % 4 * 2;
-      const float low = o[n * 4 + half * 2] * inverse;
-      const float high = o[n * 4 + half * 2 + 1] * inverse;
-      store_pair(to, column, problem.head_dim_v, pairs, low, high);
-    }
+    store_row<C::kValues>(base + row * problem.o.row, problem.head_dim_v, pairs, [&](int n) {
+      return make_float2(o[n * 4 + half * 2] * inverse, o[n * 4 + half * 2 + 1] * inverse);
+    });
   }
 }
 
