@@ -100,6 +100,11 @@ std::vector<Case> large_cases() {
     causal.problem.scale = 0.5;
     result.push_back(causal);
   }
+  // Whole waves of an H200's blocks of three consumers, and the rest in blocks of two (sm90/waves.h).
+  Case waves = large_case("large, one block, blocks of two sizes", 4096, 150, 64, 64, lsh, 2, 1 << 20);
+  waves.problem.heads_q = waves.problem.heads_kv = 10;
+  waves.problem = contiguous(waves.problem);
+  result.push_back(waves);
   // More tiles of queries than a GPU runs at once, some split over the keys and some not, in two sections of heads.
   for (const Strategy strategy : {exact, energy, lsh}) {
     Case many =

@@ -251,7 +251,8 @@ def test_auto_approximates_on_hopper_only_by_its_own_kernel():
 
 
 def test_explain_and_doctor_name_the_kernels(capsys):
-    for dtype, kernel in ((torch.bfloat16, "sm80/forward"), (torch.float32, "plain/forward")):
+    tensor_cores = "sm90/forward_blocks" if torch.cuda.get_device_capability() == (9, 0) else "sm80/forward"
+    for dtype, kernel in ((torch.bfloat16, tensor_cores), (torch.float32, "plain/forward")):
         q = torch.empty(1, 4, 4096, 64, dtype=dtype, device=DEVICE)
         found = distrattention.explain(q, q, q, strategy="lsh")
         assert found["kernel"] == kernel and not found["kernels"][kernel]
@@ -264,7 +265,7 @@ def test_explain_and_doctor_name_the_kernels(capsys):
         f"CUDA devices for them: {torch.cuda.get_device_name()}",
         f"CUDA devices that torch sees: {torch.cuda.get_device_name()}",
         "torch.bfloat16 on cuda:0",
-        "  forward, lsh: sm80/forward",
+        f"  forward, lsh: {tensor_cores}",
     ):
         assert wanted in report
 

@@ -192,7 +192,7 @@ class Consumer {
   __device__ __forceinline__ void start_weight_gradients(int n) {
     start_transposed_scores<T, typename C::OutputTile>(dp_, values_, shared_.outputs(Turn<C>(n).stage), nothing(n));
   }
-  // Of the tile before the first too, whose dS is 0.
+  // Of the tile before the first too, whose dS is 0, so that the products of a tile are the same in all of them.
   __device__ __forceinline__ void start_query_gradients(int n) {
     if (n >= 0) {
       ptx::barrier_wait(shared_.gradients_full(n), static_cast<unsigned>(n / C::kGradients) & 1);

@@ -35,7 +35,9 @@ namespace {
   const std::int64_t bytes_a_head = problem.seq_q * (2 * (variant.columns + variant.values) + 4 * variant.columns);
   const std::int64_t blocks_a_head = common::ceil_div(problem.seq_k, std::int64_t{kKeyTileRows});
   const std::int64_t enough = common::ceil_div(kBlocksAProcessor * device_properties().processors, blocks_a_head);
-  return static_cast<int>(std::min(std::max(kCacheBytes / bytes_a_head, enough), problem.batch * problem.heads_q));
+  const std::int64_t heads = problem.batch * problem.heads_q;
+  const std::int64_t sections = std::max(heads / std::max(kCacheBytes / bytes_a_head, enough), std::int64_t{1});
+  return static_cast<int>(common::ceil_div(heads, sections));  // none much smaller than the others
 }
 
 // Of the sums of dQ.
@@ -171,7 +173,7 @@ void run(const Problem& problem, const Grouping& grouping, const BackwardTensors
                      stream);
   if (space.q_hat != nullptr) {
     const auto of = [&](Estimate kind, std::int64_t rows) {
-      return Estimation{problem.dtype, kind, problem.heads_q, rows, 0, p.problem.groups, p.problem.members, 1};
+      return Estimation{problem.dtype, kind, problem.heads_q, rows, 0, space.groups, p.problem.members, 1};
     };
     const Estimate kind = p.problem.mean ? Estimate::mean : Estimate::first;
     space.q = estimated(space.q, tensors.order, of(kind, problem.seq_q), space.q_hat, stream);

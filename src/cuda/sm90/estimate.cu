@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// x_hat[row, g] = the sum, the mean or the first of x[row, c] over the columns c of group g, in fp32.
+// x_hat[row, g * copies + i] = the sum, the mean or the first of x[row, c] over the columns c of group g, in fp32.
 //
 // A block takes 64 rows of a query head: they are staged in shared memory, [64][columns], 16 bytes a thread, and the
 // order beside them; then a thread makes two neighbouring columns of a row. Bound by memory: x is read once for each
@@ -57,7 +57,7 @@ __global__ void __launch_bounds__(kThreads)
   const auto value = [&](int row, int column) {
     const int group = column / a.estimation.copies;
     const int begin = group * members;
-    const int size = group < a.estimation.groups ? min(members, columns - begin) : 0;
+    const int size = column < a.estimation.columns ? min(members, columns - begin) : 0;
     const int taken = a.estimation.kind == Estimate::first ? min(size, 1) : size;
     float sum = 0;
     for (int member = 0; member < taken; ++member) {
@@ -86,7 +86,7 @@ void estimate(const void* x, const Strides& strides, const Extent& extent, const
                             estimation,
                             common::ceil_div(extent.rows, estimation.block),
                             row_tiles,
-                            static_cast<int>(packed_columns(estimation.groups * estimation.copies))};
+                            static_cast<int>(packed_columns(estimation.columns))};
   const std::int64_t blocks = extent.batch * estimation.heads_q * row_tiles;
   const auto run = [&](auto kernel, auto* typed) {
     launch(kernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, typed, arguments,
@@ -103,7 +103,7 @@ Operand estimated(Operand x, const std::int32_t* order, const Estimation& estima
   estimate(x.data, x.strides, x.extent, order, estimation, to, stream);
   x.data = to;
   x.extent.heads = estimation.heads_q;
-  x.extent.columns = estimation.groups * estimation.copies;
+  x.extent.columns = estimation.columns;
   x.strides = packed_strides(x.extent);
   return x;
 }

@@ -10,7 +10,7 @@ namespace distr::cuda::sm90 {
 
 enum class Estimate : std::uint8_t { sum, mean, first };  // of a group's columns
 
-// estimated[batch, heads_q, rows, packed_columns(groups * copies)] of x[batch, heads, rows, columns], where query head
+// estimated[batch, heads_q, rows, packed_columns(columns)] of x[batch, heads, rows, columns], where query head
 // h reads head h / (heads_q / heads); sums in fp32; zeros in the columns that are added. order: [batch, heads_q,
 // ceil(rows / block), columns], for blocks that 64 divides or that hold all rows.
 struct Estimation {
@@ -19,9 +19,10 @@ struct Estimation {
   std::int64_t heads_q;
   std::int64_t block;
   std::int64_t first_row;  // of a block; those before it are left as they are
-  int groups, members;
-  int copies;       // of each estimate, beside each other
-  float scale = 1;  // of the estimates, before they are rounded
+  std::int64_t columns;    // of the estimates
+  int members;             // of a group
+  int copies;              // of a group's estimate, beside each other
+  float scale = 1;         // of the estimates, before they are rounded
 };
 void estimate(const void* x, const Strides& strides, const Extent& extent, const std::int32_t* order,
               const Estimation& estimation, void* estimated, void* stream);

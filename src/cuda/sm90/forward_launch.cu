@@ -2,7 +2,6 @@
 #include "cuda/sm90/forward_launch.h"
 
 #include <algorithm>
-#include <array>
 #include <utility>
 
 #include "cuda/launch.h"
@@ -39,12 +38,20 @@ struct Wanted {
   return found;
 }
 
-// The kernel that fuses K adds pairs of its rows, so that a sum is rounded once. A larger group is several columns of
-// k_hat, one for each pair, all with the group's q_hat: so many. Other groups are one.
-[[nodiscard]] std::int64_t columns_of_group(const Problem& problem, const Grouping& grouping) {
-  const std::int64_t members = device_problem(problem, grouping, nullptr).members;
-  return is_by_blocks(problem, grouping) ? std::max(members / 2, std::int64_t{1}) : 1;
-}
+// The columns of q_hat and k_hat.
+struct Columns {
+  std::int64_t count;
+  int of_group;
+
+  // The kernel that fuses K adds pairs of its rows, so that a sum is rounded once. A group is several columns of k_hat
+  // there, one for each pair, all with the group's q_hat.
+  [[nodiscard]] static Columns of(const Problem& problem, const Grouping& grouping) {
+    const int members = device_problem(problem, grouping, nullptr).members;
+    return is_by_blocks(problem, grouping) && members > 1
+               ? Columns{common::ceil_div(problem.head_dim, std::int64_t{2}), members / 2}
+               : Columns{num_groups(problem, grouping), 1};
+  }
+};
 
 // The tensors as the kernel reads them, and room for what is made of them.
 struct Operands {
@@ -60,7 +67,7 @@ struct Operands {
     if (common::count_exact_rows(p, grouping) == p.seq_q) {
       return;
     }
-    const std::int64_t columns = num_groups(p, grouping) * columns_of_group(p, grouping);
+    const std::int64_t columns = Columns::of(p, grouping).count;
     q_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_q, columns}));
     if (is_by_blocks(p, grouping)) {
       const std::int64_t rows = p.batch * p.heads_kv * (p.head_dim + 1);
@@ -101,22 +108,22 @@ class Call {
     // backward that reads it has none.
     const bool scaled = problem_.dtype == DType::bf16 && tensors_.lse == nullptr;
     const float scale = scaled ? std::exchange(p_.problem.scale_log2, 1.0F) : 1.0F;
-    const auto columns_a_group = static_cast<int>(columns_of_group(problem_, grouping_));
+    const Columns columns = Columns::of(problem_, grouping_);
     const auto of = [&](Estimate kind, std::int64_t block, std::int64_t first_row, float factor) {
       const DeviceProblem& p = p_.problem;
-      return Estimation{problem_.dtype, kind,      p.heads_q,       block, first_row,
-                        p.groups,       p.members, columns_a_group, factor};
+      return Estimation{problem_.dtype, kind,      p.heads_q,        block, first_row,
+                        columns.count,  p.members, columns.of_group, factor};
     };
     const Operand q = estimated(operands_.q, tensors_.order,
                                 of(p_.problem.mean ? Estimate::mean : Estimate::first, grouping_.block, row, scale),
                                 operands_.q_hat, stream_);
-    Wanted wanted{scaled ? Scores::logarithms : Scores::raw, q.extent.columns};
+    Wanted wanted{scaled ? Scores::logarithms : Scores::raw, columns.count};
     if (is_by_blocks(problem_, grouping_)) {
       const Operand& k = operands_.k;
       transpose(k.data, k.strides, k.extent, operands_.keys_transposed, stream_);
       p_.keys_transposed = operands_.keys_transposed;
       p_.column_stride = column_stride(problem_.seq_k);
-      p_.problem.groups = static_cast<int>(q.extent.columns);
+      p_.problem.groups = static_cast<int>(columns.count);
       p_.problem.members = std::min(p_.problem.members, 2);
       wanted.members = p_.problem.members;
       launch(wanted, row, problem_.seq_q, q, nullptr);
