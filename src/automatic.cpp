@@ -14,8 +14,8 @@ namespace distr {
 namespace {
 
 // Where `energy` is worth its error to those who ask for it. Smaller heads lose too much when half of their columns go;
-// on shorter sequences it was, in some setting, less than 1.15 times as quick as exact attention. The numbers are in
-// DESIGN.md, under "What auto chooses".
+// on shorter sequences it was, in the middle of the settings, less than 1.15 times as quick as exact attention. The
+// numbers are in DESIGN.md, under "What auto chooses".
 struct Crossover {
   Device device;
   std::int64_t head_dim;  // from this d on
