@@ -19,7 +19,7 @@ namespace {
 // What a launch needs of a compiled kernel, but for its rows. `members`: Config's kMembers.
 struct Wanted {
   Scores scores;
-  std::int64_t groups;
+  std::int64_t columns;
   int members = 0;
 };
 
@@ -28,7 +28,7 @@ struct Wanted {
   const Variant* found = nullptr;
   for (const Variant& variant : OtherVariants<Variant>::or_else(variants())) {
     const bool fits = variant.dtype == problem.dtype && variant.scores == wanted.scores &&
-                      variant.members == wanted.members && variant.columns >= wanted.groups &&
+                      variant.members == wanted.members && variant.columns >= wanted.columns &&
                       variant.values >= problem.head_dim_v && variant.rows == rows;
     const auto width = [](const Variant& of) { return of.columns + of.values; };
     if (fits && (found == nullptr || width(variant) < width(*found))) {
