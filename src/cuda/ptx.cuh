@@ -116,8 +116,7 @@ __device__ inline T* opaque(T* x) {
   return x;
 }
 
-// 2^x; subnormal results are zero. Stays where it is written, as pack() does: what the compiler puts off until the
-// result is needed keeps twice the registers.
+// 2^x; subnormal results are zero. The compiler may move it, also behind a wait for wgmma that it does not need.
 __device__ inline float exp2(float x) {
   float y;
   asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));

@@ -199,7 +199,7 @@ class Consumer {
     }
     start_query_sums<C>(d_q(), shared_.gradients(n), shared_.keys() + nothing(n + 1), consumer_);
   }
-  // dQ to shared memory, before the next fence.
+  // For dQ in shared memory.
   __device__ __forceinline__ void wait_for_room(int n) const {
     const Turn<C> turn(n);
     ptx::barrier_wait(shared_.sums_empty(turn.stage), turn.parity ^ 1);
@@ -272,7 +272,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
       ptx::barrier_init(shared.gradients_full(n), kComputingWarps);
     }
     for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
-      ptx::barrier_init(shared.exponentials_turn(consumer), 4);
+      ptx::barrier_init(shared.exponentials_turn(consumer), kComputingWarps / C::kConsumers);
     }
     ptx::barrier_fence();
   }
