@@ -79,23 +79,53 @@ __device__ __forceinline__ void store_pair(T* row, int column, int columns, bool
   }
 }
 
+// Of a matrix of 4 x 4 words, whose rows four lanes have, a row each: the columns instead.
+[[nodiscard]] __device__ __forceinline__ uint4 transpose_in_quad(uint4 row) {
+  const auto exchange = [](std::uint32_t& low, std::uint32_t& high, unsigned lanes) {
+    const bool is_high = (threadIdx.x & lanes) != 0;
+    const std::uint32_t other = __shfl_xor_sync(~0U, is_high ? low : high, static_cast<int>(lanes));
+    (is_high ? low : high) = other;
+  };
+  exchange(row.x, row.y, 1);
+  exchange(row.z, row.w, 1);
+  exchange(row.x, row.z, 2);
+  exchange(row.y, row.w, 2);
+  return row;
+}
+
+// How many elements of a row may be written at once, in rows so far apart: 8, 2 or 1.
+template <class T>
+[[nodiscard]] __device__ inline int elements_at_once(const T* base, std::int64_t stride) {
+  const auto fits = [&](unsigned elements) {
+    return reinterpret_cast<std::uintptr_t>(base) % (elements * sizeof(T)) == 0 && stride % elements == 0;
+  };
+  return fits(8) ? 8 : fits(2) ? 2 : 1;
+}
+
 // Writes what a lane has of a row of a wgmma or mma accumulator: pair(n) at the columns 8 n + 2 (lane % 4) and behind
-// it, kColumns in all.
+// it, kColumns in all, as far as there are so many columns. A row that is not there is not written, but its lanes must
+// come here as well, with the others of their warp. at_once: the same for all of them.
 template <int kColumns, class T, class Pair>
-__device__ __forceinline__ void store_row(T* row, int columns, bool pairs, const Pair& pair) {
-  const int own = static_cast<int>(threadIdx.x) % 4 * 2;
-  if (pairs && columns == kColumns) {  // without a branch for each pair
+__device__ __forceinline__ void store_row(T* row, bool is_there, int columns, int at_once, const Pair& pair) {
+  const int lane = static_cast<int>(threadIdx.x) % 4;
+  if (at_once == 8 && columns == kColumns) {
 #pragma unroll
-    for (int n = 0; n < kColumns / 8; ++n) {
-      const float2 two = pair(n);
-      *reinterpret_cast<std::uint32_t*>(row + n * 8 + own) = ptx::pack(two.x, two.y, T{});
+    for (int n = 0; n < kColumns / 8; n += 4) {  // columns of four times 8: a lane gets all of one of them
+      const auto packed = [&](int m) { return ptx::pack(pair(n + m).x, pair(n + m).y, T{}); };
+      const uint4 eight = transpose_in_quad({packed(0), packed(1), packed(2), packed(3)});
+      if (is_there) {
+        *reinterpret_cast<uint4*>(row + (n + lane) * 8) = eight;
+      }
     }
+    return;
+  }
+  if (!is_there) {
     return;
   }
 #pragma unroll
   for (int n = 0; n < kColumns / 8; ++n) {
     const float2 two = pair(n);
-    store_pair(row, n * 8 + own, columns, pairs, two.x, two.y);
+    store_pair(row, n * 8 + lane * 2, columns, at_once > 1, two.x, two.y);
   }
 }
 

@@ -120,14 +120,11 @@ __device__ inline void store_keys(const BackwardParameters& p, const KeyHead& he
     return;
   }
   T* const base = static_cast<T*>(to) + head.batch * strides.batch + head.key * strides.head;
-  const bool pairs = reinterpret_cast<std::uintptr_t>(base) % 4 == 0 && strides.row % 2 == 0;
+  const int at_once = elements_at_once(base, strides.row);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::int64_t of_row = row + half * 8 + lane / 4;
-    if (of_row >= problem.seq_k) {
-      continue;
-    }
-    store_row<2 * kSums>(base + of_row * strides.row, columns, pairs, [&](int n) {
+    store_row<2 * kSums>(base + of_row * strides.row, of_row < problem.seq_k, columns, at_once, [&](int n) {
       return make_float2(factor * sum[n * 4 + half * 2], factor * sum[n * 4 + half * 2 + 1]);
     });
   }

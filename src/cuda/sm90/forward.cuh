@@ -69,20 +69,18 @@ __device__ inline void store(const ForwardParameters& p, const Rows& work, int f
   const DeviceProblem& problem = p.problem;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   T* const base = static_cast<T*>(p.o) + work.batch * problem.o.batch + work.head * problem.o.head;
-  const bool pairs = (reinterpret_cast<std::uintptr_t>(base) % 4 == 0) && problem.o.row % 2 == 0;
+  const int at_once = elements_at_once(base, problem.o.row);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::int64_t row = std::int64_t{first_row} + half * 8;
     const float sum = quad_sum(softmax.sum[half]);
-    if (row >= p.row_end || (rows >> half & 1) == 0) {
-      continue;
-    }
-    if (p.lse != nullptr && lane % 4 == 0) {
+    const bool is_there = row < p.row_end && (rows >> half & 1) != 0;
+    if (is_there && p.lse != nullptr && lane % 4 == 0) {
       p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] =
           natural_lse(Softmax<C>::finite(softmax.reference[half]), softmax.scale, sum);
     }
     const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;  // no key is seen: O = 0
-    store_row<C::kValues>(base + row * problem.o.row, problem.head_dim_v, pairs, [&](int n) {
+    store_row<C::kValues>(base + row * problem.o.row, is_there, problem.head_dim_v, at_once, [&](int n) {
       return make_float2(o[n * 4 + half * 2] * inverse, o[n * 4 + half * 2 + 1] * inverse);
     });
   }
