@@ -13,7 +13,7 @@ alignas(1024) constinit thread_local std::uint8_t shared[emulator::kMostSharedBy
 namespace distr::emulator {
 
 std::vector<DynamicArray> dynamic_arrays() {
-  return {{std::as_writable_bytes(std::span(cuda::sm90::memory)), 16},
+  return {{std::as_writable_bytes(std::span(cuda::sm90::memory)), 1024},
           {std::as_writable_bytes(std::span(cuda::sm80::shared)), 1024}};
 }
 

@@ -13,9 +13,11 @@ namespace {
 using cuda::Without;
 namespace sm90 = cuda::sm90;
 
-template <Without kWithout, int kColumns, int kValues, sm90::Scores kScores, int kMembers = 0, int kConsumers = 2>
+template <Without kWithout, int kColumns, int kValues, sm90::Scores kScores, int kMembers = 0, int kConsumers = 2,
+          int kBlocks = 1>
 constexpr sm90::Variant twin() {
-  return sm90::variant<sm90::Config<__nv_bfloat16, kColumns, kValues, kConsumers, kScores, kMembers, kWithout>>();
+  return sm90::variant<
+      sm90::Config<__nv_bfloat16, kColumns, kValues, kConsumers, kScores, kMembers, kWithout, kBlocks>>();
 }
 
 std::string refusal_of_twins(const Problem& problem, const Grouping& grouping) {
@@ -26,9 +28,9 @@ std::string refusal_of_twins(const Problem& problem, const Grouping& grouping) {
 template <Without kWithout>
 struct Twins {
   static constexpr std::array kVariants = {
-      twin<kWithout, 32, 64, sm90::Scores::logarithms>(), twin<kWithout, 32, 64, sm90::Scores::logarithms, 0, 3>(),
-      twin<kWithout, 64, 64, sm90::Scores::raw>(), twin<kWithout, 64, 128, sm90::Scores::logarithms>(),
-      twin<kWithout, 128, 128, sm90::Scores::raw>()};
+      twin<kWithout, 32, 64, sm90::Scores::logarithms>(),  twin<kWithout, 32, 64, sm90::Scores::logarithms, 0, 3>(),
+      twin<kWithout, 64, 64, sm90::Scores::raw>(),         twin<kWithout, 64, 64, sm90::Scores::raw, 0, 2, 2>(),
+      twin<kWithout, 64, 128, sm90::Scores::logarithms>(), twin<kWithout, 128, 128, sm90::Scores::raw>()};
   static constexpr auto supports = sm90::forward_supports;
   static constexpr auto workspace_bytes = sm90::forward_workspace_bytes;
   static constexpr auto run = sm90::run_forward;

@@ -249,11 +249,11 @@ class Consumer {
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant__ BackwardParameters p) {
-  extern __shared__ std::uint8_t memory[];
+  extern __shared__ __align__(1024) std::uint8_t memory[];
   __shared__ std::uint64_t barriers[BackwardShared<C>::kBarriers];
   __shared__ unsigned s_block;  // the number that KeyBlock::of takes
-  const std::uint32_t base = (ptx::shared_address(memory) + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
-  const BackwardShared<C> shared{__shfl_sync(~0U, base, 0), __shfl_sync(~0U, ptx::shared_address(barriers), 0)};
+  const BackwardShared<C> shared{__shfl_sync(~0U, ptx::shared_address(memory), 0),
+                                 __shfl_sync(~0U, ptx::shared_address(barriers), 0)};
 
   if (threadIdx.x == 0) {
     s_block = p.ticket != nullptr ? atomicAdd(p.ticket, 1U) : blockIdx.x;

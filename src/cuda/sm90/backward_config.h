@@ -52,8 +52,7 @@ struct BackwardConfig {
   static constexpr int kSumsBytes = kRows * kColumns * 4;  // of dQ
   static constexpr int kSharedBytes = KeyTile::kBytes + ValueTile::kBytes + kGradients * GradientTile::kBytes +
                                       kStages * (QueryTile::kBytes + OutputTile::kBytes + kStatsBytes + kSumsBytes);
-  static constexpr int kAlignment = 1024;  // of the tiles
-  static_assert(kSharedBytes + kAlignment <= 227 * 1024 - 256);
+  static_assert(kSharedBytes + kOtherSharedBytes <= kMostSharedBytes);
 };
 
 // What the kernel takes by value.

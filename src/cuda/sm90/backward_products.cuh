@@ -7,37 +7,6 @@
 
 namespace distr::cuda::sm90 {
 
-// K or V of a consumer's keys, the rows from `first` on of a tile, as left operand: in registers.
-template <class P>
-class RegisterOperand {
- public:
-  __device__ __forceinline__ RegisterOperand(std::uint32_t tile, int first) { load_rows<P>(rows_, tile, first); }
-  template <class T>
-  __device__ __forceinline__ void multiply(float (&sum)[32], int step, std::uint64_t right,
-                                           unsigned /*nothing*/) const {
-    ptx::wgmma<ptx::Rows::along_k>(sum, rows_[step], right, step > 0, T{});
-  }
-
- private:
-  LeftRows<P> rows_;
-};
-
-// The same, left in shared memory.
-template <class P>
-class SharedOperandRows {
- public:
-  __device__ __forceinline__ SharedOperandRows(std::uint32_t tile, int first)
-      : rows_(tile + static_cast<std::uint32_t>(first) * P::kRowBytes) {}
-  template <class T>
-  __device__ __forceinline__ void multiply(float (&sum)[32], int step, std::uint64_t right, unsigned nothing) const {
-    ptx::wgmma<ptx::Rows::along_k, ptx::Rows::along_k>(sum, SharedOperand<P>(rows_ + nothing).along_k(0, step), right,
-                                                       step > 0, T{});
-  }
-
- private:
-  std::uint32_t rows_;
-};
-
 // Starts S^T = K Q^T or dP^T = V dO^T for 64 keys and a tile of 64 queries.
 template <class T, class P, class Left>
 __device__ __forceinline__ void start_transposed_scores(float (&s)[32], const Left& keys, std::uint32_t tile,

@@ -26,17 +26,24 @@ struct Panels {
   static constexpr int kBytes = kCount * kPanelBytes;
 };
 
+// Of an SM what its blocks have, and of each block what its barriers and tables take before its tiles, which begin at a
+// multiple of 1024, and what the system takes.
+inline constexpr int kMostSharedBytes = 227 * 1024;
+inline constexpr int kOtherSharedBytes = 1024;
+inline constexpr int kReservedSharedBytes = 1024;
+
 // Of a thread, in eights. The warpgroups of a block share these between them: one that asks for more waits for ever.
 constexpr int registers_at_entry(int threads) { return 65536 / threads / 8 * 8; }
 
 // What q_hat k_hat^T is. Where q_hat was multiplied by scale * log2(e) beforehand: log2 P, but for the sum.
 enum class Scores : std::uint8_t { raw, logarithms };
 
-// kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is a warpgroup that copies and
-// kConsumers that compute, each for 64 queries. kMembers: rows of K^T, 1 or 2, that the copying warpgroup adds for a
-// column of k_hat, as the grouping of each block of queries needs them; 0: k_hat was made beforehand, or is K.
+// kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is kConsumers warpgroups that
+// compute, each for 64 queries, and one that copies; where kBlocks blocks share an SM there is none, and a consumer
+// copies as well. kMembers: rows of K^T, 1 or 2, that the copying warpgroup adds for a column of k_hat, as the grouping
+// of each block of queries needs them; 0: k_hat was made beforehand, or is K.
 template <class T, int kColumns_, int kValues_, int kConsumers_, Scores kScores_, int kMembers_ = 0,
-          Without kWithout_ = Without::nothing>
+          Without kWithout_ = Without::nothing, int kBlocks_ = 1>
 struct Config {
   using Element = T;
   static constexpr int kColumns = kColumns_;
@@ -47,11 +54,14 @@ struct Config {
   static constexpr bool kFuses = kMembers > 0;
   static constexpr Without kWithout = kWithout_;
   static constexpr int kRows = 64 * kConsumers;
-  static constexpr int kKeys = kValues <= 64 && kConsumers == 2 && kMembers < 2 ? 256 : 128;  // of a tile
-  static constexpr int kHalf = kKeys / 2;  // two of them at a time: registers bound it
-  static constexpr int kStages = 2;
+  static constexpr int kBlocks = kBlocks_;
+  static constexpr bool kShares = kBlocks > 1;
+  static constexpr int kKeys = kValues <= 64 && kConsumers == 2 && kMembers < 2 && !kShares ? 256 : 128;  // of a tile
+  static constexpr int kHalf = kKeys / 2;
+  static constexpr int kScoreBuffers = kShares ? 1 : 2;  // registers bound it, and kHalf
+  static constexpr int kStages = kShares ? 3 : 2;
   static constexpr int kWarpgroup = 128;  // threads
-  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  static constexpr int kThreads = kWarpgroup * (kConsumers + (kShares ? 0 : 1));
   static constexpr int kCopyRegisters = kMembers > 1 ? 56 : kMembers == 1 ? 40 : kConsumers == 2 ? 24 : 32;
   static constexpr int kComputeRegisters = kMembers > 1 ? 224 : kMembers == 1 ? 232 : kConsumers == 2 ? 240 : 160;
 
@@ -59,9 +69,10 @@ struct Config {
   using KeyTile = std::conditional_t<kFuses, Panels<kColumns, kKeys>, Panels<kKeys, kColumns>>;  // k_hat^T or k_hat
   using ValueTile = Panels<kKeys, kValues>;
   static constexpr int kSharedBytes = kConsumers * QueryTile::kBytes + kStages * (KeyTile::kBytes + ValueTile::kBytes);
-  static constexpr int kAlignment = 1024;  // of the tiles
-  static_assert(kSharedBytes + kAlignment <= 227 * 1024);
-  static_assert(kCopyRegisters + kConsumers * kComputeRegisters <= registers_at_entry(kThreads) * (kConsumers + 1));
+  static_assert(kBlocks * (kSharedBytes + kOtherSharedBytes + kReservedSharedBytes) <=
+                kMostSharedBytes + kReservedSharedBytes);
+  static_assert(kShares ||
+                kCopyRegisters + kConsumers * kComputeRegisters <= registers_at_entry(kThreads) * (kConsumers + 1));
 };
 
 // What the kernel takes by value.

@@ -48,55 +48,124 @@ class CopiedKeys {
   static constexpr unsigned kThreads = 1;
   static constexpr unsigned kArrivals = 1;  // that make a tile full
 
-  __device__ CopiedKeys(const ForwardParameters& p, const Rows& work, int /*row*/)
-      : p_(p), batch_(work.batch), head_(p.keys_of_query_head ? work.head : work.head_kv) {}
+  __device__ CopiedKeys(const ForwardParameters& p, const Rows& work, int /*row*/) : p_(p), work_(work) {}
 
   __device__ void fill(std::uint32_t tile, std::uint32_t full, int row) {
     ptx::barrier_arrive_expect(full, C::KeyTile::kBytes);
-    copy_tile<typename C::KeyTile>(tile, p_.k, full, row, head_, batch_);
+    copy_tile<typename C::KeyTile>(tile, p_.k, full, row, p_.keys_of_query_head ? work_.head : work_.head_kv,
+                                   work_.batch);
   }
 
  private:
   const ForwardParameters& p_;
-  int batch_, head_;
+  const Rows& work_;
 };
 
 template <class C>
 using Keys = std::conditional_t<C::kMembers == 0, CopiedKeys<C>,
                                 std::conditional_t<C::kMembers == 1, PickedKeys<C>, FusedKeys<C>>>;
 
-// Tiles are taken from the last to the first, so that those with a mask come first.
+template <class C>
+__device__ inline void copy_queries(const ForwardParameters& p, const Rows& work, const Shared<C>& shared) {
+  ptx::barrier_arrive_expect(shared.queries_full(), C::kConsumers * C::QueryTile::kBytes);
+  for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
+    copy_tile<typename C::QueryTile>(shared.queries(consumer), p.q, shared.queries_full(), work.row + 64 * consumer,
+                                     work.head, work.batch);
+  }
+}
+
+// One pass over the tiles of keys, by the first Keys<C>::kThreads threads of the block. They are taken from the last to
+// the first, so that those with a mask come first.
+template <class C>
+class Copies {
+ public:
+  // `used`: tiles that went through the ring before.
+  __device__ Copies(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles, int used)
+      : p_(p), work_(work), shared_(shared), tiles_(tiles), used_(used), keys_(p, work, (tiles - 1) * C::kKeys) {}
+
+  // Fills the stage of tile n, as soon as it is empty.
+  __device__ __forceinline__ void copy(int n) {
+    const Turn<C> turn(used_ + n);
+    const int row = (tiles_ - 1 - n) * C::kKeys;
+    ptx::barrier_wait(shared_.keys_empty(turn.stage), turn.parity ^ 1);
+    keys_.fill(shared_.keys(turn.stage), shared_.keys_full(turn.stage), row);
+    if (threadIdx.x == 0 && C::kWithout != Without::values) {
+      ptx::barrier_wait(shared_.values_empty(turn.stage), turn.parity ^ 1);
+      ptx::barrier_arrive_expect(shared_.values_full(turn.stage), C::ValueTile::kBytes);
+      copy_tile<typename C::ValueTile>(shared_.values(turn.stage), p_.v, shared_.values_full(turn.stage), row,
+                                       work_.head_kv, work_.batch);
+    }
+  }
+
+ private:
+  const ForwardParameters& p_;
+  const Rows& work_;
+  const Shared<C>& shared_;
+  int tiles_, used_;
+  Keys<C> keys_;
+};
+
+// What a warpgroup that only copies does.
 template <class C>
 __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles,
                                 int used) {
   if (threadIdx.x >= Keys<C>::kThreads) {
     return;
   }
-  const bool leads = threadIdx.x == 0;
-  if (leads && used == 0) {
-    ptx::barrier_arrive_expect(shared.queries_full(), C::kConsumers * C::QueryTile::kBytes);
-    for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
-      copy_tile<typename C::QueryTile>(shared.queries(consumer), p.q, shared.queries_full(), work.row + 64 * consumer,
-                                       work.head, work.batch);
-    }
+  if (threadIdx.x == 0 && used == 0) {
+    copy_queries<C>(p, work, shared);
   }
-  Keys<C> keys(p, work, (tiles - 1) * C::kKeys);
+  Copies<C> copies(p, work, shared, tiles, used);
 #pragma unroll 1
   for (int n = 0; n < tiles; ++n) {
-    const Turn<C> turn(used + n);
-    const int row = (tiles - 1 - n) * C::kKeys;
-    ptx::barrier_wait(shared.keys_empty(turn.stage), turn.parity ^ 1);
-    keys.fill(shared.keys(turn.stage), shared.keys_full(turn.stage), row);
-    if (leads && C::kWithout != Without::values) {
-      ptx::barrier_wait(shared.values_empty(turn.stage), turn.parity ^ 1);
-      ptx::barrier_arrive_expect(shared.values_full(turn.stage), C::ValueTile::kBytes);
-      copy_tile<typename C::ValueTile>(shared.values(turn.stage), p.v, shared.values_full(turn.stage), row,
-                                       work.head_kv, work.batch);
-    }
+    copies.copy(n);
     if constexpr (C::kFuses) {
       __syncwarp();
     }
   }
 }
+
+// Where there is no such warpgroup: the first thread of the block copies, between its halves of tiles.
+template <class C>
+class OwnCopies {
+ public:
+  __device__ __forceinline__ OwnCopies(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles,
+                                       int used)
+      : tiles_(tiles), copies_(p, work, shared, tiles, used) {
+    if (threadIdx.x == 0) {
+      if (used == 0) {
+        copy_queries<C>(p, work, shared);
+      }
+      for (int n = 0; n < min(C::kStages, tiles); ++n) {
+        copies_.copy(n);
+      }
+    }
+    __syncwarp();
+  }
+
+  // This warp is through with tile n, so the others soon will be with the one before, which makes room.
+  __device__ __forceinline__ void follow(int n) {
+    const int next = n - 1 + C::kStages;
+    if (n > 0 && threadIdx.x == 0 && next < tiles_) {
+      copies_.copy(next);
+    }
+    __syncwarp();
+  }
+
+ private:
+  int tiles_;
+  Copies<C> copies_;
+};
+
+// What a consumer beside a warpgroup that copies does about it: nothing.
+struct NoCopies {
+  template <class Shared>
+  __device__ NoCopies(const ForwardParameters& /*p*/, const Rows& /*work*/, const Shared& /*shared*/, int /*tiles*/,
+                      int /*used*/) {}
+  __device__ void follow(int /*n*/) {}
+};
+
+template <class C>
+using CopiesBetween = std::conditional_t<C::kShares, OwnCopies<C>, NoCopies>;
 
 }  // namespace distr::cuda::sm90

@@ -12,6 +12,8 @@
 //       P_j, as soon as S_j is there                             while these products still run
 //     O += P V of the last half
 //     O / rowsum, LSE
+//   Where two blocks share an SM, each has registers for one half's scores: S_j is started with the product before it,
+//   and both are waited for. A consumer's first thread copies, as there is no other warpgroup.
 //   In tiles with a mask and in the first without, nothing is started ahead, and the references of the softmax follow
 //   the scores. From then on they stay; where q_hat carries the scale, there are none at all. Where a row turns out to
 //   need better ones, the block starts again with references that follow.
@@ -106,11 +108,13 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
   const auto release_keys = [&](int n) { release(shared.keys_empty(Turn<C>(used + n).stage)); };
   const auto release_values = [&](int n) { release(shared.values_empty(Turn<C>(used + n).stage)); };
 
-  float s[2][C::kHalf / 2];  // of the upper and the lower half of a tile
+  CopiesBetween<C> copies(p, work, shared, tiles, used);
+  float s[C::kScoreBuffers][C::kHalf / 2];  // of the upper and the lower half of a tile
+  constexpr int kLower = C::kScoreBuffers - 1;
+  constexpr int kAhead = C::kScoreBuffers - 1;  // products that may be under way where P of a half is made
   std::uint32_t probabilities[C::kHalf / 16][4];
-  Queries<C> queries;
   ptx::barrier_wait(shared.queries_full(), 0);
-  load_rows<typename C::QueryTile>(queries, shared.queries(consumer), 0);
+  const Queries<C> queries(shared.queries(consumer), 0);
 
   // The products of a half of tile n: the upper one, 0, goes first, as the last tile does.
   const auto scores = [&]<int kPart>(int n) {
@@ -119,7 +123,7 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
       ptx::barrier_wait(shared.keys_full(turn.stage), turn.parity);
     }
     ptx::wgmma_fence();
-    start_scores<C>(s[kPart], queries, shared.keys(turn.stage), (1 - kPart) * C::kHalf);
+    start_scores<C>(s[kPart * kLower], queries, shared.keys(turn.stage), (1 - kPart) * C::kHalf);
   };
   const auto output = [&]<int kPart>(int n) {
     const Turn<C> turn(used + n);
@@ -131,12 +135,13 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
   };
   // P of a half whose scores are there; then nothing is under way.
   const auto weigh_following = [&]<int kPart>(int n) {
+    float(&scores_of)[C::kHalf / 2] = s[kPart * kLower];
     if (tiles - 1 - n >= whole) {
-      apply_mask<C>(s[kPart], problem, row, (tiles - 1 - n) * C::kKeys + (1 - kPart) * C::kHalf);
+      apply_mask<C>(scores_of, problem, row, (tiles - 1 - n) * C::kKeys + (1 - kPart) * C::kHalf);
     }
     float factor[2];
-    const bool moved = references != References::none && softmax.update(s[kPart], factor);
-    softmax.template exponentials<References::follow>(s[kPart]);
+    const bool moved = references != References::none && softmax.update(scores_of, factor);
+    softmax.template exponentials<References::follow>(scores_of);
     ptx::wgmma_wait<0>();
     if (moved) {
 #pragma unroll
@@ -144,7 +149,7 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
         o[i] *= factor[i / 2 % 2];
       }
     }
-    pack<C>(s[kPart], probabilities);
+    pack<C>(scores_of, probabilities);
   };
   // P of a half after whose scores kLater products were started, that of the half before first.
   const auto weigh = [&]<int kPart, int kLater>(int n) {
@@ -152,19 +157,22 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
     if constexpr (kPart == 1) {
       release_keys(n);
     }
-    softmax.template exponentials<kFirstPass<C>>(s[kPart]);
-    ptx::wgmma_wait<kLater - 1>();
+    softmax.template exponentials<kFirstPass<C>>(s[kPart * kLower]);
+    if constexpr (kLater > 0) {
+      ptx::wgmma_wait<kLater - 1>();
+    }
     if constexpr (kPart == 0) {
       release_values(n - 1);
     }
-    pack<C>(s[kPart], probabilities);
+    pack<C>(s[kPart * kLower], probabilities);
   };
   const auto lower_following = [&](int n) {
     scores.template operator()<1>(n);
     output.template operator()<0>(n);
-    ptx::wgmma_wait<1>();
+    ptx::wgmma_wait<kAhead>();
     release_keys(n);
     weigh_following.template operator()<1>(n);
+    copies.follow(n);
   };
 
   scores.template operator()<0>(0);
@@ -178,12 +186,23 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
   for (; n < followed; ++n) {
     scores.template operator()<0>(n);
     output.template operator()<1>(n - 1);
-    ptx::wgmma_wait<1>();
+    ptx::wgmma_wait<kAhead>();
     weigh_following.template operator()<0>(n);
     release_values(n - 1);
     lower_following(n);
   }
-  if (n < tiles) {
+  if constexpr (C::kScoreBuffers == 1) {
+#pragma unroll 1
+    for (; n < tiles; ++n) {
+      scores.template operator()<0>(n);
+      output.template operator()<1>(n - 1);
+      weigh.template operator()<0, 0>(n);
+      scores.template operator()<1>(n);
+      output.template operator()<0>(n);
+      weigh.template operator()<1, 0>(n);
+      copies.follow(n);
+    }
+  } else if (n < tiles) {
     scores.template operator()<0>(n);
 #pragma unroll 1
     for (; n < tiles - 1; ++n) {
@@ -207,11 +226,11 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, 1) forward(const __grid_constant__ ForwardParameters p) {
-  extern __shared__ std::uint8_t memory[];
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks) forward(const __grid_constant__ ForwardParameters p) {
+  extern __shared__ __align__(1024) std::uint8_t memory[];
   __shared__ std::uint64_t barriers[Shared<C>::kBarriers];
-  const std::uint32_t base = (ptx::shared_address(memory) + C::kAlignment - 1) / C::kAlignment * C::kAlignment;
-  const Shared<C> shared{__shfl_sync(~0U, base, 0), __shfl_sync(~0U, ptx::shared_address(barriers), 0)};
+  const Shared<C> shared{__shfl_sync(~0U, ptx::shared_address(memory), 0),
+                         __shfl_sync(~0U, ptx::shared_address(barriers), 0)};
 
   const Rows work = Rows::of(blockIdx.x, C::kRows, p);
   const DeviceProblem& problem = p.problem;
@@ -234,7 +253,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) forward(const __grid_constant_
   }
   __syncthreads();
   const auto again = [&](unsigned rows_left) { return __syncthreads_or(static_cast<int>(rows_left)) != 0; };
-  if (threadIdx.x < C::kWarpgroup) {
+  if (!C::kShares && threadIdx.x < C::kWarpgroup) {
     ptx::give_registers<C::kCopyRegisters>();
     int used = 0;
     do {
@@ -245,9 +264,11 @@ __global__ void __launch_bounds__(C::kThreads, 1) forward(const __grid_constant_
       used += tiles;
     } while (again(0));
   } else {
-    ptx::take_registers<C::kComputeRegisters>();
+    if constexpr (!C::kShares) {
+      ptx::take_registers<C::kComputeRegisters>();
+    }
     // The same for all threads of a warp, which the compiler cannot see.
-    const int consumer = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / C::kWarpgroup, 0) - 1;
+    const int consumer = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / C::kWarpgroup, 0) - (C::kShares ? 0 : 1);
     const int row = work.row + consumer * 64 + static_cast<int>(threadIdx.x) % C::kWarpgroup / 32 * 16 +
                     static_cast<int>(threadIdx.x) % 32 / 4;
     int used = 0;

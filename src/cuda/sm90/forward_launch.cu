@@ -23,13 +23,13 @@ struct Wanted {
   int members = 0;
 };
 
-// The narrowest shape of so many rows that the problem fits; null: there is none.
-[[nodiscard]] const Variant* find(const Problem& problem, const Wanted& wanted, std::int64_t rows) {
+// The narrowest shape of so many rows, and blocks an SM, that the problem fits; null: there is none.
+[[nodiscard]] const Variant* find(const Problem& problem, const Wanted& wanted, std::int64_t rows, int blocks = 1) {
   const Variant* found = nullptr;
   for (const Variant& variant : OtherVariants<Variant>::or_else(variants())) {
     const bool fits = variant.dtype == problem.dtype && variant.scores == wanted.scores &&
                       variant.members == wanted.members && variant.columns >= wanted.columns &&
-                      variant.values >= problem.head_dim_v && variant.rows == rows;
+                      variant.values >= problem.head_dim_v && variant.rows == rows && variant.blocks == blocks;
     const auto width = [](const Variant& of) { return of.columns + of.values; };
     if (fits && (found == nullptr || width(variant) < width(*found))) {
       found = &variant;
@@ -138,8 +138,13 @@ class Call {
  private:
   void launch(const Wanted& wanted, std::int64_t begin, std::int64_t end, const Operand& q, const Operand* k) {
     const Variant* const three = find(problem_, wanted, kRowsOfThree);
-    const Launched launched{problem_.batch * problem_.heads_q, end - begin, device_properties().processors,
-                            p_.problem.causal};
+    const Variant* const sharing = find(problem_, wanted, kRowsOfTwo, 2);
+    const Launched launched{problem_.batch * problem_.heads_q, end - begin, problem_.seq_k,
+                            device_properties().processors, p_.problem.causal};
+    if (sharing != nullptr && launched.is_quicker_sharing()) {
+      launch(*sharing, begin, end, q, k);
+      return;
+    }
     const std::int64_t middle = begin + (three == nullptr ? 0 : launched.rows_for_three());
     if (begin < middle) {
       launch(*three, begin, middle, q, k);

@@ -53,9 +53,41 @@ __device__ __forceinline__ void load_rows(LeftRows<P>& rows, std::uint32_t tile,
   }
 }
 
+// 64 rows of a tile, those from `first` on, as left operand: in registers.
+template <class P>
+class RegisterOperand {
+ public:
+  __device__ __forceinline__ RegisterOperand(std::uint32_t tile, int first) { load_rows<P>(rows_, tile, first); }
+  template <class T, ptx::Rows kRight = ptx::Rows::along_k, int kSums>
+  __device__ __forceinline__ void multiply(float (&sum)[kSums], int step, std::uint64_t right,
+                                           unsigned /*nothing*/) const {
+    ptx::wgmma<kRight>(sum, rows_[step], right, step > 0, T{});
+  }
+
+ private:
+  LeftRows<P> rows_;
+};
+
+// The same, left in shared memory.
+template <class P>
+class SharedOperandRows {
+ public:
+  __device__ __forceinline__ SharedOperandRows(std::uint32_t tile, int first)
+      : rows_(tile + static_cast<std::uint32_t>(first) * P::kRowBytes) {}
+  template <class T, ptx::Rows kRight = ptx::Rows::along_k, int kSums>
+  __device__ __forceinline__ void multiply(float (&sum)[kSums], int step, std::uint64_t right, unsigned nothing) const {
+    ptx::wgmma<ptx::Rows::along_k, kRight>(sum, SharedOperand<P>(rows_ + nothing).along_k(0, step), right, step > 0,
+                                           T{});
+  }
+
+ private:
+  std::uint32_t rows_;
+};
+
 // q_hat of a consumer's 64 rows.
 template <class C>
-using Queries = LeftRows<typename C::QueryTile>;
+using Queries =
+    std::conditional_t<C::kShares, SharedOperandRows<typename C::QueryTile>, RegisterOperand<typename C::QueryTile>>;
 
 // Starts S = q_hat k_hat^T for half a tile.
 template <class C>
@@ -64,12 +96,9 @@ __device__ __forceinline__ void start_scores(float (&s)[C::kHalf / 2], const Que
   const SharedOperand<typename C::KeyTile> keys(tile);
 #pragma unroll
   for (int step = 0; step < C::kColumns / 16; ++step) {
-    if constexpr (C::kFuses) {
-      ptx::wgmma<ptx::Rows::along_n>(s, queries[step], keys.across_k(step * 16, first), step > 0,
-                                     typename C::Element{});
-    } else {
-      ptx::wgmma<ptx::Rows::along_k>(s, queries[step], keys.along_k(first, step), step > 0, typename C::Element{});
-    }
+    constexpr auto kRight = C::kFuses ? ptx::Rows::along_n : ptx::Rows::along_k;
+    queries.template multiply<typename C::Element, kRight>(
+        s, step, C::kFuses ? keys.across_k(step * 16, first) : keys.along_k(first, step), 0);
   }
   ptx::wgmma_commit();
 }

@@ -12,7 +12,7 @@ template <class C>
 void launch_variant(const ForwardParameters& p, void* stream) {
   const std::int64_t tiles = (p.row_end - p.row_begin + C::kRows - 1) / C::kRows;
   const std::int64_t blocks = tiles * p.problem.batch * p.problem.heads_q;
-  launch(forward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, C::kSharedBytes + C::kAlignment, stream, p);
+  launch(forward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, C::kSharedBytes, stream, p);
 }
 
 template <class C>
@@ -24,6 +24,7 @@ constexpr Variant variant() {
           C::kRows,
           C::kKeys,
           C::kMembers,
+          C::kBlocks,
           &launch_variant<C>};
 }
 

@@ -11,7 +11,7 @@ namespace distr::cuda::sm90 {
 struct Variant {
   DType dtype;
   Scores scores;
-  int columns, values, rows, keys, members;  // Config's
+  int columns, values, rows, keys, members, blocks;  // Config's
   void (*launch)(const ForwardParameters& parameters, void* stream);
 };
 

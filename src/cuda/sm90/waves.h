@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the queries of a launch are shared between thread blocks of two consumers and of three. A row costs less with
-// three (docs/kernel-log.md, sm90/forward, step 18), but the GPU runs whole waves of blocks, and the last one may be
-// all but empty.
+// Which kinds of thread blocks take the queries of a launch: of two consumers, of three, or of two that share an SM
+// with another block. A row costs less with three (docs/kernel-log.md, sm90/forward, step 18), but the GPU runs whole
+// waves of blocks, and the last one may be all but empty. Blocks that share an SM are slower, but one's end and start
+// are hidden by the other, so they are for short sequences (step 32).
 #pragma once
 
 #include <algorithm>
@@ -18,6 +19,7 @@ inline constexpr std::int64_t kRowsOfThree = 192;
 struct Launched {
   std::int64_t heads;       // of the whole batch
   std::int64_t rows;        // queries of a head
+  std::int64_t keys;        // of a head
   std::int64_t processors;  // SMs of the GPU
   bool causal;              // blocks then end one by one instead of in waves
 
@@ -28,6 +30,19 @@ struct Launched {
     const double waves = blocks / static_cast<double>(processors);
     return (causal ? waves : std::ceil(waves)) * static_cast<double>(tile_rows) *
            (tile_rows == kRowsOfThree ? kThree : 1);
+  }
+
+  // In the time that a block of two consumers, alone on its SM, takes for a tile of 128 keys.
+  [[nodiscard]] bool is_quicker_sharing() const noexcept {
+    constexpr double kPair = 2.23;  // a tile of each of two blocks that share
+    constexpr double kEnds = 5;     // a block's start and end
+    const auto time = [&](std::int64_t blocks_at_once, double tile) {
+      const auto blocks = static_cast<double>(heads * common::ceil_div(rows, kRowsOfTwo));
+      const double waves = blocks / static_cast<double>(blocks_at_once);
+      const double longest = static_cast<double>(common::ceil_div(keys, std::int64_t{128})) * tile + kEnds;
+      return causal ? std::max(waves * (longest + kEnds + tile) / 2, longest) : std::ceil(waves) * longest;
+    };
+    return time(2 * processors, kPair) < time(processors, 1);
   }
 
   // Rows of every head, from its first on, for blocks of three consumers; those of two take the rest.
