@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Energies and order (method, 2) of every block of Q, in two launches, of which the second starts while the first ends.
+// Energies and order (method, 2) of every block of Q, in two launches.
 //
 //   e_c = sum_n Q_b[n, c]^2 * sum_j (K[j, c] - mean_j K[:, c])^2,  order = columns by descending e, then by column
 //
@@ -12,6 +12,7 @@
 // a block are some whole runs and the first strips of one more. order_blocks merges the runs once for up to 512 / d
 // blocks of Q, and thread c counts the columns that come before c. A block without rows before it (`previous`) has
 // energies of 0, hence the identity.
+#include "cuda/early.cuh"
 #include "cuda/grouping.h"
 #include "cuda/grouping_rows.cuh"
 #include "cuda/grouping_spread.cuh"
@@ -130,7 +131,8 @@ __device__ void read_queries(const Arguments& a, std::uint32_t piece, const Lane
 template <class T, int kVector>
 __global__ void __launch_bounds__(kMaxThreads, 2) read_tensors(const Arguments a) {
   __shared__ Shared shared;
-  grouping::release_dependent();
+  release_dependent();
+  wait_for_inputs();
   const Lane lane(a.groups, a.head_dim);
   const auto runs = static_cast<std::uint32_t>(a.keys.count);
   if (blockIdx.x < runs) {
@@ -180,6 +182,7 @@ struct RunReader {
 // A block of threads has 512 / width groups of `width` threads, d rounded up to 32; each orders one block of Q.
 __global__ void __launch_bounds__(kOrderThreads, 1) order_blocks(const Arguments a) {
   __shared__ OrderShared shared;
+  release_dependent();
   const int width = (a.head_dim + 31) / 32 * 32;
   const int groups = kOrderThreads / width;
   const int group = static_cast<int>(threadIdx.x) / width;
@@ -202,7 +205,7 @@ __global__ void __launch_bounds__(kOrderThreads, 1) order_blocks(const Arguments
   const RunReader reader{a.keys, spreads, a.head_dim};
   const float* squares = a.squares + row * a.queries.pieces * a.head_dim + column;
 
-  grouping::wait_for_inputs();
+  wait_for_inputs();
   float square = valid ? *squares : 0;
   // Every group of threads merges some of the shared runs, and what its own block needs beyond them.
   shared.spreads[threadIdx.x] = has_column ? reader.merge(group, shared_runs, groups) : Spread{};
@@ -309,9 +312,9 @@ void run(const Problem& problem, const Grouping& grouping, const GroupingTensors
     return;
   }
   grouping::with_loads(problem.dtype, plan.aligned, [&]<class T, int kVector>() {
-    launch(read_tensors<T, kVector>, plan.read_grid, plan.threads, 0, execution.stream, plan.arguments);
+    launch_early(read_tensors<T, kVector>, plan.read_grid, plan.threads, 0, execution.stream, plan.arguments);
   });
-  grouping::launch_dependent(order_blocks, plan.order_grid, kOrderThreads, execution.stream, plan.arguments);
+  launch_early(order_blocks, plan.order_grid, kOrderThreads, 0, execution.stream, plan.arguments);
 }
 
 void run_read_only(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,

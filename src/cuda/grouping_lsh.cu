@@ -21,6 +21,7 @@
 
 #include "common/half.h"
 #include "common/projection.h"
+#include "cuda/early.cuh"
 #include "cuda/grouping.h"
 #include "cuda/grouping_rows.cuh"
 #include "cuda/ptx.cuh"
@@ -170,7 +171,8 @@ __global__ void __launch_bounds__(kMaxThreads, kVector == 1 ? 1 : 2) order_block
   const int round_rows = Round::rows(lane);
   const auto count = static_cast<std::uint32_t>(a.queries.count);
 
-  grouping::release_dependent();
+  release_dependent();
+  wait_for_inputs();
   Rows rows = a.queries.at(blockIdx.x);
   Round round;
   round.load(rows, 0, lane);
@@ -232,9 +234,10 @@ __global__ void __launch_bounds__(kMaxThreads, kVector == 1 ? 1 : 2) order_block
 // Adds the pieces of a block of Q in their order, and sorts. A warp adds a fragment of 8 columns.
 __global__ void __launch_bounds__(kSumThreads, 1) add_pieces(const Arguments a) {
   alignas(16) __shared__ std::uint32_t s_keys[kMaxHeadDim];
+  release_dependent();
   const auto pieces = static_cast<int>(a.queries.pieces);
   const int stride = a.tiles * 8 * 32;
-  grouping::wait_for_inputs();
+  wait_for_inputs();
   for (int i = static_cast<int>(threadIdx.x); i < stride; i += static_cast<int>(blockDim.x)) {
     const float4* sums = a.sums + static_cast<std::int64_t>(blockIdx.x) * pieces * stride + i;
     float4 total = {};
@@ -308,12 +311,12 @@ void run(const Problem& problem, const Grouping& grouping, const GroupingTensors
   arguments.sums = arguments.queries.pieces == 1 ? nullptr : static_cast<float4*>(execution.workspace);
   grouping::with_loads(problem.dtype, plan.aligned, [&]<class T, int kVector>() {
     arguments.vector = kVector;
-    launch(order_blocks<T, kVector>, plan.grid, plan.warps.count() * 32, shared_bytes(plan.warps.count()),
-           execution.stream, arguments);
+    launch_early(order_blocks<T, kVector>, plan.grid, plan.warps.count() * 32, shared_bytes(plan.warps.count()),
+                 execution.stream, arguments);
   });
   if (arguments.sums != nullptr) {
-    grouping::launch_dependent(add_pieces, dim3(static_cast<unsigned>(arguments.queries.order_rows())),
-                               std::min(kSumThreads, plan.warps.tiles * 8 * 32), execution.stream, arguments);
+    launch_early(add_pieces, dim3(static_cast<unsigned>(arguments.queries.order_rows())),
+                 std::min(kSumThreads, plan.warps.tiles * 8 * 32), 0, execution.stream, arguments);
   }
 }
 

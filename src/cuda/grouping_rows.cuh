@@ -223,33 +223,6 @@ template <class Key>
   return rank;
 }
 
-// A kernel launched by launch_dependent may start while the one before it in the stream still runs. It calls
-// wait_for_inputs() before it reads anything that the other wrote; the other calls release_dependent() first thing.
-__device__ inline void release_dependent() {
-#if __CUDA_ARCH__ >= 900
-  cudaTriggerProgrammaticLaunchCompletion();
-#endif
-}
-__device__ inline void wait_for_inputs() {
-#if __CUDA_ARCH__ >= 900
-  cudaGridDependencySynchronize();
-#endif
-}
-
-template <class Arguments>
-void launch_dependent(void (*kernel)(Arguments), dim3 grid, int threads, void* stream, const Arguments& arguments) {
-  cudaLaunchAttribute attribute{};
-  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
-  attribute.val.programmaticStreamSerializationAllowed = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = grid;
-  config.blockDim = dim3(static_cast<unsigned>(threads));
-  config.stream = static_cast<cudaStream_t>(stream);
-  config.attrs = &attribute;
-  config.numAttrs = device_properties().major >= 9 ? 1 : 0;
-  check(cudaLaunchKernelEx(&config, kernel, arguments), "cudaLaunchKernelEx");
-}
-
 // Calls function.template operator()<T, kVector>() with the element's type, and as many columns a load as 16 bytes
 // hold, or 1 where rows do not start at multiples of 16 bytes.
 template <class Function>

@@ -60,14 +60,20 @@ class Workspace {
   std::size_t used_ = 0;
 };
 
+// Lets the kernel have so many bytes of dynamic shared memory, if more than kernels have without asking.
+template <class... Parameters>
+void raise_limit(void (*kernel)(Parameters...), std::size_t shared) {
+  constexpr std::size_t kWithoutAsking = 48 * 1024;
+  if (shared > kWithoutAsking) {
+    allow_shared_memory(reinterpret_cast<const void*>(kernel), shared);
+  }
+}
+
 // Launches on `stream` with `shared` bytes of dynamic shared memory; the kernel's limit is raised where it must be.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared, void* stream,
             const Arguments&... arguments) {
-  constexpr std::size_t kSharedWithoutAsking = 48 * 1024;
-  if (shared > kSharedWithoutAsking) {
-    allow_shared_memory(reinterpret_cast<const void*>(kernel), shared);
-  }
+  raise_limit(kernel, shared);
   start(kernel, grid, threads, shared, stream, arguments...);
   check(cudaGetLastError(), "kernel launch");
 }

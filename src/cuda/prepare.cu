@@ -13,7 +13,7 @@
 #include <limits>
 
 #include "common/element.h"
-#include "cuda/launch.h"
+#include "cuda/early.cuh"
 
 namespace distr::cuda {
 namespace {
@@ -54,6 +54,8 @@ __global__ void __launch_bounds__(kThreads) transpose_kernel(const std::uint16_t
                                                              bool aligned, std::int64_t stride, uint4* kt) {
   constexpr int kChunks = kSide / kChunk;
   __shared__ std::uint32_t tile[kSide / 2][kSide + 1];
+  release_dependent();
+  wait_for_inputs();
   const auto key_tiles = static_cast<unsigned>(stride / kSide);
   const auto column_tiles = static_cast<unsigned>(extent.columns / kSide + 1);
   const std::int64_t first_key = std::int64_t{blockIdx.x % key_tiles} * kSide;
@@ -199,8 +201,8 @@ void transpose(const void* k, const Strides& strides, const Extent& extent, void
   const std::int64_t tiles = extent.batch * extent.heads * (stride / kSide) * (extent.columns / kSide + 1);
   if (tiles > 0) {
     const bool aligned = has_aligned_rows(strides) && reinterpret_cast<std::uintptr_t>(k) % 16 == 0;
-    launch(transpose_kernel, dim3(static_cast<unsigned>(tiles)), kThreads, 0, stream,
-           static_cast<const std::uint16_t*>(k), strides, extent, aligned, stride, static_cast<uint4*>(kt));
+    launch_early(transpose_kernel, dim3(static_cast<unsigned>(tiles)), kThreads, 0, stream,
+                 static_cast<const std::uint16_t*>(k), strides, extent, aligned, stride, static_cast<uint4*>(kt));
   }
 }
 

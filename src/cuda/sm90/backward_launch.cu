@@ -2,6 +2,7 @@
 #include "cuda/sm90/backward_launch.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdint>
 
 #include "cuda/launch.h"
@@ -172,12 +173,12 @@ void run(const Problem& problem, const Grouping& grouping, const BackwardTensors
                       nullptr, sm80::Stats::tiles},
                      stream);
   if (space.q_hat != nullptr) {
-    const auto of = [&](Estimate kind, std::int64_t rows) {
-      return Estimation{problem.dtype, kind, problem.heads_q, rows, 0, space.groups, p.problem.members, 1};
-    };
     const Estimate kind = p.problem.mean ? Estimate::mean : Estimate::first;
-    space.q = estimated(space.q, tensors.order, of(kind, problem.seq_q), space.q_hat, stream);
-    space.k = estimated(space.k, tensors.order, of(Estimate::sum, problem.seq_k), space.k_hat, stream);
+    const std::array estimations{Estimation{space.q, kind, problem.seq_q, 0, space.groups, 1, 1, space.q_hat},
+                                 Estimation{space.k, Estimate::sum, problem.seq_k, 0, space.groups, 1, 1, space.k_hat}};
+    estimate({problem.dtype, tensors.order, problem.heads_q, p.problem.members}, estimations, stream);
+    space.q = estimations[0].result(problem.heads_q);
+    space.k = estimations[1].result(problem.heads_q);
     p.keys_of_query_head = true;
   }
   constexpr int kMostColumns = 64;  // of a box

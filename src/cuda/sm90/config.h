@@ -87,6 +87,7 @@ struct ForwardParameters {
   bool keys_of_query_head;          // k is [B, Hq, Nk, r], fused for each query head
   int section;                      // heads that are worked on at the same time
   std::int64_t row_begin, row_end;  // the queries of this launch
+  bool is_second;                   // of two launches that may run side by side: it waits for the first at its end
 };
 
 }  // namespace distr::cuda::sm90

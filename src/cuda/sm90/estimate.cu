@@ -1,13 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // x_hat[row, g * copies + i] = the sum, the mean or the first of x[row, c] over the columns c of group g, in fp32.
 //
-// A block takes 64 rows of a query head: they are staged in shared memory, [64][columns], 16 bytes a thread, and the
-// order beside them; then a thread makes two neighbouring columns of a row. Bound by memory: x is read once for each
-// query head, x_hat written once.
+// A block takes rows of a query head of Q or of K that have one order, 64 at a time: they are staged in shared memory,
+// 16 bytes a thread, with a column of zeros behind the last. Then a thread makes the same two neighbouring columns of
+// one row after another, so it knows its members' places from the start; those that a smaller group lacks are in the
+// column of zeros. Bound by memory: x is read once for each query head, x_hat written once.
 #include "cuda/sm90/estimate.h"
 
+#include <algorithm>
+#include <bit>
+
 #include "common/element.h"
-#include "cuda/launch.h"
+#include "cuda/early.cuh"
 #include "cuda/tile.cuh"
 
 namespace distr::cuda::sm90 {
@@ -16,96 +20,222 @@ namespace {
 constexpr int kThreads = 256;
 constexpr int kRows = 64;
 constexpr int kMostColumns = 128;
+constexpr int kPitch = kMostColumns + kChunk;  // elements of a row in shared memory
+constexpr int kMostKnown = 8;                  // members whose places a thread keeps in registers
+
+// An Estimation as the kernel takes it.
+struct Job {
+  const void* x;
+  Strides strides;
+  Estimate kind;
+  unsigned head_rows, heads, columns;  // of x
+  unsigned block, blocks, first_row;   // of Q's or K's rows
+  unsigned estimates, copies, pairs;   // columns of x_hat without and with those that are added
+  float scale;
+  unsigned chunk_bits;            // of a row, 1 << chunk_bits at least
+  unsigned run_rows, runs, grid;  // rows of a thread block; runs of a head, and of all
+  std::uint32_t* to;
+};
 
 struct Arguments {
-  Strides strides;
-  Extent extent;  // of x
+  Job jobs[2];
   const std::int32_t* order;
-  Estimation estimation;
-  std::int64_t blocks, row_tiles;  // of a head
-  int packed;                      // columns of x_hat
+  unsigned heads_q, members;
 };
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    estimate_kernel(const T* x, const __grid_constant__ Arguments a, std::uint32_t* estimated) {
-  alignas(16) __shared__ T s_x[kRows][kMostColumns];
-  __shared__ std::int32_t s_order[kMostColumns];
-  const Extent& extent = a.extent;
-  const auto columns = static_cast<int>(extent.columns);
-  const std::int64_t head = blockIdx.x / a.row_tiles;  // of batch * heads_q
-  const std::int64_t first = a.estimation.first_row + blockIdx.x % a.row_tiles * kRows;
-  const auto rows = static_cast<int>(min(extent.rows - first, std::int64_t{kRows}));
-  const std::int64_t group_heads = a.estimation.heads_q / extent.heads;
-  const T* from = x + head / a.estimation.heads_q * a.strides.batch +
-                  head % a.estimation.heads_q / group_heads * a.strides.head + first * a.strides.row;
-  for (int c = static_cast<int>(threadIdx.x); c < columns; c += kThreads) {
-    s_order[c] = a.order[(head * a.blocks + first / a.estimation.block) * columns + c];
-  }
-  constexpr int kChunks = kMostColumns / kChunk;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * kChunks; i += kThreads) {
-    const int row = i / kChunks;
-    const int column = i % kChunks * kChunk;
-    if (column < columns) {  // rows are padded to whole chunks
-      *reinterpret_cast<uint4*>(&s_x[row][column]) =
-          *reinterpret_cast<const uint4*>(from + row * a.strides.row + column);
-    }
-  }
-  __syncthreads();
+struct Shared {
+  alignas(16) T x[kRows][kPitch];
+  std::int32_t order[kMostColumns];
+};
 
-  const int members = a.estimation.members;
-  const auto value = [&](int row, int column) {
-    const int group = column / a.estimation.copies;
-    const int begin = group * members;
-    const int size = column < a.estimation.columns ? min(members, columns - begin) : 0;
-    const int taken = a.estimation.kind == Estimate::first ? min(size, 1) : size;
-    float sum = 0;
-    for (int member = 0; member < taken; ++member) {
-      sum += static_cast<float>(s_x[row][s_order[begin + member]]);
-    }
-    return (a.estimation.kind == Estimate::mean && size > 1 ? sum / static_cast<float>(size) : sum) *
-           a.estimation.scale;
-  };
-  const int pairs = a.packed / 2;
-  std::uint32_t* to = estimated + (head * extent.rows + first) * pairs;
-  for (int i = static_cast<int>(threadIdx.x); i < rows * pairs; i += kThreads) {
-    const int row = i / pairs;
-    const int column = i % pairs * 2;
-    to[i] = ptx::pack(value(row, column), value(row, column + 1), T{});
+// A column of x_hat: of its group the first place in the order, how many columns count, and their factor.
+struct Column {
+  unsigned begin, taken;
+  float factor;
+
+  __device__ Column(const Job& job, unsigned members, unsigned column) {
+    begin = column / job.copies * members;
+    const unsigned size = column < job.estimates ? min(members, job.columns - begin) : 0;
+    taken = job.kind == Estimate::first ? min(size, 1U) : size;
+    factor = job.kind == Estimate::mean && size > 1 ? job.scale / static_cast<float>(size) : job.scale;
   }
+};
+
+// What a thread makes: two neighbouring columns of every step-th row. kMembers: at least so many as a group has; 0: any
+// number.
+template <class T, int kMembers>
+class ColumnPair {
+ public:
+  __device__ ColumnPair(const Job& job, unsigned members, const Shared<T>& shared)
+      : pairs_(job.pairs),
+        pair_(threadIdx.x % job.pairs),
+        step_(kThreads / job.pairs),
+        columns_{{job, members, 2 * pair_}, {job, members, 2 * pair_ + 1}} {
+#pragma unroll
+    for (int i = 0; i < 2; ++i) {
+#pragma unroll
+      for (int m = 0; m < kMembers; ++m) {
+        places_[i][m] = static_cast<unsigned>(m) < columns_[i].taken
+                            ? static_cast<unsigned>(shared.order[columns_[i].begin + static_cast<unsigned>(m)])
+                            : kMostColumns;
+      }
+    }
+  }
+
+  // Of the first `rows` rows in shared memory. to: x_hat of the first.
+  __device__ void make(const Shared<T>& shared, unsigned rows, std::uint32_t* to) const {
+    const unsigned first = threadIdx.x / pairs_;
+    if (first >= step_) {  // what is left of the threads
+      return;
+    }
+#pragma unroll 4
+    for (unsigned row = first; row < rows; row += step_) {
+      to[row * pairs_ + pair_] = ptx::pack(value(shared, row, 0), value(shared, row, 1), T{});
+    }
+  }
+
+ private:
+  [[nodiscard]] __device__ float value(const Shared<T>& shared, unsigned row, int i) const {
+    float sum = 0;
+    if constexpr (kMembers == 0) {
+      for (unsigned m = 0; m < columns_[i].taken; ++m) {
+        sum += static_cast<float>(shared.x[row][shared.order[columns_[i].begin + m]]);
+      }
+    } else {
+      sum = static_cast<float>(shared.x[row][places_[i][0]]);
+#pragma unroll
+      for (int m = 1; m < kMembers; ++m) {
+        sum += static_cast<float>(shared.x[row][places_[i][m]]);
+      }
+    }
+    return sum * columns_[i].factor;
+  }
+
+  unsigned pairs_, pair_, step_;
+  Column columns_[2];
+  unsigned places_[2][kMembers == 0 ? 1 : kMembers];
+};
+
+template <class T, int kMembers>
+__global__ void __launch_bounds__(kThreads) estimate_kernel(const __grid_constant__ Arguments a) {
+  __shared__ Shared<T> shared;
+  release_dependent();
+  const bool is_second = blockIdx.x >= a.jobs[0].grid;
+  const Job& job = a.jobs[is_second ? 1 : 0];
+  const unsigned index = blockIdx.x - (is_second ? a.jobs[0].grid : 0);
+  const unsigned head = index / job.runs;  // of batch * heads_q
+  const unsigned begin = job.first_row + index % job.runs * job.run_rows;
+  const unsigned end = min(begin + job.run_rows, job.head_rows);
+  const T* const from = static_cast<const T*>(job.x) + head / a.heads_q * job.strides.batch +
+                        head % a.heads_q / (a.heads_q / job.heads) * job.strides.head;
+  std::uint32_t* const to = job.to + std::int64_t{head} * job.head_rows * job.pairs;
+  const auto load = [&](unsigned first) {
+    const unsigned chunks = min(end - first, static_cast<unsigned>(kRows)) << job.chunk_bits;
+#pragma unroll 4
+    for (unsigned i = threadIdx.x; i < chunks; i += kThreads) {
+      const unsigned row = i >> job.chunk_bits;
+      const unsigned column = (i & ((1U << job.chunk_bits) - 1)) * kChunk;
+      if (column < job.columns) {  // rows are padded to whole chunks
+        *reinterpret_cast<uint4*>(&shared.x[row][column]) =
+            *reinterpret_cast<const uint4*>(from + (first + row) * job.strides.row + column);
+      }
+    }
+  };
+
+  if (threadIdx.x < kRows) {
+    shared.x[threadIdx.x][kMostColumns] = T(0.0F);
+  }
+  wait_for_inputs();
+  if (threadIdx.x < job.columns) {
+    shared.order[threadIdx.x] =
+        a.order[(std::int64_t{head} * job.blocks + begin / job.block) * job.columns + threadIdx.x];
+  }
+  load(begin);
+  __syncthreads();
+  const ColumnPair<T, kMembers> pair(job, a.members, shared);
+  for (unsigned first = begin; first < end; first += kRows) {
+    if (first > begin) {
+      __syncthreads();  // the rows before have been read
+      load(first);
+      __syncthreads();
+    }
+    pair.make(shared, min(end - first, static_cast<unsigned>(kRows)), to + std::int64_t{first} * job.pairs);
+  }
+}
+
+// Rows of a run, which divide a block of Q: several tiles, where that leaves enough runs for every SM.
+[[nodiscard]] std::int64_t rows_of_run(std::int64_t rows, std::int64_t block) {
+  constexpr std::int64_t kMostTiles = 4;
+  constexpr std::int64_t kRunsAProcessor = 8;
+  const std::int64_t enough = kRunsAProcessor * device_properties().processors * kRows;
+  std::int64_t tiles = std::clamp(rows / enough, std::int64_t{1}, kMostTiles);
+  while (tiles > 1 && block % (tiles * kRows) != 0) {
+    --tiles;
+  }
+  return tiles * kRows;
+}
+
+[[nodiscard]] Job job_of(const Groups& groups, const Estimation& e) {
+  const auto number = [](std::int64_t n) { return static_cast<unsigned>(n); };
+  const Extent& extent = e.x.extent;
+  const std::int64_t heads = extent.batch * groups.heads_q;
+  const std::int64_t rows = extent.rows - e.first_row;
+  const std::int64_t run_rows = rows_of_run(heads * rows, e.block >= extent.rows ? 0 : e.block);  // 0: all divide it
+  const std::int64_t runs = common::ceil_div(rows, run_rows);
+  return {e.x.data,
+          e.x.strides,
+          e.kind,
+          number(extent.rows),
+          number(extent.heads),
+          number(extent.columns),
+          number(std::min(e.block, extent.rows)),
+          number(common::ceil_div(extent.rows, e.block)),
+          number(e.first_row),
+          number(e.columns),
+          number(e.copies),
+          number(packed_columns(e.columns) / 2),
+          e.scale,
+          static_cast<unsigned>(std::bit_width(number(common::ceil_div(extent.columns, kChunk) - 1))),
+          number(run_rows),
+          number(runs),
+          number(heads * runs),
+          static_cast<std::uint32_t*>(e.estimated)};
+}
+
+template <class T>
+void run(const Arguments& a, void* stream) {
+  const auto launch_it = [&](auto* kernel) {
+    launch_early(kernel, dim3(a.jobs[0].grid + a.jobs[1].grid), kThreads, 0, stream, a);
+  };
+  static_assert(kMostKnown == 8);
+  launch_it(a.members == 1            ? &estimate_kernel<T, 1>
+            : a.members == 2          ? &estimate_kernel<T, 2>
+            : a.members <= 4          ? &estimate_kernel<T, 4>
+            : a.members <= kMostKnown ? &estimate_kernel<T, kMostKnown>
+                                      : &estimate_kernel<T, 0>);
 }
 
 }  // namespace
 
-void estimate(const void* x, const Strides& strides, const Extent& extent, const std::int32_t* order,
-              const Estimation& estimation, void* estimated, void* stream) {
-  const std::int64_t row_tiles = common::ceil_div(extent.rows - estimation.first_row, std::int64_t{kRows});
-  const Arguments arguments{strides,
-                            extent,
-                            order,
-                            estimation,
-                            common::ceil_div(extent.rows, estimation.block),
-                            row_tiles,
-                            static_cast<int>(packed_columns(estimation.columns))};
-  const std::int64_t blocks = extent.batch * estimation.heads_q * row_tiles;
-  const auto run = [&](auto kernel, auto* typed) {
-    launch(kernel, dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, typed, arguments,
-           static_cast<std::uint32_t*>(estimated));
-  };
-  if (estimation.dtype == DType::f16) {
-    run(estimate_kernel<__half>, static_cast<const __half*>(x));
-  } else {
-    run(estimate_kernel<__nv_bfloat16>, static_cast<const __nv_bfloat16*>(x));
-  }
+Operand Estimation::result(std::int64_t heads_q) const {
+  Operand made = x;
+  made.data = estimated;
+  made.extent.heads = heads_q;
+  made.extent.columns = columns;
+  made.strides = packed_strides(made.extent);
+  return made;
 }
 
-Operand estimated(Operand x, const std::int32_t* order, const Estimation& estimation, void* to, void* stream) {
-  estimate(x.data, x.strides, x.extent, order, estimation, to, stream);
-  x.data = to;
-  x.extent.heads = estimation.heads_q;
-  x.extent.columns = estimation.columns;
-  x.strides = packed_strides(x.extent);
-  return x;
+void estimate(const Groups& groups, std::span<const Estimation> estimations, void* stream) {
+  Arguments a{{}, groups.order, static_cast<unsigned>(groups.heads_q), static_cast<unsigned>(groups.members)};
+  std::transform(estimations.begin(), estimations.end(), a.jobs,
+                 [&](const Estimation& e) { return job_of(groups, e); });
+  if (groups.dtype == DType::f16) {
+    run<__half>(a, stream);
+  } else {
+    run<__nv_bfloat16>(a, stream);
+  }
 }
 
 }  // namespace distr::cuda::sm90

@@ -3,6 +3,7 @@
 #pragma once
 
 #include <cstdint>
+#include <span>
 
 #include "cuda/prepare.h"
 
@@ -14,20 +15,27 @@ enum class Estimate : std::uint8_t { sum, mean, first };  // of a group's column
 // h reads head h / (heads_q / heads); sums in fp32; zeros in the columns that are added. order: [batch, heads_q,
 // ceil(rows / block), columns], for blocks that 64 divides or that hold all rows.
 struct Estimation {
-  DType dtype;
+  Operand x;
   Estimate kind;
-  std::int64_t heads_q;
   std::int64_t block;
   std::int64_t first_row;  // of a block; those before it are left as they are
   std::int64_t columns;    // of the estimates
-  int members;             // of a group
   int copies;              // of a group's estimate, beside each other
-  float scale = 1;         // of the estimates, before they are rounded
+  float scale;             // of the estimates, before they are rounded
+  void* estimated;
+
+  // The estimates as an operand.
+  [[nodiscard]] Operand result(std::int64_t heads_q) const;
 };
-void estimate(const void* x, const Strides& strides, const Extent& extent, const std::int32_t* order,
-              const Estimation& estimation, void* estimated, void* stream);
-// The same, of an operand to an operand.
-[[nodiscard]] Operand estimated(Operand x, const std::int32_t* order, const Estimation& estimation, void* to,
-                                void* stream);
+
+// What estimations that are made together, one or two, have in common.
+struct Groups {
+  DType dtype;
+  const std::int32_t* order;
+  std::int64_t heads_q;
+  int members;  // of a group
+};
+
+void estimate(const Groups& groups, std::span<const Estimation> estimations, void* stream);
 
 }  // namespace distr::cuda::sm90

@@ -19,6 +19,7 @@
 //   need better ones, the block starts again with references that follow.
 #pragma once
 
+#include "cuda/early.cuh"
 #include "cuda/rows.cuh"
 #include "cuda/sm90/config.h"
 #include "cuda/sm90/copies.cuh"
@@ -251,6 +252,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) forward(const __grid_
     }
     ptx::barrier_fence();
   }
+  if (!p.is_second) {
+    wait_for_inputs();
+  }
+  release_dependent();
   __syncthreads();
   const auto again = [&](unsigned rows_left) { return __syncthreads_or(static_cast<int>(rows_left)) != 0; };
   if (!C::kShares && threadIdx.x < C::kWarpgroup) {
@@ -263,6 +268,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) forward(const __grid_
       __syncwarp();
       used += tiles;
     } while (again(0));
+    if (p.is_second) {
+      wait_for_inputs();
+    }
   } else {
     if constexpr (!C::kShares) {
       ptx::take_registers<C::kComputeRegisters>();

@@ -2,6 +2,8 @@
 #include "cuda/sm90/forward_launch.h"
 
 #include <algorithm>
+#include <array>
+#include <span>
 #include <utility>
 
 #include "cuda/launch.h"
@@ -109,29 +111,28 @@ class Call {
     const bool scaled = problem_.dtype == DType::bf16 && tensors_.lse == nullptr;
     const float scale = scaled ? std::exchange(p_.problem.scale_log2, 1.0F) : 1.0F;
     const Columns columns = Columns::of(problem_, grouping_);
-    const auto of = [&](Estimate kind, std::int64_t block, std::int64_t first_row, float factor) {
-      const DeviceProblem& p = p_.problem;
-      return Estimation{problem_.dtype, kind,      p.heads_q,        block, first_row,
-                        columns.count,  p.members, columns.of_group, factor};
-    };
-    const Operand q = estimated(operands_.q, tensors_.order,
-                                of(p_.problem.mean ? Estimate::mean : Estimate::first, grouping_.block, row, scale),
-                                operands_.q_hat, stream_);
+    const Groups groups{problem_.dtype, tensors_.order, problem_.heads_q, p_.problem.members};
+    const Estimation q_hat{operands_.q,     p_.problem.mean ? Estimate::mean : Estimate::first,
+                           grouping_.block, row,
+                           columns.count,   columns.of_group,
+                           scale,           operands_.q_hat};
     Wanted wanted{scaled ? Scores::logarithms : Scores::raw, columns.count};
     if (is_by_blocks(problem_, grouping_)) {
       const Operand& k = operands_.k;
+      estimate(groups, std::span(&q_hat, 1), stream_);
       transpose(k.data, k.strides, k.extent, operands_.keys_transposed, stream_);
       p_.keys_transposed = operands_.keys_transposed;
       p_.column_stride = column_stride(problem_.seq_k);
       p_.problem.groups = static_cast<int>(columns.count);
       p_.problem.members = std::min(p_.problem.members, 2);
       wanted.members = p_.problem.members;
-      launch(wanted, row, problem_.seq_q, q, nullptr);
+      launch(wanted, row, problem_.seq_q, q_hat.result(problem_.heads_q), nullptr);
     } else {
       p_.keys_of_query_head = true;
-      const Operand k =
-          estimated(operands_.k, tensors_.order, of(Estimate::sum, problem_.seq_k, 0, 1), operands_.k_hat, stream_);
-      launch(wanted, row, problem_.seq_q, q, &k);
+      const Estimation k_hat{operands_.k, Estimate::sum, problem_.seq_k, 0, columns.count, 1, 1, operands_.k_hat};
+      estimate(groups, std::array{q_hat, k_hat}, stream_);
+      const Operand k = k_hat.result(problem_.heads_q);
+      launch(wanted, row, problem_.seq_q, q_hat.result(problem_.heads_q), &k);
     }
   }
 
@@ -150,7 +151,9 @@ class Call {
       launch(*three, begin, middle, q, k);
     }
     if (middle < end) {
+      p_.is_second = begin < middle;
       launch(*find(problem_, wanted, kRowsOfTwo), middle, end, q, k);
+      p_.is_second = false;
     }
   }
 

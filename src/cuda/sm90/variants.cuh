@@ -2,7 +2,7 @@
 // How a compiled shape of the kernel in forward.cuh is launched.
 #pragma once
 
-#include "cuda/launch.h"
+#include "cuda/early.cuh"
 #include "cuda/sm90/forward.cuh"
 #include "cuda/sm90/variants.h"
 
@@ -12,7 +12,7 @@ template <class C>
 void launch_variant(const ForwardParameters& p, void* stream) {
   const std::int64_t tiles = (p.row_end - p.row_begin + C::kRows - 1) / C::kRows;
   const std::int64_t blocks = tiles * p.problem.batch * p.problem.heads_q;
-  launch(forward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, C::kSharedBytes, stream, p);
+  launch_early(forward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, C::kSharedBytes, stream, p);
 }
 
 template <class C>

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Kernels that may start while the one before them in the stream still runs (programmatic dependent launch, from sm_90
+// on), so that their start costs nothing: launch_early() launches them, and they call wait_for_inputs(), all threads,
+// before they read or write global memory. It returns when all that came before in the stream is done, if each kernel
+// before waited so as well or was launched as usual. A kernel that calls release_dependent(), first thing, lets the
+// next one start as soon as there is room.
+#pragma once
+
+#include "cuda/launch.h"
+
+namespace distr::cuda {
+
+__device__ inline void release_dependent() {
+#if __CUDA_ARCH__ >= 900
+  cudaTriggerProgrammaticLaunchCompletion();
+#endif
+}
+
+__device__ inline void wait_for_inputs() {
+#if __CUDA_ARCH__ >= 900
+  cudaGridDependencySynchronize();
+#endif
+}
+
+// As launch(), otherwise.
+template <class... Parameters, class... Arguments>
+void launch_early(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared, void* stream,
+                  const Arguments&... arguments) {
+  raise_limit(kernel, shared);
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
+  attribute.val.programmaticStreamSerializationAllowed = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = grid;
+  config.blockDim = dim3(static_cast<unsigned>(threads));
+  config.dynamicSmemBytes = shared;
+  config.stream = static_cast<cudaStream_t>(stream);
+  config.attrs = &attribute;
+  config.numAttrs = device_properties().major >= 9 ? 1 : 0;
+  check(cudaLaunchKernelEx(&config, kernel, arguments...), "cudaLaunchKernelEx");
+}
+
+}  // namespace distr::cuda
