@@ -10,7 +10,7 @@
 #include <cfloat>
 #include <cmath>
 
-#include "cuda/launch.h"
+#include "cuda/early.cuh"
 #include "cuda/prepare.h"
 #include "cuda/tile.cuh"
 
@@ -87,6 +87,8 @@ template <class T>
 __global__ void __launch_bounds__(kThreads)
     prepare_kernel(const __grid_constant__ RowsOfBackward rows, Alignment aligned) {
   __shared__ __align__(16) T s_rows[kRows][2][kMaxDim];
+  release_dependent();
+  wait_for_inputs();
   const DeviceProblem& problem = rows.problem;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int own = static_cast<int>(threadIdx.x) / kLanes;
@@ -157,8 +159,8 @@ void prepare_rows(DType dtype, const RowsOfBackward& rows, void* stream) {
   const Alignment aligned{has_aligned_rows(rows.problem.q) && is_aligned(rows.q) && rows.problem.head_dim % kChunk == 0,
                           has_aligned_rows(rows.problem.o) && is_aligned(rows.o) && is_aligned(rows.d_o)};
   if (count > 0) {
-    launch(dtype == DType::f16 ? prepare_kernel<__half> : prepare_kernel<__nv_bfloat16>,
-           dim3(static_cast<unsigned>(count / kRows)), kThreads, 0, stream, rows, aligned);
+    launch_early(dtype == DType::f16 ? prepare_kernel<__half> : prepare_kernel<__nv_bfloat16>,
+                 dim3(static_cast<unsigned>(count / kRows)), kThreads, 0, stream, rows, aligned);
   }
 }
 

@@ -31,6 +31,7 @@
 //   from then on runs beside it. Callers who let the order change have no turns, and sums that begin as zeros.
 #pragma once
 
+#include "cuda/early.cuh"
 #include "cuda/sm90/backward_config.h"
 #include "cuda/sm90/backward_copies.cuh"
 #include "cuda/sm90/backward_products.cuh"
@@ -249,6 +250,8 @@ class Consumer {
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant__ BackwardParameters p) {
+  release_dependent();
+  wait_for_inputs();
   extern __shared__ __align__(1024) std::uint8_t memory[];
   __shared__ std::uint64_t barriers[BackwardShared<C>::kBarriers];
   __shared__ unsigned s_block;  // the number that KeyBlock::of takes

@@ -8,7 +8,7 @@
 // a lane takes those of its columns' groups. Bound by memory: 4 bytes read for an element of the sums, 2 written.
 #include "cuda/sm90/backward_round.h"
 
-#include "cuda/launch.h"
+#include "cuda/early.cuh"
 #include "cuda/tile.cuh"
 
 namespace distr::cuda::sm90 {
@@ -46,6 +46,8 @@ template <class T>
 __global__ void __launch_bounds__(kThreads) round_kernel(const __grid_constant__ Rounding r) {
   __shared__ float s_sums[kWarps][kRows][kPitch];
   __shared__ Columns s_columns;
+  release_dependent();
+  wait_for_inputs();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::int64_t tiles = (r.rows + kWarps * kRows - 1) / (kWarps * kRows);
@@ -102,8 +104,8 @@ void round_sums(const Rounding& rounding, void* stream) {
   constexpr std::int64_t kTile = kWarps * kRows;
   const std::int64_t blocks =
       rounding.batch * (rounding.heads / rounding.heads_together) * ((rounding.rows + kTile - 1) / kTile);
-  launch(rounding.dtype == DType::f16 ? round_kernel<__half> : round_kernel<__nv_bfloat16>,
-         dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, rounding);
+  launch_early(rounding.dtype == DType::f16 ? round_kernel<__half> : round_kernel<__nv_bfloat16>,
+               dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, rounding);
 }
 
 }  // namespace distr::cuda::sm90
