@@ -2,9 +2,12 @@
 // Kernels that may start while the one before them in the stream still runs (programmatic dependent launch, from sm_90
 // on), so that their start costs nothing: launch_early() launches them, and they call wait_for_inputs(), all threads,
 // before they read or write global memory. It returns when all that came before in the stream is done, if each kernel
-// before waited so as well or was launched as usual. A kernel that calls release_dependent(), first thing, lets the
-// next one start as soon as there is room.
+// before waited so as well or was launched as usual. A kernel that calls release_dependent() lets the next one start as
+// soon as all its blocks have called it and there is room: first thing, unless the next one counts on its inputs.
 #pragma once
+
+#include <algorithm>
+#include <array>
 
 #include "cuda/launch.h"
 
@@ -22,6 +25,19 @@ __device__ inline void wait_for_inputs() {
 #endif
 }
 
+// Whether the code that this device runs, of what was compiled, is of an architecture that has the two functions above.
+// Where it is not, a kernel that starts early would not wait.
+[[nodiscard]] inline bool can_start_early() {
+#ifdef __CUDA_ARCH_LIST__
+  constexpr std::array kCompiled{__CUDA_ARCH_LIST__};
+  const DeviceProperties& device = device_properties();
+  const int own = device.major * 100 + device.minor * 10;
+  return std::any_of(kCompiled.begin(), kCompiled.end(), [&](int arch) { return arch >= 900 && arch <= own; });
+#else
+  return false;
+#endif
+}
+
 // As launch(), otherwise.
 template <class... Parameters, class... Arguments>
 void launch_early(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared, void* stream,
@@ -36,7 +52,7 @@ void launch_early(void (*kernel)(Parameters...), dim3 grid, int threads, std::si
   config.dynamicSmemBytes = shared;
   config.stream = static_cast<cudaStream_t>(stream);
   config.attrs = &attribute;
-  config.numAttrs = device_properties().major >= 9 ? 1 : 0;
+  config.numAttrs = can_start_early() ? 1 : 0;
   check(cudaLaunchKernelEx(&config, kernel, arguments...), "cudaLaunchKernelEx");
 }
 

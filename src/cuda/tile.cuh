@@ -107,6 +107,7 @@ template <class T>
 // come here as well, with the others of their warp. at_once: the same for all of them.
 template <int kColumns, class T, class Pair>
 __device__ __forceinline__ void store_row(T* row, bool is_there, int columns, int at_once, const Pair& pair) {
+  static_assert(kColumns % 32 == 0);
   const int lane = static_cast<int>(threadIdx.x) % 4;
   if (at_once == 8 && columns == kColumns) {
 #pragma unroll

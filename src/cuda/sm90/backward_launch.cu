@@ -165,6 +165,7 @@ void run(const Problem& problem, const Grouping& grouping, const BackwardTensors
   space.v.read(tensors.v, "V", stream);
   space.d_o.read(tensors.d_o, "dO", stream);
 
+  space.clear(stream);  // first, so that nothing stands between the kernels: each starts before the last one ends
   BackwardParameters p{};
   p.problem = device_problem(problem, grouping, nullptr);
   sm80::prepare_rows(problem.dtype,
@@ -201,7 +202,6 @@ void run(const Problem& problem, const Grouping& grouping, const BackwardTensors
   p.d_k_parts = space.d_k_parts;
   p.d_v_parts = space.d_v_parts;
   p.section = section_of(problem, space.variant);
-  space.clear(stream);
   space.variant.launch(p, stream);
   round_all(problem, p.problem, space, tensors, stream);
 }

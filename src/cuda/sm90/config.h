@@ -59,7 +59,7 @@ struct Config {
   static constexpr int kKeys = kValues <= 64 && kConsumers == 2 && kMembers < 2 && !kShares ? 256 : 128;  // of a tile
   static constexpr int kHalf = kKeys / 2;
   static constexpr int kScoreBuffers = kShares ? 1 : 2;  // registers bound it, and kHalf
-  static constexpr int kStages = kShares ? 3 : 2;
+  static constexpr int kStages = kShares || kMembers == 1 ? 3 : 2;
   static constexpr int kWarpgroup = 128;  // threads
   static constexpr int kThreads = kWarpgroup * (kConsumers + (kShares ? 0 : 1));
   static constexpr int kCopyRegisters = kMembers > 1 ? 56 : kMembers == 1 ? 40 : kConsumers == 2 ? 24 : 32;

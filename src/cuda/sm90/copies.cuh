@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the first warpgroup of a thread block does: it fills the ring of tiles of k_hat and V in shared memory.
+// The ring of tiles of k_hat and V in shared memory, and who fills it: the first warpgroup of a thread block, or a
+// thread of a consumer.
 #pragma once
 
 #include <type_traits>
@@ -56,6 +57,8 @@ class CopiedKeys {
                                    work_.batch);
   }
 
+  __device__ void finish() {}
+
  private:
   const ForwardParameters& p_;
   const Rows& work_;
@@ -97,6 +100,8 @@ class Copies {
     }
   }
 
+  __device__ void finish() { keys_.finish(); }
+
  private:
   const ForwardParameters& p_;
   const Rows& work_;
@@ -123,6 +128,7 @@ __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, co
       __syncwarp();
     }
   }
+  copies.finish();
 }
 
 // Where there is no such warpgroup: the first thread of the block copies, between its halves of tiles.

@@ -4,7 +4,7 @@
 // queries have groupings of their own, k_hat is made from K^T here, tile by tile.
 //
 //   A thread block takes kRows queries of one head. Its first warpgroup copies q_hat and then tile after tile of k_hat
-//   and V to shared memory, two stages of each. Every other warpgroup owns 64 queries, q_hat in registers, and goes
+//   and V to shared memory, kStages of each. Every other warpgroup owns 64 queries, q_hat in registers, and goes
 //   through the tiles in halves:
 //     S_0 = q_hat k_hat_0^T, references, P_0
 //     for the next halves j, whose S_j was started a half earlier:
@@ -12,8 +12,9 @@
 //       P_j, as soon as S_j is there                             while these products still run
 //     O += P V of the last half
 //     O / rowsum, LSE
-//   Where two blocks share an SM, each has registers for one half's scores: S_j is started with the product before it,
-//   and both are waited for. A consumer's first thread copies, as there is no other warpgroup.
+//   Where two blocks share an SM, each has registers for one half's scores, and q_hat stays in shared memory: S_j is
+//   started with the product before it, and both are waited for. A consumer's first thread copies, as there is no other
+//   warpgroup.
 //   In tiles with a mask and in the first without, nothing is started ahead, and the references of the softmax follow
 //   the scores. From then on they stay; where q_hat carries the scale, there are none at all. Where a row turns out to
 //   need better ones, the block starts again with references that follow.
@@ -89,29 +90,34 @@ __device__ inline void store(const ForwardParameters& p, const Rows& work, int f
   }
 }
 
+// Tiles that every row from `row` on sees whole.
+template <class C>
+__device__ __forceinline__ int whole_tiles(const DeviceProblem& problem, int row) {
+  const std::int64_t seen =
+      problem.causal ? min(problem.seq_k, max(row + problem.causal_offset + 1, std::int64_t{0})) : problem.seq_k;
+  return static_cast<int>(seen / C::kKeys);
+}
+
+// A warp is through with what the barrier guards.
+__device__ __forceinline__ void release(std::uint32_t barrier) {
+  if (threadIdx.x % 32 == 0) {
+    ptx::barrier_arrive(barrier);
+  }
+}
+
 // A consumer's 64 queries over all keys. `used`: tiles that went through the ring before. `references`: in the tiles
 // without a mask; none: in all. Returns which of the thread's two rows came out right, a bit each.
 template <class C>
 __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Rows& work, const Shared<C>& shared,
                                             int consumer, int row, int tiles, int used, References references,
                                             float (&o)[C::kValues / 2], Softmax<C>& softmax) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
   const DeviceProblem& problem = p.problem;
-  // Tiles that every row of the block sees whole.
-  const std::int64_t seen =
-      problem.causal ? min(problem.seq_k, max(work.row + problem.causal_offset + 1, std::int64_t{0})) : problem.seq_k;
-  const int whole = static_cast<int>(seen / C::kKeys);
-  const auto release = [&](std::uint32_t barrier) {
-    if (lane == 0) {
-      ptx::barrier_arrive(barrier);
-    }
-  };
   const auto release_keys = [&](int n) { release(shared.keys_empty(Turn<C>(used + n).stage)); };
   const auto release_values = [&](int n) { release(shared.values_empty(Turn<C>(used + n).stage)); };
 
+  const int whole = whole_tiles<C>(problem, work.row);
   CopiesBetween<C> copies(p, work, shared, tiles, used);
-  float s[C::kScoreBuffers][C::kHalf / 2];  // of the upper and the lower half of a tile
-  constexpr int kLower = C::kScoreBuffers - 1;
+  float s[C::kScoreBuffers][C::kHalf / 2];      // of the upper and the lower half of a tile, if there are two
   constexpr int kAhead = C::kScoreBuffers - 1;  // products that may be under way where P of a half is made
   std::uint32_t probabilities[C::kHalf / 16][4];
   ptx::barrier_wait(shared.queries_full(), 0);
@@ -124,7 +130,7 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
       ptx::barrier_wait(shared.keys_full(turn.stage), turn.parity);
     }
     ptx::wgmma_fence();
-    start_scores<C>(s[kPart * kLower], queries, shared.keys(turn.stage), (1 - kPart) * C::kHalf);
+    start_scores<C>(s[kPart * kAhead], queries, shared.keys(turn.stage), (1 - kPart) * C::kHalf);
   };
   const auto output = [&]<int kPart>(int n) {
     const Turn<C> turn(used + n);
@@ -136,7 +142,7 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
   };
   // P of a half whose scores are there; then nothing is under way.
   const auto weigh_following = [&]<int kPart>(int n) {
-    float(&scores_of)[C::kHalf / 2] = s[kPart * kLower];
+    float(&scores_of)[C::kHalf / 2] = s[kPart * kAhead];
     if (tiles - 1 - n >= whole) {
       apply_mask<C>(scores_of, problem, row, (tiles - 1 - n) * C::kKeys + (1 - kPart) * C::kHalf);
     }
@@ -145,10 +151,7 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
     softmax.template exponentials<References::follow>(scores_of);
     ptx::wgmma_wait<0>();
     if (moved) {
-#pragma unroll
-      for (int i = 0; i < C::kValues / 2; ++i) {
-        o[i] *= factor[i / 2 % 2];
-      }
+      rescale(o, factor);
     }
     pack<C>(scores_of, probabilities);
   };
@@ -158,14 +161,14 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
     if constexpr (kPart == 1) {
       release_keys(n);
     }
-    softmax.template exponentials<kFirstPass<C>>(s[kPart * kLower]);
+    softmax.template exponentials<kFirstPass<C>>(s[kPart * kAhead]);
     if constexpr (kLater > 0) {
       ptx::wgmma_wait<kLater - 1>();
     }
     if constexpr (kPart == 0) {
       release_values(n - 1);
     }
-    pack<C>(s[kPart * kLower], probabilities);
+    pack<C>(s[kPart * kAhead], probabilities);
   };
   const auto lower_following = [&](int n) {
     scores.template operator()<1>(n);
@@ -180,8 +183,7 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
   ptx::wgmma_wait<0>();
   weigh_following.template operator()<0>(0);
   lower_following(0);
-  int n = 1;
-  // Tiles with a mask, and the first that all rows see.
+  int n = 1;  // of tiles with a mask and the first that all rows see
   const int followed = references == References::follow ? tiles : min(tiles, tiles - whole + 1);
 #pragma unroll 1
   for (; n < followed; ++n) {
@@ -255,7 +257,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) forward(const __grid_
   if (!p.is_second) {
     wait_for_inputs();
   }
-  release_dependent();
+  release_dependent();  // after the wait: is_second counts on the first launch's inputs being there
   __syncthreads();
   const auto again = [&](unsigned rows_left) { return __syncthreads_or(static_cast<int>(rows_left)) != 0; };
   if (!C::kShares && threadIdx.x < C::kWarpgroup) {

@@ -139,10 +139,11 @@ class Call {
  private:
   void launch(const Wanted& wanted, std::int64_t begin, std::int64_t end, const Operand& q, const Operand* k) {
     const Variant* const three = find(problem_, wanted, kRowsOfThree);
+    const Variant* const two = find(problem_, wanted, kRowsOfTwo);
     const Variant* const sharing = find(problem_, wanted, kRowsOfTwo, 2);
     const Launched launched{problem_.batch * problem_.heads_q, end - begin, problem_.seq_k,
                             device_properties().processors, p_.problem.causal};
-    if (sharing != nullptr && launched.is_quicker_sharing()) {
+    if (sharing != nullptr && sharing->columns == two->columns && launched.is_quicker_sharing()) {
       launch(*sharing, begin, end, q, k);
       return;
     }
@@ -152,7 +153,7 @@ class Call {
     }
     if (middle < end) {
       p_.is_second = begin < middle;
-      launch(*find(problem_, wanted, kRowsOfTwo), middle, end, q, k);
+      launch(*two, middle, end, q, k);
       p_.is_second = false;
     }
   }

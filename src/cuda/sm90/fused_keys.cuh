@@ -31,7 +31,7 @@ class KeyRows {
     // A warp makes its rows of the tile by itself, so that this table needs no barrier.
     constexpr int kWarpRows = kRowsAPass * 32 / C::kWarpgroup;
     const int first = static_cast<int>(threadIdx.x) / 32 * kWarpRows;
-    __shared__ unsigned sources[C::kColumns * C::kMembers];
+    __shared__ __align__(8) unsigned sources[C::kColumns * C::kMembers];
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x) % 32; i < kSlots * kWarpRows * C::kMembers; i += 32) {
       const int group = i / (kWarpRows * C::kMembers) * kRowsAPass + first + i / C::kMembers % kWarpRows;
@@ -62,6 +62,11 @@ class KeyRows {
     const int index = slot * kRowsAPass * C::kMembers + member;
     return ptx::load_shared_4(sources_ + static_cast<std::uint32_t>(index * static_cast<int>(sizeof(unsigned))));
   }
+  // The same of both members, in one load, the first in the low half.
+  [[nodiscard]] __device__ std::uint64_t both_sources(int slot) const {
+    return ptx::load_shared_8(sources_ +
+                              static_cast<std::uint32_t>(slot * kRowsAPass * C::kMembers * sizeof(unsigned)));
+  }
   // Where a slot of this thread lies.
   [[nodiscard]] __device__ static std::uint32_t place(std::uint32_t tile, int slot) {
     constexpr unsigned kPieces = 8;  // of 16 bytes in a row of a panel, permuted by the row's number
@@ -86,7 +91,7 @@ class KeyRows {
   std::uint32_t sources_;   // of this thread's slots
 };
 
-// Groups of one member: rows of K^T are copied.
+// Groups of one member: rows of K^T are copied. A tile is published when the next one is on its way.
 template <class C>
 class PickedKeys : KeyRows<C> {
   using Base = KeyRows<C>;
@@ -95,20 +100,42 @@ class PickedKeys : KeyRows<C> {
   using Base::kArrivals;
   using Base::kThreads;
 
-  __device__ PickedKeys(const ForwardParameters& p, const Rows& work, int /*row*/) : Base(p, work) {}
+  __device__ PickedKeys(const ForwardParameters& p, const Rows& work, int /*row*/) : Base(p, work) {
+#pragma unroll
+    for (int slot = 0; slot < Base::kSlots; ++slot) {
+      sources_[slot] = Base::source(slot, 0);
+    }
+  }
 
   __device__ void fill(std::uint32_t tile, std::uint32_t full, int row) {
     if constexpr (C::kWithout != Without::fusion) {
       const std::byte* const keys = Base::keys_from(row);
 #pragma unroll
       for (int slot = 0; slot < Base::kSlots; ++slot) {
-        ptx::cp_async_16(Base::place(tile, slot), keys + Base::source(slot, 0), true);
+        ptx::cp_async_16(Base::place(tile, slot), keys + sources_[slot], true);
       }
       ptx::cp_async_commit();
-      ptx::cp_async_wait<0>();
+      ptx::cp_async_wait<1>();
     }
-    Base::publish(full);
+    publish_last();
+    last_full_ = full;
   }
+
+  // What is still on its way.
+  __device__ void finish() {
+    ptx::cp_async_wait<0>();
+    publish_last();
+  }
+
+ private:
+  __device__ void publish_last() const {
+    if (last_full_ != 0) {
+      Base::publish(last_full_);
+    }
+  }
+
+  std::uint32_t last_full_ = 0;     // of the tile before, which is published when the next is on its way
+  unsigned sources_[Base::kSlots];  // of all tiles: loads from shared memory stand in MUFU's way
 };
 
 // Pairs: their rows come to registers kAhead slots before they are added, also those of the next tile. A sum is rounded
@@ -144,6 +171,7 @@ class FusedKeys : KeyRows<C> {
     }
     Base::publish(full);
   }
+  __device__ void finish() {}
 
  private:
   static_assert(C::kMembers == 2);
@@ -151,10 +179,10 @@ class FusedKeys : KeyRows<C> {
   static_assert(Base::kSlots % kAhead == 0);
 
   __device__ void fetch(int slot, const std::byte* keys) {
-#pragma unroll
-    for (int member = 0; member < C::kMembers; ++member) {
-      rows_[slot % kAhead][member] = __ldg(reinterpret_cast<const uint4*>(keys + Base::source(slot, member)));
-    }
+    const std::uint64_t sources = Base::both_sources(slot);
+    const auto row = [&](unsigned source) { return __ldg(reinterpret_cast<const uint4*>(keys + source)); };
+    rows_[slot % kAhead][0] = row(static_cast<unsigned>(sources));
+    rows_[slot % kAhead][1] = row(static_cast<unsigned>(sources >> 32));
   }
 
   uint4 rows_[kAhead][C::kMembers];

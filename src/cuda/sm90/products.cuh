@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The two products of attention by a warpgroup: left operands in registers, right ones in shared memory.
+// The two products of attention by a warpgroup: P in registers, k_hat and V in shared memory, q_hat in either.
 #pragma once
 
 #include "cuda/ptx.cuh"

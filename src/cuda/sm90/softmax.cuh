@@ -80,6 +80,15 @@ struct Softmax {
   }
 };
 
+// Multiplies a thread's two rows of O by a factor each.
+template <int kCount>
+__device__ __forceinline__ void rescale(float (&o)[kCount], const float (&factor)[2]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) {
+    o[i] *= factor[i / 2 % 2];
+  }
+}
+
 // P in 16 bits, the left operand of the second product.
 template <class C>
 __device__ __forceinline__ void pack(const float (&s)[C::kHalf / 2], std::uint32_t (&probabilities)[C::kHalf / 16][4]) {
