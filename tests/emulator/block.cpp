@@ -31,6 +31,9 @@ std::string Block::run(const Launch& of_launch, std::uint64_t index) {
   if (fault_.empty() && !is_abandoned_ && !shared_memory().is_intact()) {
     fault_ = where() + "wrote behind its " + std::to_string(of_launch.shared_bytes) + " bytes of shared memory";
   }
+  if (fault_.empty() && !is_abandoned_ && of_launch.starts_early && !has_waited) {
+    fault_ = where() + "ends without having waited for the kernels before it, although it may start before they end";
+  }
   if (!fault_.empty() || is_abandoned_) {  // its threads are somewhere in the kernel
     for (int n = 0; n < count_; ++n) {
       threads_[static_cast<std::size_t>(n)]->fiber.prepare(&Block::run_thread);
@@ -46,6 +49,7 @@ void Block::start(const Launch& of_launch, std::uint64_t index) {
   fault_.clear();
   late_ = random_.below(2) == 0;
   is_abandoned_ = false;
+  has_waited = false;
   transfers_.clear();
   barriers_.clear();
   products.clear();

@@ -116,6 +116,7 @@ class Block {
   MemoryBarrier& barrier(std::uint32_t address, const char* user);
   std::map<std::uint32_t, MemoryBarrier>& barriers() { return barriers_; }
   NamedBarrier named[16];
+  bool has_waited = false;                                     // for the kernels before this one
   std::map<int, std::unique_ptr<WarpgroupProducts>> products;  // by warpgroup
 
   [[nodiscard]] const Launch& launch() const { return *launch_; }

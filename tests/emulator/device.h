@@ -28,6 +28,7 @@
 #undef __launch_bounds__
 #define __launch_bounds__(...)
 #define __CUDA_ARCH__ 900
+#define __CUDA_ARCH_LIST__ 900
 
 using std::isfinite;
 using std::isinf;
@@ -88,15 +89,24 @@ T atomicAdd(T* to, T x) {
 }
 
 inline void cudaTriggerProgrammaticLaunchCompletion() {}
-inline void cudaGridDependencySynchronize() {}
+inline void cudaGridDependencySynchronize() { distr::emulator::wait_for_inputs(); }
 
 namespace distr::emulator {
 
 template <class... Parameters, class... Arguments>
+void enqueue(void (*kernel)(Parameters...), Launch launch, cudaStream_t stream, const Arguments&... arguments) {
+  const std::tuple<std::remove_cvref_t<Parameters>...> all(arguments...);
+  enqueue(stream, [=] {
+    Launch run = launch;
+    run.kernel = [&] { std::apply(kernel, all); };
+    run_grid(run);
+  });
+}
+
+template <class... Parameters, class... Arguments>
 void enqueue(void (*kernel)(Parameters...), dim3 grid, dim3 threads, std::size_t shared, cudaStream_t stream,
              const Arguments&... arguments) {
-  const std::tuple<std::remove_cvref_t<Parameters>...> all(arguments...);
-  enqueue(stream, [=] { run_grid({grid, threads, shared, [&] { std::apply(kernel, all); }}); });
+  enqueue(kernel, {grid, threads, shared, {}}, stream, arguments...);
 }
 
 }  // namespace distr::emulator
@@ -104,7 +114,8 @@ void enqueue(void (*kernel)(Parameters...), dim3 grid, dim3 threads, std::size_t
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                const Arguments&... arguments) {
-  distr::emulator::enqueue(kernel, config->gridDim, config->blockDim, config->dynamicSmemBytes, config->stream,
-                           arguments...);
+  const bool early = config->numAttrs > 0;  // the only attribute that is asked for
+  distr::emulator::enqueue(kernel, {config->gridDim, config->blockDim, config->dynamicSmemBytes, {}, early},
+                           config->stream, arguments...);
   return cudaSuccess;
 }

@@ -15,6 +15,7 @@ struct Launch {
   dim3 threads;
   std::size_t shared_bytes = 0;  // dynamic
   std::function<void()> kernel;  // with its arguments, for one thread
+  bool starts_early = false;     // it may, before the kernel before it ends; the emulator itself runs one at a time
   std::uint64_t seed = 0;
 };
 

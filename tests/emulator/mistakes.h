@@ -6,6 +6,7 @@
 //     elsewhere.
 //   store: 128 threads write 16 bytes each to shared memory, which one of them copies to global memory in bulk.
 //   chain: every block waits for the one before it to raise a counter.
+//   early: may start before the kernel before it ends.
 #pragma once
 
 #include "cuda/ptx.cuh"
@@ -39,6 +40,7 @@ enum class Mistake {
   takes_too_many_registers,
   splits_collective,
   waits_for_later_block,
+  omits_wait_for_inputs,
 };
 
 inline constexpr int kTileBytes = 16 * 64 * 2;
@@ -188,6 +190,13 @@ inline void chain(unsigned* counter, float* order, Mistake mistake) {
     ptx::store_release(counter, wanted + 1);
   }
   __syncthreads();
+}
+
+inline void early(int* to, Mistake mistake) {
+  if (mistake != Mistake::omits_wait_for_inputs || blockIdx.x == 0) {
+    cudaGridDependencySynchronize();
+  }
+  to[blockIdx.x] = 1;
 }
 
 }  // namespace distr::emulator::test

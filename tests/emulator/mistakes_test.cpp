@@ -60,6 +60,12 @@ std::string run_chain(Mistake mistake) {
   return counter == 7 && std::find(order.begin(), order.end(), -1.0F) == order.end() ? "" : "wrong";
 }
 
+std::string run_early(Mistake mistake) {
+  std::vector<int> to(2);
+  run_grid({dim3(2), dim3(32), 0, [&] { early(to.data(), mistake); }, true});
+  return to == std::vector<int>(2, 1) ? "" : "wrong";
+}
+
 std::string words(const Run& run, Mistake mistake) {
   try {
     return run(mistake);
@@ -109,6 +115,7 @@ const Wrong kWrong[] = {
     {"EndsBeforeRead", run_store, Mistake::ends_early, "the block ends while a bulk copy"},
     {"SplitsCollective", run_store, Mistake::splits_collective, "while lanes of its warp are in"},
     {"WaitsForLaterBlock", run_chain, Mistake::waits_for_later_block, "no thread can go on"},
+    {"OmitsWaitForInputs", run_early, Mistake::omits_wait_for_inputs, "without having waited for the kernels before"},
 };
 
 INSTANTIATE_TEST_SUITE_P(Emulator, Mistakes, testing::ValuesIn(kWrong),

@@ -77,6 +77,8 @@ void barrier_wait(std::uint32_t address, unsigned parity) {
   }
 }
 
+void wait_for_inputs() { block().has_waited = true; }
+
 void named_barrier_sync(int number, int threads) {
   NamedBarrier& barrier = block().named[number];
   const auto expected = static_cast<std::uint32_t>(threads);
