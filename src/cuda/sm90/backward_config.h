@@ -52,7 +52,7 @@ struct BackwardConfig {
   static constexpr int kSumsBytes = kRows * kColumns * 4;  // of dQ
   static constexpr int kSharedBytes = KeyTile::kBytes + ValueTile::kBytes + kGradients * GradientTile::kBytes +
                                       kStages * (QueryTile::kBytes + OutputTile::kBytes + kStatsBytes + kSumsBytes);
-  static_assert(kSharedBytes + kOtherSharedBytes <= kMostSharedBytes);
+  static_assert(kSharedBytes + kOtherSharedBytes <= kHopperSharedBytes);
 };
 
 // What the kernel takes by value.

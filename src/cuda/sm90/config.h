@@ -28,7 +28,7 @@ struct Panels {
 
 // Of an SM what its blocks have, and of each block what its barriers and tables take before its tiles, which begin at a
 // multiple of 1024, and what the system takes.
-inline constexpr int kMostSharedBytes = 227 * 1024;
+inline constexpr int kHopperSharedBytes = 227 * 1024;
 inline constexpr int kOtherSharedBytes = 1024;
 inline constexpr int kReservedSharedBytes = 1024;
 
@@ -70,7 +70,7 @@ struct Config {
   using ValueTile = Panels<kKeys, kValues>;
   static constexpr int kSharedBytes = kConsumers * QueryTile::kBytes + kStages * (KeyTile::kBytes + ValueTile::kBytes);
   static_assert(kBlocks * (kSharedBytes + kOtherSharedBytes + kReservedSharedBytes) <=
-                kMostSharedBytes + kReservedSharedBytes);
+                kHopperSharedBytes + kReservedSharedBytes);
   static_assert(kShares ||
                 kCopyRegisters + kConsumers * kComputeRegisters <= registers_at_entry(kThreads) * (kConsumers + 1));
 };

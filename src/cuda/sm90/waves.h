@@ -32,7 +32,8 @@ struct Launched {
            (tile_rows == kRowsOfThree ? kThree : 1);
   }
 
-  // In the time that a block of two consumers, alone on its SM, takes for a tile of 128 keys.
+  // Whether blocks of two consumers end sooner where two share an SM. Times in those that such a block takes for a tile
+  // of 128 keys alone on its SM.
   [[nodiscard]] bool is_quicker_sharing() const noexcept {
     constexpr double kPair = 2.23;  // a tile of each of two blocks that share
     constexpr double kEnds = 5;     // a block's start and end
