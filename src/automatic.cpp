@@ -25,9 +25,9 @@ struct Crossover {
 // By device, and for each the smallest d first.
 constexpr std::array<Crossover, 4> kCrossovers{
     {{Device::cpu, 64, 2048}, {Device::cpu, 128, 1024}, {Device::cuda, 64, 8192}, {Device::cuda, 128, 16384}}};
-// By Hopper's own kernels, in bf16: with one grouping for the whole sequence, and with groupings by blocks.
+// By Hopper's own kernel, in bf16 and with one grouping for the whole sequence. Groupings by blocks are left out: their
+// backward is sm80/backward, half as quick as that of exact attention, and nobody knows here whether one will follow.
 constexpr std::array<Crossover, 2> kHopperCrossovers{{{Device::cuda, 64, 16384}, {Device::cuda, 128, 8192}}};
-constexpr std::array<Crossover, 1> kHopperBlocksCrossovers{{{Device::cuda, 64, 32768}}};
 
 // The last entry for the device that has no larger d than the problem, or the first.
 const Crossover& crossover_of(std::span<const Crossover> crossovers, Device device, std::int64_t head_dim) {
@@ -41,26 +41,13 @@ const Crossover& crossover_of(std::span<const Crossover> crossovers, Device devi
   return *found;
 }
 
-// Whether one of Hopper's own kernels, which the crossovers above are of, serves the grouping with another strategy.
-bool is_served_by(std::string_view kernel_name, const Problem& problem, Grouping grouping, Strategy strategy) {
+// Whether Hopper's own kernel, which the crossovers above are of, serves the grouping with another strategy.
+bool is_served_by_hopper(const Problem& problem, Grouping grouping, Strategy strategy) {
   grouping.strategy = strategy;
   const auto kernels = cuda_backend().forward;
   return std::any_of(kernels.begin(), kernels.end(), [&](const ForwardKernel& kernel) {
-    return kernel.name == kernel_name && kernel.supports(problem, grouping).empty();
+    return kernel.name == std::string_view("sm90/forward") && kernel.supports(problem, grouping).empty();
   });
-}
-
-// What was measured on Hopper of `energy` beside its own exact attention; empty: nothing.
-std::span<const Crossover> hopper_crossovers(const Problem& problem, const Grouping& grouping) {
-  if (problem.dtype != DType::bf16) {
-    return {};
-  }
-  if (is_served_by("sm90/forward", problem, grouping, Strategy::energy)) {
-    return kHopperCrossovers;
-  }
-  return is_served_by("sm90/forward_blocks", problem, grouping, Strategy::energy)
-             ? std::span<const Crossover>(kHopperBlocksCrossovers)
-             : std::span<const Crossover>();
 }
 
 // CUDA's crossovers are those of the tensor-core kernels with tiles of 128 queries. Why these do not serve; empty: they
@@ -95,9 +82,8 @@ Resolved resolve(const Problem& problem, const Grouping& grouping, Device device
   }
   Resolved result{grouping, {}};
   result.grouping.strategy = Strategy::exact;
-  const bool hopper = device == Device::cuda && is_served_by("sm90/forward", problem, grouping, Strategy::exact);
-  const auto of_hopper = hopper ? hopper_crossovers(problem, grouping) : std::span<const Crossover>();
-  const std::span<const Crossover> crossovers = of_hopper.empty() ? kCrossovers : of_hopper;
+  const bool hopper = device == Device::cuda && is_served_by_hopper(problem, grouping, Strategy::exact);
+  const std::span<const Crossover> crossovers = hopper ? std::span<const Crossover>(kHopperCrossovers) : kCrossovers;
   const Crossover& needed = crossover_of(crossovers, device, problem.head_dim);
   const std::string no_tensor_cores = device == Device::cuda ? without_tensor_cores(problem, grouping) : "";
   const std::int64_t shorter = std::min(problem.seq_q, problem.seq_k);
@@ -107,10 +93,10 @@ Resolved resolve(const Problem& problem, const Grouping& grouping, Device device
     result.choice = "exact, as the first block is where orders come from the block before, and there is no other";
   } else if (problem.dtype == DType::f64) {
     result.choice = "exact, as the float64 reference gains nothing from an approximation";
-  } else if (hopper && of_hopper.empty()) {
+  } else if (hopper && !(problem.dtype == DType::bf16 && is_served_by_hopper(problem, grouping, Strategy::energy))) {
     result.choice =
-        "exact, as this GPU has a kernel for it that an approximation is quicker than only in bf16, with the whole "
-        "sequence as one block or with blocks of a multiple of 128 rows";
+        "exact, as this GPU has kernels for it that an approximation is quicker than, forward and backward, only in "
+        "bf16 with the whole sequence as one block";
   } else if (!no_tensor_cores.empty()) {
     result.choice = no_tensor_cores;
   } else if (problem.head_dim < needed.head_dim) {
