@@ -103,12 +103,6 @@ void enqueue(void (*kernel)(Parameters...), Launch launch, cudaStream_t stream, 
   });
 }
 
-template <class... Parameters, class... Arguments>
-void enqueue(void (*kernel)(Parameters...), dim3 grid, dim3 threads, std::size_t shared, cudaStream_t stream,
-             const Arguments&... arguments) {
-  enqueue(kernel, {grid, threads, shared, {}}, stream, arguments...);
-}
-
 }  // namespace distr::emulator
 
 template <class... Parameters, class... Arguments>

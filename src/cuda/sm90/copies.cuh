@@ -101,6 +101,7 @@ class Copies {
   }
 
   __device__ void finish() { keys_.finish(); }
+  [[nodiscard]] __device__ int tiles() const { return tiles_; }
 
  private:
   const ForwardParameters& p_;
@@ -137,7 +138,7 @@ class OwnCopies {
  public:
   __device__ __forceinline__ OwnCopies(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles,
                                        int used)
-      : tiles_(tiles), copies_(p, work, shared, tiles, used) {
+      : copies_(p, work, shared, tiles, used) {
     if (threadIdx.x == 0) {
       if (used == 0) {
         copy_queries<C>(p, work, shared);
@@ -152,14 +153,13 @@ class OwnCopies {
   // This warp is through with tile n, so the others soon will be with the one before, which makes room.
   __device__ __forceinline__ void follow(int n) {
     const int next = n - 1 + C::kStages;
-    if (n > 0 && threadIdx.x == 0 && next < tiles_) {
+    if (n > 0 && threadIdx.x == 0 && next < copies_.tiles()) {
       copies_.copy(next);
     }
     __syncwarp();
   }
 
  private:
-  int tiles_;
   Copies<C> copies_;
 };
 

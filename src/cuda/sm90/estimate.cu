@@ -208,7 +208,6 @@ void run(const Arguments& a, void* stream) {
   const auto launch_it = [&](auto* kernel) {
     launch_early(kernel, dim3(a.jobs[0].grid + a.jobs[1].grid), kThreads, 0, stream, a);
   };
-  static_assert(kMostKnown == 8);
   launch_it(a.members == 1            ? &estimate_kernel<T, 1>
             : a.members == 2          ? &estimate_kernel<T, 2>
             : a.members <= 4          ? &estimate_kernel<T, 4>

@@ -57,15 +57,9 @@ class KeyRows {
     const std::int64_t key = min(std::int64_t{row} + static_cast<int>(threadIdx.x) % kChunks * kChunk, last_);
     return ptx::opaque(reinterpret_cast<const std::byte*>(k_ + key));  // else it is made anew for every row
   }
-  // Where in bytes a member of a slot's group begins.
-  [[nodiscard]] __device__ unsigned source(int slot, int member) const {
-    const int index = slot * kRowsAPass * C::kMembers + member;
-    return ptx::load_shared_4(sources_ + static_cast<std::uint32_t>(index * static_cast<int>(sizeof(unsigned))));
-  }
-  // The same of both members, in one load, the first in the low half.
-  [[nodiscard]] __device__ std::uint64_t both_sources(int slot) const {
-    return ptx::load_shared_8(sources_ +
-                              static_cast<std::uint32_t>(slot * kRowsAPass * C::kMembers * sizeof(unsigned)));
+  // Where in shared memory it says, in bytes, where the members of a slot's group begin, one after another.
+  [[nodiscard]] __device__ std::uint32_t sources(int slot) const {
+    return sources_ + static_cast<std::uint32_t>(slot * kRowsAPass * C::kMembers * static_cast<int>(sizeof(unsigned)));
   }
   // Where a slot of this thread lies.
   [[nodiscard]] __device__ static std::uint32_t place(std::uint32_t tile, int slot) {
@@ -103,7 +97,7 @@ class PickedKeys : KeyRows<C> {
   __device__ PickedKeys(const ForwardParameters& p, const Rows& work, int /*row*/) : Base(p, work) {
 #pragma unroll
     for (int slot = 0; slot < Base::kSlots; ++slot) {
-      sources_[slot] = Base::source(slot, 0);
+      sources_[slot] = ptx::load_shared_4(Base::sources(slot));
     }
   }
 
@@ -179,7 +173,7 @@ class FusedKeys : KeyRows<C> {
   static_assert(Base::kSlots % kAhead == 0);
 
   __device__ void fetch(int slot, const std::byte* keys) {
-    const std::uint64_t sources = Base::both_sources(slot);
+    const std::uint64_t sources = ptx::load_shared_8(Base::sources(slot));  // one load for both
     const auto row = [&](unsigned source) { return __ldg(reinterpret_cast<const uint4*>(keys + source)); };
     rows_[slot % kAhead][0] = row(static_cast<unsigned>(sources));
     rows_[slot % kAhead][1] = row(static_cast<unsigned>(sources >> 32));

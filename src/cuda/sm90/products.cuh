@@ -35,29 +35,22 @@ struct SharedOperand {
   }
 };
 
-// 64 rows of a tile, as left operands of wgmma in registers.
-template <class P>
-using LeftRows = std::uint32_t[P::kColumns / 16][4];
-
-template <class P>
-__device__ __forceinline__ void load_rows(LeftRows<P>& rows, std::uint32_t tile, int first) {
-  constexpr unsigned kWarpgroup = 128;  // threads
-  const unsigned lane = threadIdx.x % 32;
-  const unsigned row = static_cast<unsigned>(first) + threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
-  constexpr unsigned kPieces = P::kRowBytes / 16;  // of 16 bytes in a row of a panel
-#pragma unroll
-  for (unsigned step = 0; step < P::kColumns / 16; ++step) {
-    const unsigned piece = step * 2 + lane / 16;
-    const unsigned place = piece % kPieces ^ row * P::kRowBytes / 128 % kPieces;
-    ptx::ldmatrix_x4(rows[step], tile + piece / kPieces * P::kPanelBytes + row * P::kRowBytes + place * 16);
-  }
-}
-
 // 64 rows of a tile, those from `first` on, as left operand: in registers.
 template <class P>
 class RegisterOperand {
  public:
-  __device__ __forceinline__ RegisterOperand(std::uint32_t tile, int first) { load_rows<P>(rows_, tile, first); }
+  __device__ __forceinline__ RegisterOperand(std::uint32_t tile, int first) {
+    constexpr unsigned kWarpgroup = 128;  // threads
+    const unsigned lane = threadIdx.x % 32;
+    const unsigned row = static_cast<unsigned>(first) + threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
+    constexpr unsigned kPieces = P::kRowBytes / 16;  // of 16 bytes in a row of a panel
+#pragma unroll
+    for (unsigned step = 0; step < P::kColumns / 16; ++step) {
+      const unsigned piece = step * 2 + lane / 16;
+      const unsigned place = piece % kPieces ^ row * P::kRowBytes / 128 % kPieces;
+      ptx::ldmatrix_x4(rows_[step], tile + piece / kPieces * P::kPanelBytes + row * P::kRowBytes + place * 16);
+    }
+  }
   template <class T, ptx::Rows kRight = ptx::Rows::along_k, int kSums>
   __device__ __forceinline__ void multiply(float (&sum)[kSums], int step, std::uint64_t right,
                                            unsigned /*nothing*/) const {
@@ -65,7 +58,7 @@ class RegisterOperand {
   }
 
  private:
-  LeftRows<P> rows_;
+  std::uint32_t rows_[P::kColumns / 16][4];
 };
 
 // The same, left in shared memory.

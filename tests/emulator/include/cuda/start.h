@@ -9,7 +9,7 @@ namespace distr::cuda {
 template <class... Parameters, class... Arguments>
 void start(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared, void* stream,
            const Arguments&... arguments) {
-  emulator::enqueue(kernel, grid, dim3(static_cast<unsigned>(threads)), shared, static_cast<cudaStream_t>(stream),
+  emulator::enqueue(kernel, {grid, dim3(static_cast<unsigned>(threads)), shared, {}}, static_cast<cudaStream_t>(stream),
                     arguments...);
 }
 
