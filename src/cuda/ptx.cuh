@@ -123,6 +123,13 @@ __device__ inline float exp2(float x) {
   return y;
 }
 
+// x within low .. high; NaN stays.
+__device__ inline float clamp(float x, float low, float high) {
+  float y;
+  asm("{\n.reg .f32 t;\nmax.NaN.f32 t, %1, %2;\nmin.NaN.f32 %0, t, %3;\n}" : "=f"(y) : "f"(x), "f"(low), "f"(high));
+  return y;
+}
+
 // Two fp32 rounded to 16 bits, `low` in the low half.
 __device__ inline std::uint32_t pack(float low, float high, __half) {
   std::uint32_t pair;

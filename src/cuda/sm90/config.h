@@ -65,6 +65,10 @@ struct Config {
   static constexpr int kCopyRegisters = kMembers > 1 ? 56 : kMembers == 1 ? 40 : kConsumers == 2 ? 24 : 32;
   static constexpr int kComputeRegisters = kMembers > 1 ? 224 : kMembers == 1 ? 232 : kConsumers == 2 ? 240 : 160;
 
+  // Whether a thread makes the i-th exponential of a half by a polynomial. At d = 64 a tile waits for the unit that
+  // makes the others; more polynomials cost more than they save (docs/kernel-log.md, sm90/forward, step 39).
+  static constexpr bool by_polynomial(int i) { return kValues <= 64 && kMembers < 2 && !kShares && i % 16 == 8; }
+
   using QueryTile = Panels<64, kColumns>;                                                        // of a consumer
   using KeyTile = std::conditional_t<kFuses, Panels<kColumns, kKeys>, Panels<kKeys, kColumns>>;  // k_hat^T or k_hat
   using ValueTile = Panels<kKeys, kValues>;

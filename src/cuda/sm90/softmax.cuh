@@ -6,6 +6,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "cuda/exp2.cuh"
 #include "cuda/sm90/config.h"
 #include "cuda/tile.cuh"
 
@@ -72,9 +73,10 @@ struct Softmax {
         return kReferences == References::none ? s[i] : s[i] - shift[i / 2 % 2];
       }
     };
+    const auto power = [](int i, float x) { return C::by_polynomial(i) ? exp2_by_polynomial(x) : ptx::exp2(x); };
 #pragma unroll
     for (int i = 0; i < C::kHalf / 2; ++i) {
-      s[i] = C::kWithout == Without::exponential ? exponent(i) : ptx::exp2(exponent(i));
+      s[i] = C::kWithout == Without::exponential ? exponent(i) : power(i, exponent(i));
       sum[i / 2 % 2] += s[i];
     }
   }

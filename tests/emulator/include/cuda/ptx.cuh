@@ -86,6 +86,8 @@ inline float exp2(float x) {
   return std::fpclassify(y) == FP_SUBNORMAL ? 0.0F : y;
 }
 
+inline float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
+
 inline std::uint32_t pack(float low, float high, __half) { return emulator::packed<common::Float16>(low, high); }
 inline std::uint32_t pack(float low, float high, __nv_bfloat16) {
   return emulator::packed<common::BFloat16>(low, high);
