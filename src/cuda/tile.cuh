@@ -79,10 +79,11 @@ __device__ __forceinline__ void store_pair(T* row, int column, int columns, bool
   }
 }
 
-// Of a matrix of 4 x 4 words, whose rows four lanes have, a row each: the columns instead.
+// Of a matrix of 4 x 4 words, whose rows four lanes have, a row each: the columns instead. The lane is computed anew,
+// as is store_row's: registers are scarce.
 [[nodiscard]] __device__ __forceinline__ uint4 transpose_in_quad(uint4 row) {
   const auto exchange = [](std::uint32_t& low, std::uint32_t& high, unsigned lanes) {
-    const bool is_high = (threadIdx.x & lanes) != 0;
+    const bool is_high = (ptx::opaque(threadIdx.x) & lanes) != 0;
     const std::uint32_t other = __shfl_xor_sync(~0U, is_high ? low : high, static_cast<int>(lanes));
     (is_high ? low : high) = other;
   };
@@ -108,7 +109,7 @@ template <class T>
 template <int kColumns, class T, class Pair>
 __device__ __forceinline__ void store_row(T* row, bool is_there, int columns, int at_once, const Pair& pair) {
   static_assert(kColumns % 32 == 0);
-  const int lane = static_cast<int>(threadIdx.x) % 4;
+  const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 4;
   if (at_once == 8 && columns == kColumns) {
 #pragma unroll
     for (int n = 0; n < kColumns / 8; n += 4) {  // columns of four times 8: a lane gets all of one of them
@@ -150,10 +151,10 @@ template <class T>
   return x + __shfl_xor_sync(~0U, x, 2);
 }
 
-// Natural logarithm of the sum of e^S, where total = sum of 2^(scale * (S - reference)).
-[[nodiscard]] __device__ inline float natural_lse(float reference, float scale, float total) {
+// Natural logarithm of the sum of e^S, where total = sum of 2^(log2(e) S - reference).
+[[nodiscard]] __device__ inline float natural_lse(float reference, float total) {
   constexpr float kLn2 = 0.6931471805599453F;
-  return total == 0.0F ? -INFINITY : kLn2 * (reference * scale + log2f(total));
+  return total == 0.0F ? -INFINITY : kLn2 * (reference + log2f(total));
 }
 
 }  // namespace distr::cuda

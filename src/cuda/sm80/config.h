@@ -53,10 +53,12 @@ struct Config {
   static constexpr int kQueryBytes = kRows * kGroups * 2;
   static constexpr int kStageBytes = kStages * (kKeyBytes + kValueBytes);
   static constexpr int kRawBytes = kMembers == 1 ? 0 : kSlots * kThreads * 16;  // rows of K^T before they are summed
-  static constexpr int kTableBytes = kExact ? 0 : std::max(kDim * 4, kRowsAPass* kSlots * 8);
+  static constexpr int kTableBytes = kExact ? 0 : kRowsAPass * kSlots * 8;
+  static constexpr int kKeptBytes = kThreads + 40;  // Kept (forward.cuh)
   // Q or q_hat, and the stages; q_hat is built from a copy of Q where the stages will be.
   static constexpr int kCopyBytes = kExact ? 0 : kRows * kDim * 2;
-  static constexpr int kSharedBytes = kTableBytes + kQueryBytes + std::max(kStageBytes + kRawBytes, kCopyBytes);
+  static constexpr int kSharedBytes =
+      kTableBytes + kKeptBytes + kQueryBytes + std::max(kStageBytes + kRawBytes, kCopyBytes);
   static_assert(kSharedBytes <= kMostSharedBytes);
 };
 

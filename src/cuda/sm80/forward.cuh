@@ -7,6 +7,7 @@
 //       S = q_hat k_hat^T                       [kRows, kKeys]       Keys (keys.cuh), one mma after the other
 //       P = 2^(scale * S - reference), rowsum   in registers         Softmax (softmax.cuh)
 //       O += P V                                [kRows, dv]
+//     again, for rows whose references should not have stayed, with some that follow
 //     O / rowsum, LSE, or for one piece of the keys (split.h) what merge_pieces() makes them from
 //   Pipeline: two stages of (k_hat, V). While tile j is computed, tile j + 1 is copied by cp.async; columns of K that
 //   must be summed (lsh) come to registers before the second product and are stored after it. One barrier a tile.
@@ -14,6 +15,7 @@
 //   lives in registers.
 #pragma once
 
+#include "cuda/early.cuh"
 #include "cuda/rows.cuh"
 #include "cuda/sm80/config.h"
 #include "cuda/sm80/keys.cuh"
@@ -43,60 +45,88 @@ struct Work : Rows {
   }
 };
 
-// O of a warp in the layout of the mma's accumulators: rows lane / 4 (+ 8), columns 8 n + 2 (lane % 4) (+ 1).
+// What a block keeps in shared memory, as registers are scarce.
 template <class C>
-__device__ inline void store(const ForwardParameters& p, const Rows& work, int warp_row,
+struct Kept {
+  Work work;
+  int unmasked;                    // tiles before the first that has a mask
+  int followed;                    // tiles whose scores the references follow
+  const std::uint16_t* values;     // of the head
+  std::uint8_t rows[C::kThreads];  // of each thread: those that have not been written yet
+};
+
+// Of a thread's rows, 2 for each of the warp's m16 tiles, a bit each.
+template <class C>
+inline constexpr unsigned kAllRows = (1U << 2 * C::kRowTiles) - 1;
+
+// Those for which references that stayed were good enough: no score was so far above its row's reference that P left
+// the element's range, which O shows, or O fp32's, and there was one. By each row alone, as its bits must not depend on
+// those beside it, which may be later ones.
+template <class C>
+__device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
+  const unsigned quad = 0xFU << ptx::opaque(threadIdx.x) % 32 / 4 * 4;
+  unsigned rows = 0;
+#pragma unroll
+  for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float zero = 0;  // NaN where O is not finite
+#pragma unroll
+      for (int n = 0; n < C::kDim / 8; ++n) {
+        zero = fmaf(o[tile][n][half * 2], 0.0F, fmaf(o[tile][n][half * 2 + 1], 0.0F, zero));
+      }
+      const float sum = quad_sum(softmax.sum[tile][half]);
+      const bool has_reference = softmax.reference[tile][half] != Softmax<C>::kNone;
+      const bool fits = zero == 0.0F && sum < Softmax<C>::kMostSum && has_reference;
+      rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << (tile * 2 + half) : 0;
+    }
+  }
+  return C::kWithout == Without::nothing ? rows : kAllRows<C>;
+}
+
+// O of a warp in the layout of the mma's accumulators: rows lane / 4 (+ 8), columns 8 n + 2 (lane % 4) (+ 1). Of those
+// the rows in `rows`.
+template <class C>
+__device__ inline void store(const ForwardParameters& p, const Rows& work, int warp_row, unsigned rows,
                              const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
   using T = typename C::Element;
   const DeviceProblem& problem = p.problem;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
   T* const base = static_cast<T*>(p.o) + work.batch * problem.o.batch + work.head * problem.o.head;
-  const bool pairs = (reinterpret_cast<std::uintptr_t>(base) % 4 == 0) && problem.o.row % 2 == 0;
+  const int at_once = elements_at_once(base, problem.o.row);
 #pragma unroll
   for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const std::int64_t row = work.row + warp_row + tile * 16 + half * 8 + lane / 4;
       const float sum = quad_sum(softmax.sum[tile][half]);
-      if (row >= p.row_end) {
-        continue;
-      }
-      if (p.lse != nullptr && lane % 4 == 0) {
-        p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] = softmax.lse(tile, half, sum);
+      const bool is_there = row < p.row_end && (rows >> (tile * 2 + half) & 1) != 0;
+      if (is_there && p.lse != nullptr && lane % 4 == 0) {
+        p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] =
+            natural_lse(softmax.reference[tile][half], sum);
       }
       const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;  // no key is seen: O = 0
-      T* const to = base + row * problem.o.row;
-#pragma unroll
-      for (int n = 0; n < C::kDim / 8; ++n) {
-        const int column = n * 8 + lane % 4 * 2;
-        const float low = o[tile][n][half * 2] * inverse;
-        const float high = o[tile][n][half * 2 + 1] * inverse;
-        if (pairs && column + 1 < problem.head_dim_v) {
-          *reinterpret_cast<std::uint32_t*>(to + column) = ptx::pack(low, high, T{});
-        } else {
-          if (column < problem.head_dim_v) {
-            to[column] = T(low);
-          }
-          if (column + 1 < problem.head_dim_v) {
-            to[column + 1] = T(high);
-          }
-        }
-      }
+      store_row<C::kDim>(base + row * problem.o.row, is_there, problem.head_dim_v, at_once, [&](int n) {
+        return make_float2(o[tile][n][half * 2] * inverse, o[tile][n][half * 2 + 1] * inverse);
+      });
     }
   }
 }
 
 // What a split tile's piece leaves for merge_pieces(): O before the division, and what it is relative to.
 template <class C>
-__device__ inline void store_piece(const Split& split, unsigned piece, int warp_row,
+__device__ inline void store_piece(const Split& split, unsigned piece, int warp_row, unsigned rows,
                                    const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
 #pragma unroll
   for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const std::int64_t row = std::int64_t{piece} * C::kRows + warp_row + tile * 16 + half * 8 + lane / 4;
       const float sum = quad_sum(softmax.sum[tile][half]);
+      if ((rows >> (tile * 2 + half) & 1) == 0) {
+        continue;
+      }
       if (lane % 4 == 0) {
         split.row[row] = {softmax.reference[tile][half], sum};
       }
@@ -133,92 +163,117 @@ __device__ __forceinline__ void accumulate(float (&o)[C::kRowTiles][C::kDim / 8]
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     forward(const __grid_constant__ ForwardParameters p) {
-  using T = typename C::Element;
   using Queries = typename C::Queries;
   extern __shared__ __align__(1024) std::uint8_t shared[];
+  release_dependent();
+  wait_for_inputs();
 
-  const Work work = Work::of(blockIdx.x, p, C{});
   const DeviceProblem& problem = p.problem;
   const auto warp_row_of = [](unsigned thread) { return static_cast<int>(thread / 32) * 16 * C::kRowTiles; };
+  static_assert(sizeof(Kept<C>) == C::kKeptBytes);
+  auto* const kept = reinterpret_cast<Kept<C>*>(shared + C::kSharedBytes - C::kKeptBytes);
+  const auto thread = [] { return ptx::opaque(threadIdx.x); };
 
   const std::uint32_t stages = ptx::shared_address(shared) + Queries::kSharedBytes;
+  const Work work = Work::of(blockIdx.x, p, C{});
+  kept->rows[threadIdx.x] = kAllRows<C>;
+  if (threadIdx.x == 0) {
+    const bool follows = C::kMasks && problem.mask.kind != MaskKind::none;
+    kept->work = work;
+    kept->unmasked = unmasked_tiles<C>(p, work);
+    kept->followed = follows ? work.last : work.first + 1;
+    kept->values = head_of(p.v, problem.v, work.batch, work.head_kv);
+  }
+  __syncthreads();
   Queries queries(p, work, shared, warp_row_of(threadIdx.x));
   typename C::Keys keys(p, work, stages, shared);
   const auto value_tile = [&](int j) {
     return Tile<C::kDim>{stages + C::kStages * C::kKeyBytes +
                          static_cast<std::uint32_t>(j) % C::kStages * C::kValueBytes};
   };
+
   const auto copy_values = [&](int j) {
     const std::int64_t key = std::int64_t{j} * C::kKeys;
     if constexpr (C::kWithout != Without::values) {
-      const std::uint16_t* const v = head_of(p.v, problem.v, work.batch, work.head_kv);
-      copy_tile<C::kKeys, C::kDim, C::kThreads>(value_tile(j), v + key * problem.v.row, problem.v.row,
+      copy_tile<C::kKeys, C::kDim, C::kThreads>(value_tile(j), kept->values + key * problem.v.row, problem.v.row,
                                                 rows_left(key, problem.seq_k), problem.head_dim_v);
     }
   };
 
-  float o[C::kRowTiles][C::kDim / 8][4] = {};
-  Softmax<C> softmax(score_scale<C>(problem));
-  const int last = work.last;
-  if (work.first < last) {
-    keys.copy(work.first);
-    copy_values(work.first);
-  }
-  ptx::cp_async_commit();
-  if (C::kMembers > 1 && work.first < last) {
-    ptx::cp_async_wait<0>();
-    for (int turn = 0; turn < C::Keys::kTurns; ++turn) {
-      keys.fetch(turn);
-      keys.store(work.first, turn);
-    }
-  }
-
-  const int unmasked = unmasked_tiles<C>(p, work);
-  for (int j = work.first; j < last; ++j) {
-    ptx::cp_async_wait<0>();
-    __syncthreads();  // tile j is there, and nobody reads the other stage any more
-    if (j + 1 < last) {
-      keys.copy(j + 1);
-      ptx::cp_async_commit();
-      copy_values(j + 1);
+  bool again;
+  do {
+    float o[C::kRowTiles][C::kDim / 8][4] = {};
+    Softmax<C> softmax(score_scale<C>(problem));
+    const int first = kept->work.first;
+    const int last = kept->work.last;
+    if (first < last) {
+      keys.copy(first);
+      copy_values(first);
     }
     ptx::cp_async_commit();
-
-    float s[C::kRowTiles][C::kKeys / 8][4] = {};
-    keys.scores(s, queries, j);
-    if (j >= unmasked) {
-      apply_mask<C>(s, p, work, warp_row_of(ptx::opaque(threadIdx.x)), j * C::kKeys);
-    }
-    std::uint32_t probabilities[C::kKeys / 16][C::kRowTiles][4];
-    softmax.update(s, probabilities, o);
-
-    const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
-    const std::uint32_t value = value_tile(j).at(lane % 16, lane / 16);
-    // A branch in every kernel: without one the compiler runs the exponentials under the product, and keeps twice the
-    // registers for it.
-    if (j + 1 < last) {
-      constexpr int kSteps = C::kKeys / 16 / C::Keys::kTurns;
-      if (C::kMembers > 1) {
-        ptx::cp_async_wait<1>();
-      }
-#pragma unroll
+    if (C::kMembers > 1 && first < last) {
+      ptx::cp_async_wait<0>();
       for (int turn = 0; turn < C::Keys::kTurns; ++turn) {
         keys.fetch(turn);
-        accumulate<C, kSteps>(o, probabilities, value, turn * kSteps);
-        keys.store(j + 1, turn);
+        keys.store(first, turn);
       }
-    } else {
-      accumulate<C, C::kKeys / 16>(o, probabilities, value, 0);
     }
-  }
-  const unsigned block = ptx::opaque(blockIdx.x);
-  const int warp_row = warp_row_of(ptx::opaque(threadIdx.x));
-  const Split::Piece piece = p.split.at(block);
-  if (piece.count > 1) {
-    store_piece<C>(p.split, block - p.split.begin, warp_row, o, softmax);
-  } else {
-    store<C>(p, Rows::of(piece.tile, C::kRows, p), warp_row, o, softmax);
-  }
+
+    for (int j = first; j < last; ++j) {
+      ptx::cp_async_wait<0>();
+      __syncthreads();  // tile j is there, and nobody reads the other stage any more
+      if (j + 1 < last) {
+        keys.copy(j + 1);
+        ptx::cp_async_commit();
+        copy_values(j + 1);
+      }
+      ptx::cp_async_commit();
+
+      float s[C::kRowTiles][C::kKeys / 8][4] = {};
+      keys.scores(s, queries, j);
+      if (j >= kept->unmasked) {
+        apply_mask<C>(s, p, kept->work, warp_row_of(thread()), j * C::kKeys);
+      }
+      if (j < kept->followed) {
+        softmax.follow(s, o);
+      }
+      std::uint32_t probabilities[C::kKeys / 16][C::kRowTiles][4];
+      softmax.exponentials(s, probabilities);
+
+      const int lane = static_cast<int>(thread()) % 32;
+      const std::uint32_t value = value_tile(j).at(lane % 16, lane / 16);
+      // A branch in every kernel: without one the compiler runs the exponentials under the product, and keeps twice the
+      // registers for it.
+      if (j + 1 < last) {
+        constexpr int kSteps = C::kKeys / 16 / C::Keys::kTurns;
+        if (C::kMembers > 1) {
+          ptx::cp_async_wait<1>();
+        }
+#pragma unroll
+        for (int turn = 0; turn < C::Keys::kTurns; ++turn) {
+          keys.fetch(turn);
+          accumulate<C, kSteps>(o, probabilities, value, turn * kSteps);
+          keys.store(j + 1, turn);
+        }
+      } else {
+        accumulate<C, C::kKeys / 16>(o, probabilities, value, 0);
+      }
+    }
+
+    const unsigned rows = kept->rows[thread()];
+    const unsigned right = kept->followed >= kept->work.last ? kAllRows<C> : rows_in_range<C>(o, softmax);
+    const unsigned block = ptx::opaque(blockIdx.x);
+    if (p.split.at(block).count > 1) {
+      store_piece<C>(p.split, block - p.split.begin, warp_row_of(thread()), rows & right, o, softmax);
+    } else {
+      store<C>(p, kept->work, warp_row_of(thread()), rows & right, o, softmax);
+    }
+    kept->rows[thread()] = static_cast<std::uint8_t>(rows & ~right);
+    again = __syncthreads_or(static_cast<int>(rows & ~right)) != 0;
+    if (thread() == 0) {
+      kept->followed = kept->work.last;
+    }
+  } while (again);
 }
 
 }  // namespace distr::cuda::sm80

@@ -81,6 +81,7 @@ struct Launch {
   std::int64_t row_begin, row_end;
   std::int64_t tiles;
   Split split;
+  bool early;
 
   static Launch of(const Problem& p, const Grouping& grouping, bool exact, std::int64_t row_begin,
                    std::int64_t row_end) {
@@ -100,7 +101,9 @@ struct Launch {
       launched.long_tiles = p.batch * p.heads_q *
                             common::ceil_div(std::clamp(long_rows, std::int64_t{0}, row_end - row_begin), variant.rows);
     }
-    return {&variant, row_begin, row_end, launched.tiles, plan_split(launched)};
+    // Blocks that all run at once should be spread evenly over the SMs: not those that are free first.
+    const bool early = launched.causal || launched.tiles > launched.processors * launched.resident;
+    return {&variant, row_begin, row_end, launched.tiles, plan_split(launched), early};
   }
   [[nodiscard]] std::int64_t split_rows() const noexcept { return split.blocks() * variant->rows; }
 
@@ -214,7 +217,7 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
     p.split = launch.split;
     p.split.o = space.piece_o;
     p.split.row = space.piece_row;
-    launch.variant->launch(p, stream);
+    launch.variant->launch(p, launch.early, stream);
   };
   if (space.exact) {
     space.k->read(tensors.k, "K", stream);

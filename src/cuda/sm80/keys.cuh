@@ -22,13 +22,12 @@ class ExactKeys {
 
   template <class Work>
   __device__ ExactKeys(const ForwardParameters& p, const Work& work, std::uint32_t stages, void*)
-      : p_(p), stages_(stages), batch_(work.batch), head_(work.head_kv) {}
+      : p_(p), stages_(stages), k_(head_of(p.k, p.problem.k, work.batch, work.head_kv)) {}
 
   __device__ void copy(int j) {
     const std::int64_t key = std::int64_t{j} * C::kKeys;
     const DeviceProblem& problem = p_.problem;
-    const std::uint16_t* const k = head_of(p_.k, problem.k, batch_, head_);
-    copy_tile<C::kKeys, C::kDim, C::kThreads>(at(j), k + key * problem.k.row, problem.k.row,
+    copy_tile<C::kKeys, C::kDim, C::kThreads>(at(j), k_ + key * problem.k.row, problem.k.row,
                                               rows_left(key, problem.seq_k), problem.head_dim);
   }
   __device__ void fetch(int) {}
@@ -62,7 +61,7 @@ class ExactKeys {
 
   const ForwardParameters& p_;
   std::uint32_t stages_;
-  int batch_, head_;  // of K
+  const std::uint16_t* k_;  // of the head
 };
 
 // Grouped attention: tiles [groups][keys] of k_hat^T. Columns of K are rows of K^T, so a group is a sum of rows. All

@@ -33,17 +33,16 @@ __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::i
   return static_cast<int>(min(end - begin, std::int64_t{1} << 20));
 }
 
-// Where a head of K or V begins. Computed anew for every tile, as a pointer would keep two registers.
+// Where a head of K or V begins.
 [[nodiscard]] __device__ inline const std::uint16_t* head_of(const void* tensor, const Strides& strides, int batch,
                                                              int head) {
-  const auto anew = [](int x) { return static_cast<int>(ptx::opaque(static_cast<unsigned>(x))); };
-  return static_cast<const std::uint16_t*>(tensor) + anew(batch) * strides.batch + anew(head) * strides.head;
+  return static_cast<const std::uint16_t*>(tensor) + batch * strides.batch + head * strides.head;
 }
 
-// Words at the end of shared memory: first the block's part of the order, then where the rows of K^T begin.
+// Towards the end of shared memory: where the rows of K^T begin.
 template <class C>
 [[nodiscard]] __device__ inline void* table(void* shared) {
-  return static_cast<std::uint8_t*>(shared) + C::kSharedBytes - C::kTableBytes;
+  return static_cast<std::uint8_t*>(shared) + C::kSharedBytes - C::kKeptBytes - C::kTableBytes;
 }
 
 // Where the order of a query's block begins.
@@ -94,34 +93,40 @@ class GroupedQueries {
   __device__ GroupedQueries(const ForwardParameters& p, const Work& work, void* shared, int warp_row) {
     using T = typename C::Element;
     const DeviceProblem& problem = p.problem;
-    auto* const columns = static_cast<std::int32_t*>(table<C>(shared));
-    const std::int32_t* order = p.order + order_index(problem, work.batch, work.head, work.row);
-    for (int i = static_cast<int>(threadIdx.x); i < problem.head_dim; i += C::kThreads) {
-      columns[i] = order[i];
-    }
     const Tile<C::kGroups> estimate{ptx::shared_address(shared)};
     const Tile<C::kDim> raw{estimate.base + C::kQueryBytes};
     copy_tile<C::kRows, C::kDim, C::kThreads>(raw, query_rows<C>(p, work), problem.q.row,
                                               rows_left(work.row, p.row_end), problem.head_dim);
     ptx::cp_async_commit();
-    ptx::cp_async_wait<0>();
-    __syncthreads();
+    // A thread makes one group, of every kApart-th row. Neighbouring threads take neighbouring groups.
+    static_assert(C::kThreads % C::kGroups == 0);
+    constexpr int kApart = C::kThreads / C::kGroups;
+    const auto thread = static_cast<int>(ptx::opaque(threadIdx.x));
+    const int group = thread % C::kGroups;
+    const int first_row = thread / C::kGroups;
+    const int first = group * problem.members;
+    const int size = group < problem.groups ? min(problem.members, problem.head_dim - first) : 0;
+    const int sampled = problem.mean ? size : min(size, 1);
+    const std::int32_t* const columns = p.order + order_index(problem, work.batch, work.head, work.row) + first;
     const auto at = [&](std::uint32_t address) {
       return reinterpret_cast<T*>(static_cast<std::uint8_t*>(shared) + (address - estimate.base));
     };
-    // Neighbouring threads take neighbouring groups of one row.
-    for (int i = static_cast<int>(threadIdx.x); i < C::kRows * C::kGroups; i += C::kThreads) {
-      const int row = i / C::kGroups;
-      const int group = i % C::kGroups;
-      const int first = group * problem.members;
-      const int size = group < problem.groups ? min(problem.members, problem.head_dim - first) : 0;
-      const int sampled = problem.mean ? size : min(size, 1);
-      float sum = 0;
-      for (int member = 0; member < sampled; ++member) {
-        const int column = columns[first + member];
-        sum += static_cast<float>(at(raw.at(row, column / kChunk))[column % kChunk]);
+    int column = sampled > 0 ? columns[0] : 0;
+    float sums[C::kRows / kApart] = {};
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    for (int member = 0; member < sampled; ++member) {
+      const int next = member + 1 < sampled ? columns[member + 1] : 0;
+#pragma unroll
+      for (int i = 0; i < C::kRows / kApart; ++i) {
+        sums[i] += static_cast<float>(at(raw.at(first_row + i * kApart, column / kChunk))[column % kChunk]);
       }
-      at(estimate.at(row, group / kChunk))[group % kChunk] = T(sampled > 1 ? sum / static_cast<float>(sampled) : sum);
+      column = next;
+    }
+#pragma unroll
+    for (int i = 0; i < C::kRows / kApart; ++i) {
+      at(estimate.at(first_row + i * kApart, group / kChunk))[group % kChunk] =
+          T(sampled > 1 ? sums[i] / static_cast<float>(sampled) : sums[i]);
     }
     __syncthreads();
     start_ = estimate.at(warp_row + static_cast<int>(threadIdx.x) % 16, static_cast<int>(threadIdx.x) % 32 / 16);

@@ -11,12 +11,15 @@
 
 namespace distr::cuda::sm80 {
 
-// P = 2^(scale * S - scale * reference). The reference of a row is a maximum of its scores so far; it follows the
-// maximum only when that has grown by 2^kSlack, so that O is hardly ever rescaled: P stays below 2^kSlack, which
-// neither its type nor the sums in fp32 mind.
+// P = 2^(scale * S - reference). The reference of a row is the largest of the first tile's exponents. It follows those
+// of later tiles where it is asked to, and then only when they have grown by kSlack, so that O is hardly ever rescaled:
+// P stays below 2^kSlack, which neither its type nor the sums in fp32 mind. References that stay cost no maximum, and
+// do for rows whose scores are not far above them: rows_in_range().
 template <class C>
 struct Softmax {
   static constexpr float kSlack = 8.0F;
+  static constexpr float kMostSum = 0x1p64F;
+  static constexpr float kNone = -FLT_MAX;  // of a row that has seen no key yet
 
   float scale;  // of the scores, to logarithms to the base 2; positive
   float reference[C::kRowTiles][2];
@@ -25,21 +28,16 @@ struct Softmax {
   __device__ explicit Softmax(float scale_log2) : scale(scale_log2) {
 #pragma unroll
     for (auto& tile : reference) {
-      tile[0] = tile[1] = -INFINITY;
+      tile[0] = tile[1] = kNone;
     }
   }
-
-  // Rows that have seen no key yet take 0 for their reference.
-  [[nodiscard]] __device__ static float finite(float reference) { return reference == -INFINITY ? 0.0F : reference; }
 
   [[nodiscard]] __device__ static float power(float exponent) {
     return C::kWithout == Without::exponential ? exponent : ptx::exp2(exponent);
   }
 
-  // P of scores s, as the left operand of the second product; o and sum are rescaled where the references move.
-  __device__ void update(const float (&s)[C::kRowTiles][C::kKeys / 8][4],
-                         std::uint32_t (&probabilities)[C::kKeys / 16][C::kRowTiles][4],
-                         float (&o)[C::kRowTiles][C::kDim / 8][4]) {
+  // The references follow scores s; o and sum are rescaled where they move.
+  __device__ void follow(const float (&s)[C::kRowTiles][C::kKeys / 8][4], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
     float best[C::kRowTiles][2];
     bool some_rise = false;
 #pragma unroll
@@ -51,29 +49,26 @@ struct Softmax {
         for (int n = 0; n < C::kKeys / 8; ++n) {
           largest = fmaxf(largest, fmaxf(s[tile][n][half * 2], s[tile][n][half * 2 + 1]));
         }
-        best[tile][half] = quad_max(largest);
+        best[tile][half] = quad_max(largest) * scale;
         some_rise |= rises(best, tile, half);
       }
     }
     if (__any_sync(~0U, some_rise)) {
-      follow(best, o);
+      move(best, o);
     }
-    float shift[C::kRowTiles][2];
-#pragma unroll
-    for (int tile = 0; tile < C::kRowTiles; ++tile) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        shift[tile][half] = finite(reference[tile][half]) * scale;
-      }
-    }
+  }
+
+  // P of scores s, as the left operand of the second product.
+  __device__ void exponentials(const float (&s)[C::kRowTiles][C::kKeys / 8][4],
+                               std::uint32_t (&probabilities)[C::kKeys / 16][C::kRowTiles][4]) {
 #pragma unroll
     for (int n = 0; n < C::kKeys / 8; ++n) {
 #pragma unroll
       for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float low = power(fmaf(s[tile][n][half * 2], scale, -shift[tile][half]));
-          const float high = power(fmaf(s[tile][n][half * 2 + 1], scale, -shift[tile][half]));
+          const float low = power(fmaf(s[tile][n][half * 2], scale, -reference[tile][half]));
+          const float high = power(fmaf(s[tile][n][half * 2 + 1], scale, -reference[tile][half]));
           sum[tile][half] += low + high;
           probabilities[n / 2][tile][n % 2 * 2 + half] = ptx::pack(low, high, typename C::Element{});
         }
@@ -82,17 +77,17 @@ struct Softmax {
   }
 
   [[nodiscard]] __device__ bool rises(const float (&best)[C::kRowTiles][2], int tile, int half) const {
-    return (best[tile][half] - reference[tile][half]) * scale > kSlack;
+    return best[tile][half] - reference[tile][half] > kSlack;
   }
 
-  __device__ void follow(const float (&best)[C::kRowTiles][2], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
+  __device__ void move(const float (&best)[C::kRowTiles][2], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
 #pragma unroll
     for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         // A row moves for its own sake alone: its bits must not depend on the rows beside it, which may be later ones.
         const float next = rises(best, tile, half) ? best[tile][half] : reference[tile][half];
-        const float factor = ptx::exp2((reference[tile][half] - finite(next)) * scale);
+        const float factor = ptx::exp2(reference[tile][half] - next);
         reference[tile][half] = next;
         sum[tile][half] *= factor;
 #pragma unroll
@@ -102,11 +97,6 @@ struct Softmax {
         }
       }
     }
-  }
-
-  // Natural logarithm of the row's sum of exponentials; `total` is the sum over the row's lanes.
-  [[nodiscard]] __device__ float lse(int tile, int half, float total) const {
-    return natural_lse(reference[tile][half], scale, total);
   }
 };
 

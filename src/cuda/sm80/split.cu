@@ -1,14 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // The pieces of a row are added up as the online softmax adds tiles, all at once: with reference = max_i reference_i
-//   w_i = 2^(scale (reference_i - reference))
-//   O = sum_i w_i O_i / sum_i w_i rowsum_i      LSE = ln 2 (scale reference + log2 sum_i w_i rowsum_i)
+//   w_i = 2^(reference_i - reference)
+//   O = sum_i w_i O_i / sum_i w_i rowsum_i      LSE = ln 2 (reference + log2 sum_i w_i rowsum_i)
 // A thread owns four columns of a row, and reads its part of each piece in turn.
 #include "cuda/sm80/split.h"
 
 #include <algorithm>
 #include <limits>
 
-#include "cuda/launch.h"
+#include "cuda/early.cuh"
 #include "cuda/rows.cuh"
 #include "cuda/sm80/config.h"
 #include "cuda/sm80/softmax.cuh"
@@ -21,7 +21,9 @@ constexpr int kThreads = 128;
 
 template <class T>
 __global__ void __launch_bounds__(kThreads)
-    merge_kernel(const __grid_constant__ ForwardParameters p, int rows, int dim, float scale) {
+    merge_kernel(const __grid_constant__ ForwardParameters p, int rows, int dim) {
+  release_dependent();
+  wait_for_inputs();
   constexpr int kColumns = 4;
   const int threads_a_row = dim / kColumns;
   const std::int64_t index = std::int64_t{blockIdx.x} * (kThreads / threads_a_row) + threadIdx.x / threads_a_row;
@@ -49,17 +51,14 @@ __global__ void __launch_bounds__(kThreads)
   for (unsigned piece = 0; piece < split.pieces; ++piece) {
     const std::int64_t at = first + std::int64_t{piece} * rows;
     const float2 of_piece = split.row[at];
-    if (of_piece.x == -INFINITY && of_piece.y == 0.0F) {
-      continue;  // saw no key
-    }
-    const float factor = ptx::exp2((of_piece.x - reference) * scale);
+    const float factor = ptx::exp2(of_piece.x - reference);
     const float4 part = *reinterpret_cast<const float4*>(split.o + at * dim + column);
     sum = fmaf(factor, of_piece.y, sum);
     o = {fmaf(factor, part.x, o.x), fmaf(factor, part.y, o.y), fmaf(factor, part.z, o.z), fmaf(factor, part.w, o.w)};
   }
 
   if (p.lse != nullptr && column == 0) {
-    p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] = natural_lse(reference, scale, sum);
+    p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] = natural_lse(reference, sum);
   }
   const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;
   T* const to = static_cast<T*>(p.o) + work.batch * problem.o.batch + work.head * problem.o.head + row * problem.o.row;
@@ -114,11 +113,11 @@ Split plan_split(const Launched& l) noexcept {
   return best;
 }
 
-void merge_pieces(const ForwardParameters& p, DType dtype, int rows, int dim, float score_scale, void* stream) {
+void merge_pieces(const ForwardParameters& p, DType dtype, int rows, int dim, void* stream) {
   const std::int64_t threads = std::int64_t{p.split.end - p.split.begin} * rows * (dim / 4);
   const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
   const auto kernel = dtype == DType::f16 ? merge_kernel<__half> : merge_kernel<__nv_bfloat16>;
-  launch(kernel, blocks, kThreads, 0, stream, p, rows, dim, score_scale);
+  launch_early(kernel, blocks, kThreads, 0, stream, p, rows, dim);
 }
 
 }  // namespace distr::cuda::sm80

@@ -45,6 +45,6 @@ struct Launched {
 struct ForwardParameters;
 
 // O and LSE of the split tiles from their pieces, for tiles of `rows` queries and O padded to `dim` columns.
-void merge_pieces(const ForwardParameters& parameters, DType dtype, int rows, int dim, float score_scale, void* stream);
+void merge_pieces(const ForwardParameters& parameters, DType dtype, int rows, int dim, void* stream);
 
 }  // namespace distr::cuda::sm80

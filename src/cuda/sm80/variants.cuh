@@ -4,18 +4,23 @@
 
 #include <array>
 
-#include "cuda/launch.h"
+#include "cuda/early.cuh"
 #include "cuda/sm80/forward.cuh"
 #include "cuda/sm80/variants.h"
 
 namespace distr::cuda::sm80 {
 
 template <class C>
-void launch_variant(const ForwardParameters& p, void* stream) {
+void launch_variant(const ForwardParameters& p, bool early, void* stream) {
   const std::int64_t whole = p.tiles - (p.split.end - p.split.begin);
-  launch(forward<C>, static_cast<unsigned>(whole + p.split.blocks()), C::kThreads, C::kSharedBytes, stream, p);
+  const dim3 blocks(static_cast<unsigned>(whole + p.split.blocks()));
+  if (early) {
+    launch_early(forward<C>, blocks, C::kThreads, C::kSharedBytes, stream, p);
+  } else {
+    launch(forward<C>, blocks, C::kThreads, C::kSharedBytes, stream, p);
+  }
   if (p.split.blocks() > 0) {
-    merge_pieces(p, kDTypeOf<typename C::Element>, C::kRows, C::kDim, score_scale<C>(p.problem), stream);
+    merge_pieces(p, kDTypeOf<typename C::Element>, C::kRows, C::kDim, stream);
   }
 }
 

@@ -15,7 +15,7 @@ struct Variant {
   bool masks;
   int members;  // rows of K^T that it adds
   int shared_bytes, blocks_a_processor;
-  void (*launch)(const ForwardParameters& parameters, void* stream);
+  void (*launch)(const ForwardParameters& parameters, bool early, void* stream);  // early: early.cuh
 };
 
 // In order of preference.

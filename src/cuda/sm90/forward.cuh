@@ -81,7 +81,7 @@ __device__ inline void store(const ForwardParameters& p, const Rows& work, int f
     const bool is_there = row < p.row_end && (rows >> half & 1) != 0;
     if (is_there && p.lse != nullptr && lane % 4 == 0) {
       p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] =
-          natural_lse(Softmax<C>::finite(softmax.reference[half]), softmax.scale, sum);
+          natural_lse(Softmax<C>::finite(softmax.reference[half]) * softmax.scale, sum);
     }
     const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;  // no key is seen: O = 0
     store_row<C::kValues>(base + row * problem.o.row, is_there, problem.head_dim_v, at_once, [&](int n) {
