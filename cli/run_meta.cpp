@@ -52,6 +52,7 @@ void remember_command(int argc, char** argv) {
 
 Json run_meta(int threads, Device device) {
   const char* commit = std::getenv("DISTR_COMMIT");
+  const char* left_out = std::getenv("DISTR_LEAVE_OUT");
   const bool on_gpu = device == Device::cuda;
   const CudaDevice gpu = on_gpu ? cuda_device() : CudaDevice{};
   return {{"version", version()},
@@ -66,6 +67,7 @@ Json run_meta(int threads, Device device) {
           {"cudnn", nullptr},
           {"compiler", __VERSION__},
           {"build", DISTR_BUILD_TYPE},
+          {"left_out", left_out == nullptr ? "" : left_out},
           {"instruction_set", instruction_set()},
           {"threads", threads > 0 ? threads : processor_count()}};
 }

@@ -9,6 +9,7 @@
 
 #include "dispatch.h"
 #include "kernel.h"
+#include "left_out.h"
 
 namespace distr {
 namespace {
@@ -46,7 +47,8 @@ bool is_served_by_hopper(const Problem& problem, Grouping grouping, Strategy str
   grouping.strategy = strategy;
   const auto kernels = cuda_backend().forward;
   return std::any_of(kernels.begin(), kernels.end(), [&](const ForwardKernel& kernel) {
-    return kernel.name == std::string_view("sm90/forward") && kernel.supports(problem, grouping).empty();
+    return kernel.name == std::string_view("sm90/forward") && !LeftOut().has(kernel.name) &&
+           kernel.supports(problem, grouping).empty();
   });
 }
 

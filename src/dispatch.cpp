@@ -9,6 +9,7 @@
 
 #include "check.h"
 #include "common/parallel.h"
+#include "left_out.h"
 
 namespace distr {
 namespace {
@@ -54,7 +55,10 @@ KernelInfo info_of(const KernelEntry<Tensors>& entry) {
 // Why the kernel does not serve a call on its device; empty: it does.
 template <class Tensors>
 std::string reason_against(const KernelEntry<Tensors>& entry, const Problem& problem, const Grouping& grouping,
-                           bool deterministic) {
+                           bool deterministic, const LeftOut& left_out) {
+  if (left_out.has(entry.name)) {
+    return "is left out by DISTR_LEAVE_OUT";
+  }
   std::string reason = entry.supports(problem, grouping);
   return reason.empty() && deterministic && !entry.deterministic
              ? "sums in an order that changes from run to run, and the call is to be deterministic"
@@ -63,10 +67,12 @@ std::string reason_against(const KernelEntry<Tensors>& entry, const Problem& pro
 
 template <class Tensors>
 std::vector<KernelVerdict> judge(const Problem& problem, const Grouping& grouping, Device device, bool deterministic) {
+  const LeftOut left_out;
+  left_out.validate();
   std::vector<KernelVerdict> verdicts;
   for_each_kernel<Tensors>([&](const KernelEntry<Tensors>& entry) {
     if (entry.device == device) {
-      verdicts.push_back({info_of(entry), reason_against(entry, problem, grouping, deterministic)});
+      verdicts.push_back({info_of(entry), reason_against(entry, problem, grouping, deterministic, left_out)});
     }
   });
   return verdicts;
@@ -74,10 +80,12 @@ std::vector<KernelVerdict> judge(const Problem& problem, const Grouping& groupin
 
 template <class Tensors>
 KernelEntry<Tensors> choose(const Problem& problem, const Grouping& grouping, Device device, bool deterministic) {
+  const LeftOut left_out;
+  left_out.validate();
   const KernelEntry<Tensors>* chosen = nullptr;
   for_each_kernel<Tensors>([&](const KernelEntry<Tensors>& entry) {
     if (chosen == nullptr && entry.device == device &&
-        reason_against(entry, problem, grouping, deterministic).empty()) {
+        reason_against(entry, problem, grouping, deterministic, left_out).empty()) {
       chosen = &entry;
     }
   });

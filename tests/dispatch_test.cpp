@@ -65,6 +65,50 @@ TEST(Explain, SaysWhyAKernelDoesNotServe) {
   EXPECT_EQ(explain(Operation::forward, problem_of(8), grouping_of(Strategy::lsh)).kernel, "cpu/forward");
 }
 
+// DISTR_LEAVE_OUT for as long as this lives.
+struct Environment {
+  explicit Environment(const char* names) { setenv("DISTR_LEAVE_OUT", names, 1); }
+  Environment(const Environment&) = delete;
+  Environment& operator=(const Environment&) = delete;
+  ~Environment() { unsetenv("DISTR_LEAVE_OUT"); }
+};
+
+TEST(LeaveOut, TakesTheNextKernel) {
+  const auto kernel = [] {
+    return explain(Operation::forward, problem_of(8), grouping_of(Strategy::lsh), Device::cpu).kernel;
+  };
+  ASSERT_EQ(kernel(), "cpu/forward");
+  {
+    const Environment environment("cpu/");
+    EXPECT_EQ(kernel(), "reference/forward");
+    const auto verdicts = explain(Operation::forward, problem_of(8), grouping_of(Strategy::lsh)).verdicts;
+    EXPECT_EQ(verdicts.at(0).kernel.name, "cpu/forward");
+    EXPECT_EQ(verdicts.at(0).reason, "is left out by DISTR_LEAVE_OUT");
+  }
+  EXPECT_EQ(kernel(), "cpu/forward");
+  const Environment environment("cpu/backward,reference/forward");
+  EXPECT_EQ(kernel(), "cpu/forward");
+}
+
+TEST(LeaveOut, MayLeaveNothing) {
+  const Environment environment("cpu/,reference/");
+  Call call;
+  const auto [status, message] = failure([&] { forward(problem_of(2), grouping_of(Strategy::lsh), call.tensors()); });
+  EXPECT_EQ(status, Status::unsupported);
+  EXPECT_NE(message.find("cpu/forward: is left out by DISTR_LEAVE_OUT"), std::string::npos) << message;
+  EXPECT_EQ(call.o, std::vector<float>(8, 7));
+}
+
+TEST(LeaveOut, RefusesWhatIsNoKernel) {
+  for (const char* names : {"cpu/,sm70/", ",cpu/", "cpu/forwards"}) {
+    const Environment environment(names);
+    const auto [status, message] =
+        failure([] { (void)explain(Operation::forward, problem_of(8), grouping_of(Strategy::lsh)); });
+    EXPECT_EQ(status, Status::invalid_argument) << names;
+    EXPECT_NE(message.find("beginnings of the names of this build's kernels"), std::string::npos) << message;
+  }
+}
+
 TEST(Automatic, IsExactUnlessAGroupSizeIsAskedFor) {
   const Explanation found = explain(Operation::forward, problem_of(1 << 15, DType::f32, 64), Grouping{});
   EXPECT_EQ(found.grouping.strategy, Strategy::exact);

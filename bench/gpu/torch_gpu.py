@@ -16,6 +16,7 @@ import contextlib
 import datetime
 import itertools
 import json
+import os
 import pathlib
 import shlex
 import statistics
@@ -266,6 +267,7 @@ def meta(options):
         "commit": options.commit or command_output("git", "rev-parse", "--short", "HEAD"),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": shlex.join(sys.argv),
+        "left_out": os.environ.get("DISTR_LEAVE_OUT", ""),
         "built": next(line for line in ops.describe().split("\n") if line.startswith("CUDA kernels")),
         "skipped": {},
     }

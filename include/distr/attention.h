@@ -134,8 +134,10 @@ struct Explanation {
   std::vector<KernelVerdict> verdicts;  ///< of every kernel of this operation and device
 };
 
-/// What a call would do, without doing it (`deterministic`: Execution's). Throws Error(invalid_argument) for a problem
-/// that nothing could serve.
+/// What a call would do, without doing it (`deterministic`: Execution's). Kernels whose names begin as one of those
+/// does that the environment variable DISTR_LEAVE_OUT holds, with commas between them ("sm90/,plain/forward"), are
+/// passed over, here and in calls. Throws Error(invalid_argument) for a problem that nothing could serve, and where one
+/// of them is the beginning of no name.
 [[nodiscard]] Explanation explain(Operation operation, const Problem& problem, const Grouping& grouping,
                                   Device device = Device::cpu, bool deterministic = true);
 

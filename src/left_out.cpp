@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "left_out.h"
+
+#include <algorithm>
+#include <cstdlib>
+#include <string>
+
+#include "distr/attention.h"
+#include "distr/error.h"
+
+namespace distr {
+namespace {
+
+// Calls visit(beginning) until it returns true; whether it did.
+template <class Visitor>
+bool any_beginning(std::string_view text, Visitor visit) {
+  while (!text.empty()) {
+    const std::size_t comma = std::min(text.find(','), text.size());
+    if (visit(text.substr(0, comma))) {
+      return true;
+    }
+    text.remove_prefix(std::min(comma + 1, text.size()));
+  }
+  return false;
+}
+
+}  // namespace
+
+LeftOut::LeftOut() {
+  if (const char* text = std::getenv("DISTR_LEAVE_OUT")) {
+    beginnings_ = text;
+  }
+}
+
+bool LeftOut::has(std::string_view kernel) const noexcept {
+  return any_beginning(beginnings_, [&](std::string_view beginning) { return kernel.starts_with(beginning); });
+}
+
+void LeftOut::validate() const {
+  if (beginnings_.empty()) {
+    return;
+  }
+  const auto kernels = list();
+  any_beginning(beginnings_, [&](std::string_view beginning) {
+    const auto begins = [&](const KernelInfo& kernel) { return kernel.name.starts_with(beginning); };
+    if (beginning.empty() || std::none_of(kernels.begin(), kernels.end(), begins)) {
+      throw Error(Status::invalid_argument, "DISTR_LEAVE_OUT has \"" + std::string(beginning) +
+                                                "\"; allowed: beginnings of the names of this build's kernels, "
+                                                "with commas between them");
+    }
+    return false;
+  });
+}
+
+}  // namespace distr
