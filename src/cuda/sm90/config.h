@@ -58,7 +58,8 @@ struct Config {
   static constexpr bool kShares = kBlocks > 1;
   static constexpr int kKeys = kValues <= 64 && kConsumers == 2 && kMembers < 2 && !kShares ? 256 : 128;  // of a tile
   static constexpr int kHalf = kKeys / 2;
-  static constexpr int kScoreBuffers = kShares ? 1 : 2;  // registers bound it, and kHalf
+  static constexpr int kScoreBuffers = kShares ? 1 : 2;                                // registers bound it, and kHalf
+  static constexpr bool kQueriesStay = kShares || (kConsumers == 3 && kColumns > 32);  // in shared memory: registers
   static constexpr int kStages = kShares || kMembers == 1 ? 3 : 2;
   static constexpr int kWarpgroup = 128;  // threads
   static constexpr int kThreads = kWarpgroup * (kConsumers + (kShares ? 0 : 1));

@@ -79,8 +79,8 @@ class SharedOperandRows {
 
 // q_hat of a consumer's 64 rows.
 template <class C>
-using Queries =
-    std::conditional_t<C::kShares, SharedOperandRows<typename C::QueryTile>, RegisterOperand<typename C::QueryTile>>;
+using Queries = std::conditional_t<C::kQueriesStay, SharedOperandRows<typename C::QueryTile>,
+                                   RegisterOperand<typename C::QueryTile>>;
 
 // Starts S = q_hat k_hat^T for half a tile.
 template <class C>

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of compiled shapes of the kernel in forward.cuh, for both element types:
-//   d = 64    exact, r = 32, r = 16   two consumers and, for one grouping, three; exact, two blocks an SM: waves.h
+//   d = 64    exact, r = 32, r = 16   two consumers and three; exact, two blocks an SM: waves.h
 //   d = 128   exact, r = 64, r = 32   two: more registers
 // and where blocks have groupings of their own two consumers, for energy and for lsh, whose pairs are at least r = d
 // / 2. Columns are padded with zeros, so each serves every smaller r and dv as well. A new head dim is a line here.
@@ -29,8 +29,8 @@ constexpr std::array kByBlocks = {kVariant<T, 16, 64, 2, kScores, 1>,  kVariant<
                                   kVariant<T, 64, 128, 2, kScores, 1>, kVariant<T, 64, 128, 2, kScores, 2>};
 
 template <class T>
-constexpr std::array kExact = {kVariant<T, 64, 64, 2, Scores::raw>, kVariant<T, 64, 64, 2, Scores::raw, 0, 2>,
-                               kVariant<T, 128, 128, 2, Scores::raw>};
+constexpr std::array kExact = {kVariant<T, 64, 64, 2, Scores::raw>, kVariant<T, 64, 64, 3, Scores::raw>,
+                               kVariant<T, 64, 64, 2, Scores::raw, 0, 2>, kVariant<T, 128, 128, 2, Scores::raw>};
 
 template <std::size_t... kSizes>
 constexpr auto joined(const std::array<Variant, kSizes>&... lists) {
