@@ -18,6 +18,32 @@ void require(cudaError_t status, const char* what) {
   }
 }
 
+// A graph of `nodes` memsets, each with a call behind it.
+class Graph {
+ public:
+  Graph(cudaStream_t stream, int nodes, const std::function<void(int)>& call) : stream_(stream), word_(4) {
+    cudaGraph_t graph = nullptr;
+    require(cudaStreamBeginCapture(stream, cudaStreamCaptureModeThreadLocal), "cudaStreamBeginCapture");
+    for (int n = 0; n < nodes; ++n) {
+      require(cudaMemsetAsync(word_.data(), 0, 4, stream), "cudaMemsetAsync");
+      call(n);
+    }
+    require(cudaStreamEndCapture(stream, &graph), "cudaStreamEndCapture");
+    require(cudaGraphInstantiate(&graph_, graph, 0), "cudaGraphInstantiate");
+    require(cudaGraphDestroy(graph), "cudaGraphDestroy");
+  }
+  Graph(const Graph&) = delete;
+  Graph& operator=(const Graph&) = delete;
+  ~Graph() { cudaGraphExecDestroy(graph_); }
+
+  void launch() const { require(cudaGraphLaunch(graph_, stream_), "cudaGraphLaunch"); }
+
+ private:
+  cudaStream_t stream_;
+  Memory word_;
+  cudaGraphExec_t graph_ = nullptr;
+};
+
 }  // namespace
 
 Memory::Memory(std::size_t bytes) {
@@ -61,6 +87,21 @@ Times measure(void* stream, double seconds, const std::function<void(int)>& call
     require(cudaEventDestroy(event), "cudaEventDestroy");
   }
   std::sort(times.ms.begin(), times.ms.end());
+  return times;
+}
+
+Times measure_in_graph(void* stream, double seconds, const std::function<void(int)>& call) {
+  constexpr int kCalls = 32;
+  const auto on = static_cast<cudaStream_t>(stream);
+  call(0);  // what a first call does may not be captured
+  require(cudaStreamSynchronize(on), "cudaStreamSynchronize");
+  const Graph memsets(on, kCalls, [](int) {});
+  const Graph calls(on, kCalls, call);
+  const double empty = measure(stream, seconds / 4, [&](int) { memsets.launch(); }).median();
+  Times times = measure(stream, seconds, [&](int) { calls.launch(); });
+  for (float& ms : times.ms) {
+    ms = static_cast<float>((ms - empty) / kCalls);
+  }
   return times;
 }
 

@@ -133,8 +133,8 @@ class Shape {
         }
         const Call call(kernel, problem_, grouping_of(setting), stream_);
         const Call reading(*twin, problem_, grouping_of(setting), stream_);
-        const Times times = measure(stream_, kSeconds, [&](int n) { call(sets_.grouping(n)); });
-        const Times floor = measure(stream_, kSeconds, [&](int n) { reading(sets_.grouping(n)); });
+        const Times times = measure_in_graph(stream_, kSeconds, [&](int n) { call(sets_.grouping(n)); });
+        const Times floor = measure_in_graph(stream_, kSeconds, [&](int n) { reading(sets_.grouping(n)); });
         Json row = row_of(problem_, setting, kernel.name, "distr", "grouping", times);
         row["ms_only_reading"] = floor.median();
         row["ratio_to_only_reading"] = times.median() / floor.median();

@@ -18,10 +18,10 @@ struct Crossover {
 };
 
 inline constexpr std::array kCrossovers = {
-    Crossover{32, 32, 1, 400, 200},   Crossover{64, 64, 1, 400, 1000}, Crossover{64, 32, 1, 400, 800},
-    Crossover{64, 16, 1, 400, 640},   Crossover{64, 32, 2, 400, 400},  Crossover{64, 16, 4, 400, 200},
-    Crossover{128, 128, 1, 100, 200}, Crossover{128, 64, 1, 100, 200}, Crossover{128, 32, 1, 100, 200},
-    Crossover{128, 64, 2, 100, 200},  Crossover{128, 32, 4, 100, 200},
+    Crossover{32, 32, 1, 100, 200},   Crossover{64, 64, 1, 400, 200}, Crossover{64, 32, 1, 25, 200},
+    Crossover{64, 16, 1, 25, 200},    Crossover{64, 32, 2, 25, 6},    Crossover{64, 16, 4, 25, 200},
+    Crossover{128, 128, 1, 100, 200}, Crossover{128, 64, 1, 100, 2},  Crossover{128, 32, 1, 25, 6},
+    Crossover{128, 64, 2, 100, 50},   Crossover{128, 32, 4, 25, 50},
 };
 
 // The rows of a tile to prefer for a launch of `scores` an SM.
