@@ -142,6 +142,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_tensors(const Arguments a
   }
 }
 
+constexpr int kLoadsAhead = 8;  // of a thread of order_blocks, under way at the same time
+
 struct OrderShared {
   Spread spreads[kOrderThreads];
   alignas(16) std::uint64_t keys[kOrderThreads];  // falling energy, then column
@@ -161,12 +163,11 @@ struct RunReader {
   }
   // The whole runs first, first + step, .. below `end`.
   [[nodiscard]] __device__ Spread merge(int first, int end, int step) const {
-    constexpr int kAhead = 8;  // loads under way
     Spread result{};
-    for (; first < end; first += kAhead * step) {
-      Spread runs[kAhead];
+    for (; first < end; first += kLoadsAhead * step) {
+      Spread runs[kLoadsAhead];
 #pragma unroll
-      for (int i = 0; i < kAhead; ++i) {
+      for (int i = 0; i < kLoadsAhead; ++i) {
         const int run = first + i * step;
         runs[i] = run < end ? at(run, (run + 1) * keys.run_strips) : Spread{};
       }
@@ -178,6 +179,23 @@ struct RunReader {
     return result;
   }
 };
+
+// The sum of a column's squares over the pieces of a block of Q; `squares`: [pieces, d] from the column on.
+[[nodiscard]] __device__ inline float sum_of_pieces(const float* squares, int pieces, int head_dim) {
+  float sum = *squares;
+  for (int first = 1; first < pieces; first += kLoadsAhead) {
+    float loaded[kLoadsAhead];
+#pragma unroll
+    for (int i = 0; i < kLoadsAhead; ++i) {
+      loaded[i] = first + i < pieces ? squares[static_cast<std::int64_t>(first + i) * head_dim] : 0;
+    }
+#pragma unroll
+    for (const float square : loaded) {
+      sum += square;
+    }
+  }
+  return sum;
+}
 
 // A block of threads has 512 / width groups of `width` threads, d rounded up to 32; each orders one block of Q.
 __global__ void __launch_bounds__(kOrderThreads, 1) order_blocks(const Arguments a) {
@@ -206,7 +224,7 @@ __global__ void __launch_bounds__(kOrderThreads, 1) order_blocks(const Arguments
   const float* squares = a.squares + row * a.queries.pieces * a.head_dim + column;
 
   wait_for_inputs();
-  float square = valid ? *squares : 0;
+  const float square = valid ? sum_of_pieces(squares, static_cast<int>(a.queries.pieces), a.head_dim) : 0;
   // Every group of threads merges some of the shared runs, and what its own block needs beyond them.
   shared.spreads[threadIdx.x] = has_column ? reader.merge(group, shared_runs, groups) : Spread{};
   Spread rest{};
@@ -214,10 +232,6 @@ __global__ void __launch_bounds__(kOrderThreads, 1) order_blocks(const Arguments
     rest = reader.merge(shared_runs, whole_runs, 1);
     if (whole_runs * a.keys.run_strips < strips) {
       rest.merge(reader.at(whole_runs, strips));
-    }
-#pragma unroll 8
-    for (int piece = 1; piece < static_cast<int>(a.queries.pieces); ++piece) {
-      square += squares[piece * a.head_dim];
     }
   }
   __syncthreads();

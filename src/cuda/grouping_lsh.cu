@@ -240,11 +240,18 @@ __global__ void __launch_bounds__(kSumThreads, 1) add_pieces(const Arguments a) 
   wait_for_inputs();
   for (int i = static_cast<int>(threadIdx.x); i < stride; i += static_cast<int>(blockDim.x)) {
     const float4* sums = a.sums + static_cast<std::int64_t>(blockIdx.x) * pieces * stride + i;
+    constexpr int kLoadsAhead = 16;  // under way at the same time
     float4 total = {};
-#pragma unroll 16
-    for (int piece = 0; piece < pieces; ++piece) {
-      const float4 more = sums[piece * stride];
-      total = {total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w};
+    for (int first = 0; first < pieces; first += kLoadsAhead) {
+      float4 loaded[kLoadsAhead];
+#pragma unroll
+      for (int n = 0; n < kLoadsAhead; ++n) {
+        loaded[n] = first + n < pieces ? sums[(first + n) * stride] : float4{};
+      }
+#pragma unroll
+      for (const float4& more : loaded) {
+        total = {total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w};
+      }
     }
     write_keys(total, i / 256, i / 32 % 8, a.vector, a.head_dim, s_keys);
   }
