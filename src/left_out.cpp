@@ -14,14 +14,16 @@ namespace {
 // Calls visit(beginning) until it returns true; whether it did.
 template <class Visitor>
 bool any_beginning(std::string_view text, Visitor visit) {
-  while (!text.empty()) {
-    const std::size_t comma = std::min(text.find(','), text.size());
+  while (true) {
+    const std::size_t comma = text.find(',');
     if (visit(text.substr(0, comma))) {
       return true;
     }
-    text.remove_prefix(std::min(comma + 1, text.size()));
+    if (comma == std::string_view::npos) {
+      return false;
+    }
+    text.remove_prefix(comma + 1);
   }
-  return false;
 }
 
 }  // namespace
@@ -33,7 +35,8 @@ LeftOut::LeftOut() {
 }
 
 bool LeftOut::has(std::string_view kernel) const noexcept {
-  return any_beginning(beginnings_, [&](std::string_view beginning) { return kernel.starts_with(beginning); });
+  return !beginnings_.empty() &&
+         any_beginning(beginnings_, [&](std::string_view beginning) { return kernel.starts_with(beginning); });
 }
 
 void LeftOut::validate() const {

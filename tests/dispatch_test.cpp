@@ -100,7 +100,7 @@ TEST(LeaveOut, MayLeaveNothing) {
 }
 
 TEST(LeaveOut, RefusesWhatIsNoKernel) {
-  for (const char* names : {"cpu/,sm70/", ",cpu/", "cpu/forwards"}) {
+  for (const char* names : {"cpu/,sm70/", ",cpu/", "cpu/,", "cpu/forwards"}) {
     const Environment environment(names);
     const auto [status, message] =
         failure([] { (void)explain(Operation::forward, problem_of(8), grouping_of(Strategy::lsh)); });

@@ -5,6 +5,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <cstdint>
 #include <limits>
 
 namespace distr::cuda {
@@ -13,7 +14,7 @@ namespace {
 constexpr float kInfinity = std::numeric_limits<float>::infinity();
 
 TEST(Exp2ByPolynomial, ErrsByAtMostTwoUnitsOfFloat) {
-  for (float x = -126; x < 127.999F; x += 0.000977F) {
+  for (float x = -126; x < 127.499F; x += 0.000977F) {
     const double wanted = std::exp2(static_cast<double>(x));
     EXPECT_NEAR(exp2_by_polynomial(x) / wanted, 1, 2.4e-7) << "x = " << x;
   }
@@ -30,18 +31,23 @@ TEST(Exp2ByPolynomial, IsAlmostNothingBelowTheSmallestNormalNumber) {
     EXPECT_GE(exp2_by_polynomial(x), 0) << "x = " << x;
     EXPECT_LE(exp2_by_polynomial(x), std::numeric_limits<float>::min()) << "x = " << x;
   }
-  for (const float x : {-127.0F, -127.4F, -128.0F, -1000.0F, -1e30F, -kInfinity}) {
+  for (const float x : {-126.6F, -127.0F, -127.4F, -128.0F, -1000.0F, -1e30F, -kInfinity}) {
     EXPECT_EQ(exp2_by_polynomial(x), 0) << "x = " << x;
   }
 }
 
 TEST(Exp2ByPolynomial, OverflowsToInfinity) {
-  for (const float x : {128.0F, 128.6F, 300.0F, 1e30F, kInfinity}) {
+  for (const float x : {127.6F, 128.0F, 128.6F, 300.0F, 1e30F, kInfinity}) {
     EXPECT_EQ(exp2_by_polynomial(x), kInfinity) << "x = " << x;
   }
 }
 
-TEST(Exp2ByPolynomial, KeepsNaN) { EXPECT_TRUE(std::isnan(exp2_by_polynomial(std::nanf("")))); }
+TEST(Exp2ByPolynomial, KeepsNaN) {
+  // The first is what a GPU's arithmetic makes.
+  for (const std::uint32_t bits : {0x7FFFFFFFU, 0x7FC00000U, 0xFFC00000U, 0x7F800001U}) {
+    EXPECT_TRUE(std::isnan(exp2_by_polynomial(__uint_as_float(bits)))) << bits;
+  }
+}
 
 }  // namespace
 }  // namespace distr::cuda

@@ -53,13 +53,16 @@ struct Config {
   static constexpr int kQueryBytes = kRows * kGroups * 2;
   static constexpr int kStageBytes = kStages * (kKeyBytes + kValueBytes);
   static constexpr int kRawBytes = kMembers == 1 ? 0 : kSlots * kThreads * 16;  // rows of K^T before they are summed
-  static constexpr int kTableBytes = kExact ? 0 : kRowsAPass * kSlots * 8;
-  static constexpr int kKeptBytes = kThreads + 40;  // Kept (forward.cuh)
+  static constexpr int kTableBytes = kExact ? 0 : 8 + kRowsAPass * kSlots * 4;
+  static constexpr bool kKeepsInShared = kRowTiles > 1;  // what there are no registers for: Kept (forward.cuh)
+  static constexpr int kKeptBytes = kKeepsInShared ? kThreads / 4 + 40 : 0;
   // Q or q_hat, and the stages; q_hat is built from a copy of Q where the stages will be.
   static constexpr int kCopyBytes = kExact ? 0 : kRows * kDim * 2;
   static constexpr int kSharedBytes =
       kTableBytes + kKeptBytes + kQueryBytes + std::max(kStageBytes + kRawBytes, kCopyBytes);
   static_assert(kSharedBytes <= kMostSharedBytes);
+  // Of an A100's SM; blocks of d = 128 and exact attention's of 128 rows had no room for another one before either.
+  static_assert(kBlocksAProcessor * (kSharedBytes + 1024) <= 164 * 1024 || kDim > 128 || (kExact && kDim == 128));
 };
 
 // What the kernel takes by value. Tensors are aligned to 16 bytes, and so are their strides (prepare.h).

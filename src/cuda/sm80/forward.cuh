@@ -11,8 +11,8 @@
 //     O / rowsum, LSE, or for one piece of the keys (split.h) what merge_pieces() makes them from
 //   Pipeline: two stages of (k_hat, V). While tile j is computed, tile j + 1 is copied by cp.async; columns of K that
 //   must be summed (lsh) come to registers before the second product and are stored after it. One barrier a tile.
-//   Shared memory: Q of exact attention, then the stages. Grouped: q_hat is built where the stages will be, and then
-//   lives in registers.
+//   Shared memory: Q or q_hat, which the second pass needs as well; the stages, where Q lies while q_hat is made of it;
+//   where the rows of K^T begin; and what there are no registers for (Kept).
 #pragma once
 
 #include "cuda/early.cuh"
@@ -45,14 +45,23 @@ struct Work : Rows {
   }
 };
 
-// What a block keeps in shared memory, as registers are scarce.
+// What is needed now and then: in shared memory where registers are scarce, else each thread's own.
 template <class C>
 struct Kept {
   Work work;
-  int unmasked;                    // tiles before the first that has a mask
-  int followed;                    // tiles whose scores the references follow
-  const std::uint16_t* values;     // of the head
-  std::uint8_t rows[C::kThreads];  // of each thread: those that have not been written yet
+  int unmasked;                                                // tiles before the first that has a mask
+  int followed;                                                // tiles whose scores the references follow
+  const std::uint16_t* values;                                 // of the head
+  std::uint8_t rows[C::kKeepsInShared ? C::kThreads / 4 : 1];  // of each quad: those that have not been written yet
+
+  [[nodiscard]] __device__ unsigned rows_left() const {
+    return rows[C::kKeepsInShared ? ptx::opaque(threadIdx.x) / 4 : 0];
+  }
+  __device__ void set_rows_left(unsigned left) {
+    if (!C::kKeepsInShared || ptx::opaque(threadIdx.x) % 4 == 0) {
+      rows[C::kKeepsInShared ? ptx::opaque(threadIdx.x) / 4 : 0] = static_cast<std::uint8_t>(left);
+    }
+  }
 };
 
 // Of a thread's rows, 2 for each of the warp's m16 tiles, a bit each.
@@ -170,14 +179,18 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
 
   const DeviceProblem& problem = p.problem;
   const auto warp_row_of = [](unsigned thread) { return static_cast<int>(thread / 32) * 16 * C::kRowTiles; };
-  static_assert(sizeof(Kept<C>) == C::kKeptBytes);
-  auto* const kept = reinterpret_cast<Kept<C>*>(shared + C::kSharedBytes - C::kKeptBytes);
+  Kept<C> own;
+  Kept<C>* kept = &own;
+  if constexpr (C::kKeepsInShared) {
+    static_assert(sizeof(Kept<C>) == C::kKeptBytes);
+    kept = reinterpret_cast<Kept<C>*>(shared + C::kSharedBytes - C::kKeptBytes);
+  }
   const auto thread = [] { return ptx::opaque(threadIdx.x); };
 
   const std::uint32_t stages = ptx::shared_address(shared) + Queries::kSharedBytes;
   const Work work = Work::of(blockIdx.x, p, C{});
-  kept->rows[threadIdx.x] = kAllRows<C>;
-  if (threadIdx.x == 0) {
+  kept->set_rows_left(kAllRows<C>);
+  if (!C::kKeepsInShared || threadIdx.x == 0) {
     const bool follows = C::kMasks && problem.mask.kind != MaskKind::none;
     kept->work = work;
     kept->unmasked = unmasked_tiles<C>(p, work);
@@ -260,7 +273,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
       }
     }
 
-    const unsigned rows = kept->rows[thread()];
+    const unsigned rows = kept->rows_left();
     const unsigned right = kept->followed >= kept->work.last ? kAllRows<C> : rows_in_range<C>(o, softmax);
     const unsigned block = ptx::opaque(blockIdx.x);
     if (p.split.at(block).count > 1) {
@@ -268,9 +281,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     } else {
       store<C>(p, kept->work, warp_row_of(thread()), rows & right, o, softmax);
     }
-    kept->rows[thread()] = static_cast<std::uint8_t>(rows & ~right);
+    kept->set_rows_left(rows & ~right);
     again = __syncthreads_or(static_cast<int>(rows & ~right)) != 0;
-    if (thread() == 0) {
+    if (!C::kKeepsInShared || thread() == 0) {
       kept->followed = kept->work.last;
     }
   } while (again);

@@ -83,15 +83,20 @@ class GroupedKeys {
     const std::int64_t stride = p.column_stride;
     const auto* k = static_cast<const std::uint16_t*>(p.k) + head * (rows + 1) * stride;
     const std::int32_t* order = p.order + order_index(problem, work.batch, work.head, work.row);
-    auto* const sources = static_cast<const std::uint16_t**>(table<C>(shared));
+    auto* const table = static_cast<std::uint8_t*>(sm80::table<C>(shared));
+    auto* const sources = reinterpret_cast<std::uint32_t*>(table + 8);
+    if (threadIdx.x == 0) {
+      *reinterpret_cast<const std::uint16_t**>(table) = k;
+    }
     for (int i = static_cast<int>(threadIdx.x); i < kRowsAPass * C::kSlots; i += C::kThreads) {
       const int slot = i % C::kSlots;
       const int group = slot / C::kMembers * kRowsAPass + i / C::kSlots;
       const int position = group * C::kMembers + slot % C::kMembers;
       const bool valid = group < problem.groups && position < rows;
-      sources[i] = k + (!valid ? rows : p.fused ? position : order[position]) * stride;
+      const int row = !valid ? rows : p.fused ? position : order[position];
+      sources[i] = static_cast<std::uint32_t>(row * stride * 2);  // below 2^32, as the sequence is below 2^22
     }
-    sources_ = ptx::shared_address(sources);
+    table_ = ptx::shared_address(table);
     __syncthreads();
   }
 
@@ -99,11 +104,12 @@ class GroupedKeys {
     const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
     const std::uint32_t to = C::kMembers > 1 ? raw_ : slot_of(thread, j);
     const int key = j * C::kKeys + thread % kChunks * kChunk;
-    const std::uint32_t from = sources_ + static_cast<std::uint32_t>(thread / kChunks * C::kSlots * 8);
+    const std::uint32_t from = table_ + 8 + static_cast<std::uint32_t>(thread / kChunks * C::kSlots * 4);
+    const auto* const start = reinterpret_cast<const std::uint16_t*>(ptx::load_shared_8(table_)) + key;
 #pragma unroll
     for (int slot = 0; slot < C::kSlots; ++slot) {  // a slot of either tile takes as many bytes
-      const auto* const source = reinterpret_cast<const std::uint16_t*>(ptx::load_shared_8(from + slot * 8));
-      ptx::cp_async_16(to + static_cast<std::uint32_t>(slot * C::kThreads * 16), source + key, true);
+      const auto* const source = reinterpret_cast<const char*>(start) + ptx::load_shared_4(from + slot * 4);
+      ptx::cp_async_16(to + static_cast<std::uint32_t>(slot * C::kThreads * 16), source, true);
     }
   }
 
@@ -164,7 +170,7 @@ class GroupedKeys {
     return at(j).at(thread / kChunks, thread % kChunks);
   }
 
-  std::uint32_t sources_;       // [kRowsAPass, kSlots]: where a slot's row of K^T begins
+  std::uint32_t table_;  // where K^T begins, and then [kRowsAPass, kSlots]: how far from there the row of a slot begins
   std::uint32_t stages_, raw_;  // the latter: of this thread's first slot
   uint4 slots_[std::max(kSlotsATurn, 1)];
   uint4 sum_{};  // of the members so far

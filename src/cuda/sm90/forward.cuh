@@ -4,16 +4,16 @@
 // queries have groupings of their own, k_hat is made from K^T here, tile by tile.
 //
 //   A thread block takes kRows queries of one head. Its first warpgroup copies q_hat and then tile after tile of k_hat
-//   and V to shared memory, kStages of each. Every other warpgroup owns 64 queries, q_hat in registers, and goes
-//   through the tiles in halves:
+//   and V to shared memory, kStages of each. Every other warpgroup owns 64 queries, q_hat in registers where there are
+//   enough (kQueriesStay), and goes through the tiles in halves:
 //     S_0 = q_hat k_hat_0^T, references, P_0
 //     for the next halves j, whose S_j was started a half earlier:
 //       O += P_(j-1) V_(j-1) and S_(j+1) = q_hat k_hat_(j+1)^T   both started, on the tensor cores
 //       P_j, as soon as S_j is there                             while these products still run
 //     O += P V of the last half
 //     O / rowsum, LSE
-//   Where two blocks share an SM, each has registers for one half's scores, and q_hat stays in shared memory: S_j is
-//   started with the product before it, and both are waited for. A consumer's first thread copies, as there is no other
+//   Where two blocks share an SM, each has registers for one half's scores: S_j is started with the product before it,
+//   and both are waited for. A consumer's first thread copies, as there is no other
 //   warpgroup.
 //   In tiles with a mask and in the first without, nothing is started ahead, and the references of the softmax follow
 //   the scores. From then on they stay; where q_hat carries the scale, there are none at all. Where a row turns out to
