@@ -24,11 +24,10 @@ struct Crossover {
 };
 
 // By device, and for each the smallest d first.
-constexpr std::array<Crossover, 4> kCrossovers{
-    {{Device::cpu, 64, 2048}, {Device::cpu, 128, 1024}, {Device::cuda, 64, 8192}, {Device::cuda, 128, 16384}}};
-// By Hopper's own kernel, in bf16 and with one grouping for the whole sequence. Groupings by blocks are left out: their
-// backward is sm80/backward, half as quick as that of exact attention, and nobody knows here whether one will follow.
-constexpr std::array<Crossover, 2> kHopperCrossovers{{{Device::cuda, 64, 16384}, {Device::cuda, 128, 8192}}};
+constexpr std::array<Crossover, 3> kCrossovers{
+    {{Device::cpu, 64, 2048}, {Device::cpu, 128, 1024}, {Device::cuda, 64, 8192}}};
+// By Hopper's own kernel, in bf16 and with one grouping for the whole sequence. Groupings by blocks gain too little.
+constexpr std::array<Crossover, 1> kHopperCrossovers{{{Device::cuda, 64, 16384}}};
 
 // The last entry for the device that has no larger d than the problem, or the first.
 const Crossover& crossover_of(std::span<const Crossover> crossovers, Device device, std::int64_t head_dim) {

@@ -161,16 +161,15 @@ TEST(Automatic, KnowsWhatPaysOnCuda) {
   const std::string energy = "energy, which pays from 8192 rows and keys on, and errs least";
   EXPECT_EQ(choice(problem_of(8192, DType::bf16, 64)), energy);
   EXPECT_EQ(choice(problem_of(8192, DType::f16, 96)), energy);
-  EXPECT_EQ(choice(problem_of(16384, DType::bf16, 128)),
-            "energy, which pays from 16384 rows and keys on, and errs least");
+  EXPECT_EQ(choice(problem_of(8192, DType::bf16, 128)), energy);
   EXPECT_EQ(choice(problem_of(8192, DType::bf16, 64), 2, 256), energy);
   EXPECT_EQ(choice(problem_of(8192, DType::bf16, 64), 2, 9000), energy);
   EXPECT_EQ(choice(problem_of(8192, DType::bf16, 64), 1),
             "exact, as the group size is 1 (auto approximates only where a larger one is asked for)");
   EXPECT_EQ(choice(problem_of(8191, DType::bf16, 64)),
             "exact, as 8191 rows or keys are too few for an approximation to pay (from 8192 on it does)");
-  EXPECT_EQ(choice(problem_of(16383, DType::bf16, 128)),
-            "exact, as 16383 rows or keys are too few for an approximation to pay (from 16384 on it does)");
+  EXPECT_EQ(choice(problem_of(8191, DType::bf16, 128)),
+            "exact, as 8191 rows or keys are too few for an approximation to pay (from 8192 on it does)");
   EXPECT_EQ(choice(problem_of(1 << 15, DType::bf16, 32)),
             "exact, as heads of head_dim 32 lose too much to an approximation (from 64 on it can pay)");
   EXPECT_EQ(choice(problem_of(1 << 15, DType::f32, 64)),
