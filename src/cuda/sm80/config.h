@@ -61,7 +61,7 @@ struct Config {
   static constexpr int kSharedBytes =
       kTableBytes + kKeptBytes + kQueryBytes + std::max(kStageBytes + kRawBytes, kCopyBytes);
   static_assert(kSharedBytes <= kMostSharedBytes);
-  // Of an A100's SM; blocks of d = 128 and exact attention's of 128 rows had no room for another one before either.
+  // So many fit on an A100's SM, but for d above 128 and for exact attention at d = 128, whose tiles are too large.
   static_assert(kBlocksAProcessor * (kSharedBytes + 1024) <= 164 * 1024 || kDim > 128 || (kExact && kDim == 128));
 };
 
