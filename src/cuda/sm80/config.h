@@ -37,6 +37,10 @@ struct Config {
   using Queries = std::conditional_t<kExact, ExactQueries<Config>, GroupedQueries<Config>>;
 
   static constexpr int kKeys = kDim <= 128 ? 64 : 32;  // keys of a tile
+  // Parts of a tile's keys that go through products and softmax one after the other: with two, the exponentials of one
+  // run under a product of the other. One where there are no registers for that.
+  static constexpr int kParts = kDim == 64 && kRows == 128 && (kExact || kMembers == 2) ? 1 : 2;
+  static constexpr int kPartKeys = kKeys / kParts;
   static constexpr int kWarps = 4;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRowTiles = kRows / kWarps / 16;  // m16 tiles of a warp
@@ -53,9 +57,9 @@ struct Config {
   static constexpr int kQueryBytes = kRows * kGroups * 2;
   static constexpr int kStageBytes = kStages * (kKeyBytes + kValueBytes);
   static constexpr int kRawBytes = kMembers == 1 ? 0 : kSlots * kThreads * 16;  // rows of K^T before they are summed
-  static constexpr int kTableBytes = kExact ? 0 : 8 + kRowsAPass * kSlots * 4;
+  static constexpr int kTableBytes = kExact ? 0 : kRowsAPass * kSlots * 4;      // where its rows begin
   static constexpr bool kKeepsInShared = kRowTiles > 1;  // what there are no registers for: Kept (forward.cuh)
-  static constexpr int kKeptBytes = kKeepsInShared ? kThreads / 4 + 40 : 0;
+  static constexpr int kKeptBytes = kKeepsInShared ? kThreads / 4 + 48 : 0;
   // Q or q_hat, and the stages; q_hat is built from a copy of Q where the stages will be.
   static constexpr int kCopyBytes = kExact ? 0 : kRows * kDim * 2;
   static constexpr int kSharedBytes =
@@ -63,6 +67,12 @@ struct Config {
   static_assert(kSharedBytes <= kMostSharedBytes);
   // So many fit on an A100's SM, but for d above 128 and for exact attention at d = 128, whose tiles are too large.
   static_assert(kBlocksAProcessor * (kSharedBytes + 1024) <= 164 * 1024 || kDim > 128 || (kExact && kDim == 128));
+};
+
+// S of a part of a tile, in the layout of the mma's accumulators.
+template <class C>
+struct Scores {
+  float of[C::kRowTiles][C::kPartKeys / 8][4];
 };
 
 // What the kernel takes by value. Tensors are aligned to 16 bytes, and so are their strides (prepare.h).

@@ -3,7 +3,7 @@
 //
 //   A thread block takes kRows queries of one head, and each of its 4 warps 16 * kRowTiles of them:
 //     q_hat                                                          Queries (queries.cuh)
-//     for every tile of kKeys keys:
+//     for every tile of kKeys keys, in kParts that overlap:
 //       S = q_hat k_hat^T                       [kRows, kKeys]       Keys (keys.cuh), one mma after the other
 //       P = 2^(scale * S - reference), rowsum   in registers         Softmax (softmax.cuh)
 //       O += P V                                [kRows, dv]
@@ -51,7 +51,7 @@ struct Kept {
   Work work;
   int unmasked;                                                // tiles before the first that has a mask
   int followed;                                                // tiles whose scores the references follow
-  const std::uint16_t* values;                                 // of the head
+  const std::uint16_t *keys, *values;                          // of the head
   std::uint8_t rows[C::kKeepsInShared ? C::kThreads / 4 : 1];  // of each quad: those that have not been written yet
 
   [[nodiscard]] __device__ unsigned rows_left() const {
@@ -148,18 +148,56 @@ __device__ inline void store_piece(const Split& split, unsigned piece, int warp_
   }
 }
 
-// O += P V over the keys 16 first .. 16 (first + kSteps) - 1 of the tile.
+// P of tile j. Where nothing is masked and the references stay, the exponentials of the first part run under the scores
+// of the next, and those of the last under O += P V of the one before; elsewhere all scores come first.
+template <class C>
+__device__ __forceinline__ void weigh(const ForwardParameters& p, const Kept<C>& kept, const typename C::Keys& keys,
+                                      const typename C::Queries& queries, int warp_row, int j, Softmax<C>& softmax,
+                                      float (&o)[C::kRowTiles][C::kDim / 8][4],
+                                      std::uint32_t (&probabilities)[C::kParts][C::kPartKeys / 16][C::kRowTiles][4]) {
+  Scores<C> s[C::kParts];
+  const auto other_scores = [&](int tile) {
+#pragma unroll
+    for (int part = 1; part < C::kParts; ++part) {
+      keys.scores(s[part], queries, tile, part);
+    }
+  };
+  keys.scores(s[0], queries, j, 0);
+  if (j >= kept.unmasked || j < kept.followed) {
+    // As other code, or the compiler would take it out of both arms.
+    other_scores(static_cast<int>(ptx::opaque(static_cast<unsigned>(j))));
+    if (j >= kept.unmasked) {
+#pragma unroll
+      for (int part = 0; part < C::kParts; ++part) {
+        apply_mask<C>(s[part], p, kept.work, warp_row, j * C::kKeys + part * C::kPartKeys);
+      }
+    }
+    if (j < kept.followed) {
+      softmax.follow(s, o);
+    }
+    softmax.exponentials(s[0], probabilities[0]);
+  } else {
+    other_scores(j);
+    softmax.exponentials(s[0], probabilities[0]);
+  }
+#pragma unroll
+  for (int part = 1; part < C::kParts; ++part) {
+    softmax.exponentials(s[part], probabilities[part]);
+  }
+}
+
+// O += P V over the keys 16 first .. 16 (first + kSteps) - 1 of the part of a tile that begins at key `begin`.
 template <class C, int kSteps>
 __device__ __forceinline__ void accumulate(float (&o)[C::kRowTiles][C::kDim / 8][4],
-                                           const std::uint32_t (&probabilities)[C::kKeys / 16][C::kRowTiles][4],
-                                           std::uint32_t value, int first) {
+                                           const std::uint32_t (&probabilities)[C::kPartKeys / 16][C::kRowTiles][4],
+                                           std::uint32_t value, int begin, int first) {
   constexpr int kTaken = C::kWithout == Without::values ? 0 : kSteps;
 #pragma unroll
   for (int step = first; step < first + kTaken; ++step) {
 #pragma unroll
     for (int n = 0; n < C::kDim / 16; ++n) {
       std::uint32_t b[4];
-      ptx::ldmatrix_x4_trans(b, Tile<C::kDim>::move(value, step * 16, n * 2));
+      ptx::ldmatrix_x4_trans(b, Tile<C::kDim>::move(value, begin + step * 16, n * 2));
 #pragma unroll
       for (int tile = 0; tile < C::kRowTiles; ++tile) {
         ptx::mma_16x8x16(o[tile][2 * n], probabilities[step][tile], b[0], b[1], typename C::Element{});
@@ -195,6 +233,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     kept->work = work;
     kept->unmasked = unmasked_tiles<C>(p, work);
     kept->followed = follows ? work.last : work.first + 1;
+    kept->keys = C::Keys::source(p, work);
     kept->values = head_of(p.v, problem.v, work.batch, work.head_kv);
   }
   __syncthreads();
@@ -220,13 +259,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     const int first = kept->work.first;
     const int last = kept->work.last;
     if (first < last) {
-      keys.copy(first);
+      keys.copy(kept->keys, first);
       copy_values(first);
     }
     ptx::cp_async_commit();
     if (C::kMembers > 1 && first < last) {
       ptx::cp_async_wait<0>();
-      for (int turn = 0; turn < C::Keys::kTurns; ++turn) {
+      for (int turn = 0; turn < C::kParts * C::Keys::kTurns; ++turn) {
         keys.fetch(turn);
         keys.store(first, turn);
       }
@@ -236,40 +275,27 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
       ptx::cp_async_wait<0>();
       __syncthreads();  // tile j is there, and nobody reads the other stage any more
       if (j + 1 < last) {
-        keys.copy(j + 1);
+        keys.copy(kept->keys, j + 1);
         ptx::cp_async_commit();
         copy_values(j + 1);
       }
       ptx::cp_async_commit();
 
-      float s[C::kRowTiles][C::kKeys / 8][4] = {};
-      keys.scores(s, queries, j);
-      if (j >= kept->unmasked) {
-        apply_mask<C>(s, p, kept->work, warp_row_of(thread()), j * C::kKeys);
-      }
-      if (j < kept->followed) {
-        softmax.follow(s, o);
-      }
-      std::uint32_t probabilities[C::kKeys / 16][C::kRowTiles][4];
-      softmax.exponentials(s, probabilities);
-
+      std::uint32_t probabilities[C::kParts][C::kPartKeys / 16][C::kRowTiles][4];
+      weigh<C>(p, *kept, keys, queries, warp_row_of(thread()), j, softmax, o, probabilities);
       const int lane = static_cast<int>(thread()) % 32;
       const std::uint32_t value = value_tile(j).at(lane % 16, lane / 16);
-      // A branch in every kernel: without one the compiler runs the exponentials under the product, and keeps twice the
-      // registers for it.
-      if (j + 1 < last) {
-        constexpr int kSteps = C::kKeys / 16 / C::Keys::kTurns;
-        if (C::kMembers > 1) {
-          ptx::cp_async_wait<1>();
-        }
+      if (C::kMembers > 1) {
+        ptx::cp_async_wait<1>();
+      }
+      constexpr int kTurns = C::Keys::kTurns;
+      constexpr int kSteps = C::kPartKeys / 16 / kTurns;
 #pragma unroll
-        for (int turn = 0; turn < C::Keys::kTurns; ++turn) {
-          keys.fetch(turn);
-          accumulate<C, kSteps>(o, probabilities, value, turn * kSteps);
-          keys.store(j + 1, turn);
-        }
-      } else {
-        accumulate<C, C::kKeys / 16>(o, probabilities, value, 0);
+      for (int turn = 0; turn < C::kParts * kTurns; ++turn) {
+        const int part = turn / kTurns;
+        keys.fetch(turn);
+        accumulate<C, kSteps>(o, probabilities[part], value, part * C::kPartKeys, turn % kTurns * kSteps);
+        keys.store(j + 1, turn);  // past the last tile as well, where nobody reads it
       }
     }
 

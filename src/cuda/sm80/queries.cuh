@@ -20,11 +20,11 @@ __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::i
   const bool inside = chunk * kChunk < columns;
   // The tile's address is the same for all threads, and 32 bits reach any of its rows: registers are scarce.
   const auto row_bytes = static_cast<unsigned>(stride * 2);
-  const unsigned offset = first * row_bytes + chunk * 16;
+  const char* from = static_cast<const char*>(source) + (first * row_bytes + chunk * 16);
 #pragma unroll
   for (int row = 0; row < kRows; row += kRowsAPass) {
-    ptx::cp_async_16(tile.at(first + row, chunk), static_cast<const char*>(source) + (offset + row * row_bytes),
-                     inside && first + row < rows);
+    ptx::cp_async_16(tile.at(first + row, chunk), from, inside && first + row < rows);
+    from += kRowsAPass * row_bytes;
   }
 }
 
@@ -37,12 +37,6 @@ __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::i
 [[nodiscard]] __device__ inline const std::uint16_t* head_of(const void* tensor, const Strides& strides, int batch,
                                                              int head) {
   return static_cast<const std::uint16_t*>(tensor) + batch * strides.batch + head * strides.head;
-}
-
-// Towards the end of shared memory: where the rows of K^T begin.
-template <class C>
-[[nodiscard]] __device__ inline void* table(void* shared) {
-  return static_cast<std::uint8_t*>(shared) + C::kSharedBytes - C::kKeptBytes - C::kTableBytes;
 }
 
 // Where the order of a query's block begins.
@@ -111,6 +105,7 @@ class GroupedQueries {
     const auto at = [&](std::uint32_t address) {
       return reinterpret_cast<T*>(static_cast<std::uint8_t*>(shared) + (address - estimate.base));
     };
+    const float factor = 1.0F / static_cast<float>(max(sampled, 1));
     int column = sampled > 0 ? columns[0] : 0;
     float sums[C::kRows / kApart] = {};
     ptx::cp_async_wait<0>();
@@ -125,8 +120,7 @@ class GroupedQueries {
     }
 #pragma unroll
     for (int i = 0; i < C::kRows / kApart; ++i) {
-      at(estimate.at(first_row + i * kApart, group / kChunk))[group % kChunk] =
-          T(sampled > 1 ? sums[i] / static_cast<float>(sampled) : sums[i]);
+      at(estimate.at(first_row + i * kApart, group / kChunk))[group % kChunk] = T(sums[i] * factor);
     }
     __syncthreads();
     start_ = estimate.at(warp_row + static_cast<int>(threadIdx.x) % 16, static_cast<int>(threadIdx.x) % 32 / 16);

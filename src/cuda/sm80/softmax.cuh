@@ -36,8 +36,8 @@ struct Softmax {
     return C::kWithout == Without::exponential ? exponent : ptx::exp2(exponent);
   }
 
-  // The references follow scores s; o and sum are rescaled where they move.
-  __device__ void follow(const float (&s)[C::kRowTiles][C::kKeys / 8][4], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
+  // The references follow the scores of a tile; o and sum are rescaled where they move.
+  __device__ void follow(const Scores<C> (&s)[C::kParts], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
     float best[C::kRowTiles][2];
     bool some_rise = false;
 #pragma unroll
@@ -46,8 +46,11 @@ struct Softmax {
       for (int half = 0; half < 2; ++half) {
         float largest = -INFINITY;
 #pragma unroll
-        for (int n = 0; n < C::kKeys / 8; ++n) {
-          largest = fmaxf(largest, fmaxf(s[tile][n][half * 2], s[tile][n][half * 2 + 1]));
+        for (const Scores<C>& part : s) {
+#pragma unroll
+          for (int n = 0; n < C::kPartKeys / 8; ++n) {
+            largest = fmaxf(largest, fmaxf(part.of[tile][n][half * 2], part.of[tile][n][half * 2 + 1]));
+          }
         }
         best[tile][half] = quad_max(largest) * scale;
         some_rise |= rises(best, tile, half);
@@ -59,16 +62,15 @@ struct Softmax {
   }
 
   // P of scores s, as the left operand of the second product.
-  __device__ void exponentials(const float (&s)[C::kRowTiles][C::kKeys / 8][4],
-                               std::uint32_t (&probabilities)[C::kKeys / 16][C::kRowTiles][4]) {
+  __device__ void exponentials(const Scores<C>& s, std::uint32_t (&probabilities)[C::kPartKeys / 16][C::kRowTiles][4]) {
 #pragma unroll
-    for (int n = 0; n < C::kKeys / 8; ++n) {
+    for (int n = 0; n < C::kPartKeys / 8; ++n) {
 #pragma unroll
       for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float low = power(fmaf(s[tile][n][half * 2], scale, -reference[tile][half]));
-          const float high = power(fmaf(s[tile][n][half * 2 + 1], scale, -reference[tile][half]));
+          const float low = power(fmaf(s.of[tile][n][half * 2], scale, -reference[tile][half]));
+          const float high = power(fmaf(s.of[tile][n][half * 2 + 1], scale, -reference[tile][half]));
           sum[tile][half] += low + high;
           probabilities[n / 2][tile][n % 2 * 2 + half] = ptx::pack(low, high, typename C::Element{});
         }
@@ -155,14 +157,14 @@ template <class C>
 }
 
 template <class C, class Work>
-__device__ __forceinline__ void apply_tensor(float (&s)[C::kKeys / 8][4], const ForwardParameters& p, const Work& work,
-                                             int half, int row, int key, int left) {
+__device__ __forceinline__ void apply_tensor(float (&s)[C::kPartKeys / 8][4], const ForwardParameters& p,
+                                             const Work& work, int half, int row, int key, int left) {
   constexpr float kLog2E = 1.4426950408889634F;
   const DeviceMask& mask = p.problem.mask;
   const float scale = mask.kind == MaskKind::additive ? p.problem.scale_log2 : 1.0F;
   const std::int64_t start = work.batch * mask.batch + work.head * mask.head + row * mask.row + key * mask.key;
 #pragma unroll
-  for (int n = 0; n < C::kKeys / 8; ++n) {
+  for (int n = 0; n < C::kPartKeys / 8; ++n) {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
       if (n * 8 + i < left) {
@@ -174,8 +176,8 @@ __device__ __forceinline__ void apply_tensor(float (&s)[C::kKeys / 8][4], const 
 }
 
 template <class C, class Work>
-__device__ __forceinline__ void apply_mask(float (&s)[C::kRowTiles][C::kKeys / 8][4], const ForwardParameters& p,
-                                           const Work& work, int warp_row, int first) {
+__device__ __forceinline__ void apply_mask(Scores<C>& s, const ForwardParameters& p, const Work& work, int warp_row,
+                                           int first) {
   const DeviceProblem& problem = p.problem;
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
@@ -187,16 +189,16 @@ __device__ __forceinline__ void apply_mask(float (&s)[C::kRowTiles][C::kKeys / 8
                                       : static_cast<int>(problem.seq_k);
       const int left = seen - first - lane % 4 * 2;
 #pragma unroll
-      for (int n = 0; n < C::kKeys / 8; ++n) {
+      for (int n = 0; n < C::kPartKeys / 8; ++n) {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
-          float& score = s[tile][n][half * 2 + i];
+          float& score = s.of[tile][n][half * 2 + i];
           score = n * 8 + i < left ? score : -INFINITY;
         }
       }
       if constexpr (C::kMasks) {
         if (problem.mask.kind != MaskKind::none && row < p.row_end) {
-          apply_tensor<C>(s[tile], p, work, half, row, first + lane % 4 * 2, left);
+          apply_tensor<C>(s.of[tile], p, work, half, row, first + lane % 4 * 2, left);
         }
       }
     }
