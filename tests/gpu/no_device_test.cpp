@@ -155,8 +155,8 @@ TEST(Refusals, AreInWords) {
       {"sm90/backward", Operation::backward, negative_scale, exact, "takes scales above 0"},
       {"sm90/backward", Operation::backward, long_sequence, exact, "takes sequences up to 4194303"},
       {"sm90/backward", Operation::backward, many, exact, "the grid would have more than 2147483647 tiles of 64 rows"},
-      {"sm90/backward", Operation::backward, problem_of(), lsh,
-       "takes one grouping for the whole sequence: blocks of at least seq_q rows"},
+      {"sm90/backward", Operation::backward, problem_of(), grouping_of(Strategy::lsh, 2, 48),
+       "takes blocks that 64 divides, or of at least seq_q rows"},
   };
   for (const Case& test_case : cases) {
     EXPECT_EQ(reason_of(test_case.kernel, test_case.operation, test_case.problem, test_case.grouping), test_case.words)

@@ -1,4 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
+// One grouping for the whole sequence has q_hat and k_hat made beforehand. Where blocks of queries have groupings of
+// their own, the kernel is the exact one of Q~, q_hat spread over the d columns: q_hat k_hat^T = Q~ K^T (method, 3).
 #include "cuda/sm90/backward_launch.h"
 
 #include <algorithm>
@@ -47,21 +49,24 @@ enum class Order : std::uint8_t { of_keys, any };
 // The tensors as the kernel reads them, and room for what is made of them.
 struct Space {
   Order order;
-  std::int64_t groups;
+  bool by_blocks;
+  std::int64_t groups;  // columns of the kernel's Q and K
   const BackwardVariant& variant;
   std::int64_t heads, stats_rows, query_rows, key_rows;  // rows of whole tiles
   float2* stats;
   float* sums;
   unsigned* turns = nullptr;  // and the ticket behind them; null: any order
+  void* spread;  // Q~ where blocks of queries have groupings of their own, which is the kernel's Q then; else null
   Operand q, k, v, d_o;
-  void* q_hat = nullptr;
+  void* q_hat = nullptr;  // of one grouping for the whole sequence
   void* k_hat = nullptr;
   float* d_k_parts = nullptr;
   float* d_v_parts = nullptr;
 
   Space(const Problem& p, const Grouping& grouping, Order of_sums, Workspace& workspace)
       : order(of_sums),
-        groups(common::count_exact_rows(p, grouping) == p.seq_q ? p.head_dim : num_groups(p, grouping)),
+        by_blocks(is_by_blocks(p, grouping)),
+        groups(by_blocks || common::count_exact_rows(p, grouping) == p.seq_q ? p.head_dim : num_groups(p, grouping)),
         variant(find(p, groups)),
         heads(p.batch * p.heads_q),
         stats_rows(whole(p.seq_q, sm80::kStatsRows)),
@@ -69,26 +74,29 @@ struct Space {
         key_rows(whole(p.seq_k, kKeyTileRows)),
         stats(workspace.take<float2>(heads * stats_rows)),
         sums(workspace.take<float>(num_sums())),
-        q(copied(p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace)),
+        spread(by_blocks ? workspace.take<std::uint16_t>(packed_count(queries(p))) : nullptr),
+        q(by_blocks ? Operand(packed_strides(queries(p)), queries(p), true, workspace)
+                    : copied(p.q, queries(p), workspace)),
         k(copied(p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace)),
         v(copied(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)),
         d_o(copied(p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace)) {
     if (order == Order::of_keys) {
       turns = workspace.take<unsigned>(num_turns() + 1);
     }
-    const bool exact = common::count_exact_rows(p, grouping) == p.seq_q;
-    if (!exact) {
+    const bool one_grouping = groups < p.head_dim;
+    if (one_grouping) {
       q_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_q, groups}));
       k_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_k, groups}));
     }
     const bool shared = p.heads_q != p.heads_kv;
-    if (!exact || shared) {
+    if (one_grouping || shared) {
       d_k_parts = workspace.take<float>(heads * key_rows * variant.columns);
     }
     if (shared) {
       d_v_parts = workspace.take<float>(heads * key_rows * variant.values);
     }
   }
+  [[nodiscard]] static Extent queries(const Problem& p) { return {p.batch, p.heads_q, p.seq_q, p.head_dim}; }
   [[nodiscard]] std::int64_t num_sums() const { return heads * query_rows * variant.columns; }
   [[nodiscard]] std::int64_t num_turns() const { return heads * (query_rows / kQueryTileRows); }
   // What the kernel counts on: nobody's turn was yet and no ticket is taken, or nothing was added yet.
@@ -108,8 +116,13 @@ void round_all(const Problem& problem, const DeviceProblem& device, const Space&
   r.dtype = problem.dtype;
   r.batch = problem.batch;
   r.heads = problem.heads_q;
-  const bool exact = space.q_hat == nullptr;
+  const bool one_grouping = space.q_hat != nullptr;
+  const bool exact = !one_grouping && !space.by_blocks;
   r.order = exact ? nullptr : tensors.order;
+  r.blocks = device.blocks;
+  r.block = device.block;
+  r.first_block_is_exact = device.first_block_is_exact;
+  r.spread = space.by_blocks;
   r.groups = device.groups;
   r.members = device.members;
   r.scale = static_cast<float>(problem.softmax_scale());
@@ -131,6 +144,10 @@ void round_all(const Problem& problem, const DeviceProblem& device, const Space&
   r.rows = problem.seq_k;
   r.padded_rows = space.key_rows;
   r.share = Share::all;
+  r.order = one_grouping ? tensors.order : nullptr;
+  r.blocks = 1;
+  r.block = std::max(problem.seq_k, problem.seq_q);
+  r.spread = false;
   if (space.d_k_parts != nullptr) {
     r.sums = space.d_k_parts;
     r.to = tensors.d_k;
@@ -160,7 +177,7 @@ void run(const Problem& problem, const Grouping& grouping, const BackwardTensors
   void* const stream = execution.stream;
   Workspace workspace(execution.workspace);
   Space space(problem, grouping, order, workspace);
-  space.q.read(tensors.q, "Q", stream);
+  space.q.read(space.by_blocks ? space.spread : tensors.q, "Q", stream);
   space.k.read(tensors.k, "K", stream);
   space.v.read(tensors.v, "V", stream);
   space.d_o.read(tensors.d_o, "dO", stream);
@@ -169,9 +186,9 @@ void run(const Problem& problem, const Grouping& grouping, const BackwardTensors
   BackwardParameters p{};
   p.problem = device_problem(problem, grouping, nullptr);
   sm80::prepare_rows(problem.dtype,
-                     {p.problem, nullptr, tensors.o, tensors.d_o, static_cast<const float*>(tensors.lse),
-                      static_cast<const float*>(tensors.d_lse), nullptr, space.stats_rows, space.stats, nullptr,
-                      nullptr, sm80::Stats::tiles},
+                     {p.problem, tensors.q, tensors.o, tensors.d_o, static_cast<const float*>(tensors.lse),
+                      static_cast<const float*>(tensors.d_lse), tensors.order, space.stats_rows, space.stats, nullptr,
+                      space.spread, sm80::Stats::tiles},
                      stream);
   if (space.q_hat != nullptr) {
     const Estimate kind = p.problem.mean ? Estimate::mean : Estimate::first;
@@ -215,8 +232,8 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   if (problem.seq_q == 0) {
     return "takes at least one query";
   }
-  if (is_by_blocks(problem, grouping)) {
-    return kTakesOneGrouping;
+  if (is_by_blocks(problem, grouping) && grouping.block % kRoundedRows != 0) {
+    return "takes blocks that 64 divides, or of at least seq_q rows";
   }
   return device_refusal();
 }

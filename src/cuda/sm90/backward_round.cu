@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // result[row, c] = the sum, over the heads h that share it, of share(h, c) * sums_h[row, group of c in the order of h]:
 //   dQ of dq_hat: one head; the group's mean gives each of its columns an equal part, a sampled column gets all
+//   dQ of dQ~: the same, and the sums of a group are those of its columns, in the order of the row's block
 //   dK of dk_hat: the query heads of a KV head; every column of a group gets all of it
 //   dV: the same, of heads whose columns are their own groups
 //
@@ -16,29 +17,38 @@ namespace {
 
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kRows = 16;  // of a warp
+constexpr int kRows = kRoundedRows / kWarps;
 constexpr int kMostColumns = 128;
 constexpr int kPitch = kMostColumns + 8;  // floats of a row in shared memory
 
-// What each column takes: `weight` of the sum of `group`; of none: 0.
+// What each column takes: `weight` of the sums at source[first .. first + count - 1].
 struct Columns {
-  int group[kMostColumns];
+  int first[kMostColumns];
+  int count[kMostColumns];
   float weight[kMostColumns];
+  int source[kMostColumns];
 };
 
-__device__ void find_groups(const Rounding& r, std::int64_t head, Columns& of) {
+__device__ void find_groups(const Rounding& r, std::int64_t head, std::int64_t block, Columns& of) {
+  const bool is_exact = r.order == nullptr || (r.first_block_is_exact && block == 0);
   for (int place = static_cast<int>(threadIdx.x); place < kMostColumns; place += kThreads) {
-    if (place >= r.columns || r.order == nullptr) {
-      of.group[place] = place < r.columns ? place : 0;
-      of.weight[place] = place < r.columns ? r.scale : 0.0F;
+    of.source[place] = place;
+    if (place >= r.columns || is_exact) {
+      of.first[place] = place;
+      of.count[place] = place < r.columns ? 1 : 0;
+      of.weight[place] = r.scale;
       continue;
     }
     const int group = place / r.members;
     const int size = min(r.members, r.columns - group * r.members);
     const bool takes = group < r.groups && (r.share != Share::first || place == group * r.members);
-    const int column = r.order[head * r.columns + place];
-    of.group[column] = takes ? group : 0;
-    of.weight[column] = !takes ? 0.0F : r.share == Share::mean ? r.scale / static_cast<float>(size) : r.scale;
+    const int column = r.order[(head * r.blocks + block) * r.columns + place];
+    if (r.spread) {
+      of.source[place] = column;
+    }
+    of.first[column] = r.spread ? group * r.members : group;
+    of.count[column] = !takes ? 0 : r.spread ? size : 1;
+    of.weight[column] = r.share == Share::mean ? r.scale / static_cast<float>(size) : r.scale;
   }
 }
 
@@ -61,7 +71,7 @@ __global__ void __launch_bounds__(kThreads) round_kernel(const __grid_constant__
   for (std::int64_t h = 0; h < r.heads_together; ++h) {
     const std::int64_t head = to_head / to_heads * r.heads + to_head % to_heads * r.heads_together + h;
     __syncthreads();  // nobody reads the columns of the head before any more
-    find_groups(r, head, s_columns);
+    find_groups(r, head, (row - warp * kRows) / r.block, s_columns);
     const float* const from = r.sums + (head * r.padded_rows + row) * r.padded_columns;
 #pragma unroll 4  // loads on their way at the same time
     for (int n = 0; n < r.padded_columns / 8; ++n) {
@@ -75,10 +85,14 @@ __global__ void __launch_bounds__(kThreads) round_kernel(const __grid_constant__
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
-      const int group = s_columns.group[column(i)];
+      const int* const sources = s_columns.source + s_columns.first[column(i)];
       const float weight = s_columns.weight[column(i)];
-      for (int k = 0; weight != 0.0F && k < kRows; ++k) {
-        total[k][i] += weight * sums[k][group];
+      for (int n = 0; n < s_columns.count[column(i)]; ++n) {
+        const int source = sources[n];
+#pragma unroll
+        for (int k = 0; k < kRows; ++k) {
+          total[k][i] += weight * sums[k][source];
+        }
       }
     }
   }

@@ -32,13 +32,19 @@ enum class Share : std::uint8_t {
   first,  // dQ, where q_hat is the group's first column
 };
 
+inline constexpr int kRoundedRows = 64;  // of a thread block, which have one order
+
 struct Rounding {
   DType dtype;
   const float* sums;          // [B, heads, padded rows / 16, padded columns / 8][kFragment]
   std::int64_t padded_rows;   // a multiple of 16
   int padded_columns;         // a multiple of 16, up to 128
   std::int64_t first_row;     // there are no sums of those before it: zeros
-  const std::int32_t* order;  // [B, heads, columns], or null: every column is its own group
+  const std::int32_t* order;  // [B, heads, blocks, columns], or null: every column is its own group
+  std::int64_t blocks;        // of rows of the result, with orders of their own
+  std::int64_t block;         // rows of one: a multiple of kRoundedRows, or at least `rows`
+  bool first_block_is_exact;  // its columns are their own groups
+  bool spread;                // the sums are of single columns, dQ~, and a group's are added; else they are of groups
   int groups, members;
   Share share;
   float scale;
