@@ -72,7 +72,7 @@ __device__ void spread_row(const DeviceProblem& problem, const std::int32_t* ord
     for (int member = 0; member < sampled; ++member) {
       sum += static_cast<float>(from[order[begin + member]]);
     }
-    const T estimate = T(sampled > 1 ? sum / static_cast<float>(sampled) : sum);
+    const T estimate = T(sum * (1.0F / static_cast<float>(max(sampled, 1))));
     for (int member = 0; member < size; ++member) {
       to[order[begin + member]] = estimate;
     }

@@ -25,7 +25,7 @@ struct RowsOfBackward {
   // out
   float2* stats;  // [B, Hq, stats_rows], see BackwardParameters
   float* delta;   // D [B, Hq, Nq], or null
-  void* spread;   // Q~ [B, Hq, Nq, d], packed (prepare.h), or null: attention is exact
+  void* spread;   // Q~ [B, Hq, Nq, d], packed (prepare.h), or null: it is not wanted
   Stats layout = Stats::pairs;
 };
 

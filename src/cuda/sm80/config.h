@@ -58,14 +58,16 @@ struct Config {
   static constexpr int kStageBytes = kStages * (kKeyBytes + kValueBytes);
   static constexpr int kRawBytes = kMembers == 1 ? 0 : kSlots * kThreads * 16;  // rows of K^T before they are summed
   static constexpr int kTableBytes = kExact ? 0 : kRowsAPass * kSlots * 4;      // where its rows begin
-  static constexpr bool kKeepsInShared = kRowTiles > 1;  // what there are no registers for: Kept (forward.cuh)
+  // What there are no registers for lies in shared memory: Kept (forward.cuh).
+  static constexpr bool kKeepsInShared = kRowTiles > 1 || kMembers == 4;
   static constexpr int kKeptBytes = kKeepsInShared ? kThreads / 4 + 48 : 0;
   // Q or q_hat, and the stages; q_hat is built from a copy of Q where the stages will be.
   static constexpr int kCopyBytes = kExact ? 0 : kRows * kDim * 2;
   static constexpr int kSharedBytes =
       kTableBytes + kKeptBytes + kQueryBytes + std::max(kStageBytes + kRawBytes, kCopyBytes);
   static_assert(kSharedBytes <= kMostSharedBytes);
-  // So many fit on an A100's SM, but for d above 128 and for exact attention at d = 128, whose tiles are too large.
+  // So many fit on an A100's SM; not asked of d above 128 and of exact attention at d = 128, most of whose tiles are
+  // too large for that.
   static_assert(kBlocksAProcessor * (kSharedBytes + 1024) <= 164 * 1024 || kDim > 128 || (kExact && kDim == 128));
 };
 

@@ -177,6 +177,8 @@ class GroupedKeys {
   // To sum. Without the fusion what is left of Q's copy serves for k_hat.
   static constexpr int kSlotsATurn =
       C::kMembers > 1 && C::kWithout != Without::fusion ? C::kSlots / C::kParts / kTurns : 0;
+  static_assert(kSlotsATurn * C::kParts * kTurns == (kSlotsATurn == 0 ? 0 : C::kSlots));
+  static_assert(C::kPartKeys / 16 % kTurns == 0);
   static_assert(kRowsAPass % 8 == 0);  // so that a thread's rows are swizzled alike
 
   [[nodiscard]] __device__ Tile<C::kKeys> at(int j) const {

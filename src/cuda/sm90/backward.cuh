@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// dQ, dK and dV with wgmma and the copy engine, for sm_90a (method, 3), on q_hat and k_hat that were made beforehand:
-// exact attention, and one grouping for the whole sequence. Q and K stand for them below.
+// dQ, dK and dV with wgmma and the copy engine, for sm_90a (method, 3), on what was made beforehand: q_hat and k_hat of
+// one grouping for the whole sequence, or Q~ and K of groupings by blocks. Q and K stand for them below, as they are in
+// exact attention.
 //
 //   A thread block owns kKeys keys of a query head, whose K and V stay in shared memory, and meets its tiles of kRows
 //   queries, from the last to the first. Two warpgroups own 64 keys each. For a tile:

@@ -18,8 +18,8 @@ class RegisterOperand;
 template <class P>
 class SharedOperandRows;
 
-// kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is a warpgroup that copies, to and
-// from shared memory, and two that compute, each for 64 keys.
+// kColumns: columns of Q and K (backward.cuh), padded; kValues: dv, padded. A thread block is a warpgroup that copies,
+// to and from shared memory, and two that compute, each for 64 keys.
 template <class T, int kColumns_, int kValues_>
 struct BackwardConfig {
   using Element = T;
@@ -62,7 +62,7 @@ struct BackwardParameters {
   const float2* stats;      // [B, Hq, stats_rows]: -LSE to the base 2, and D, in tiles (sm80/backward_prepare.h); -inf
                             // and 0 where no key is seen
   std::int64_t stats_rows;  // Nq, up to a multiple of 128
-  float* sums;              // dq_hat / scale, in fragments (backward_round.h) of kQueryTileRows rows
+  float* sums;              // dq_hat or dQ~ / scale, in fragments (backward_round.h) of kQueryTileRows rows
   unsigned* turns;          // [B, Hq, tiles of queries]: blocks of keys that have added to the tile; or null: any order
   unsigned* ticket;         // blocks that have started; null: no turns, so it does not matter
   float scale;

@@ -18,6 +18,7 @@ namespace {
 constexpr int kWarps = 4;
 constexpr int kThreads = 32 * kWarps;
 constexpr int kRows = kRoundedRows / kWarps;
+static_assert(kRows == 16);  // a fragment's
 constexpr int kMostColumns = 128;
 constexpr int kPitch = kMostColumns + 8;  // floats of a row in shared memory
 

@@ -201,7 +201,7 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping) {
     return reason;
   }
   if (is_by_blocks(problem, grouping)) {
-    return kTakesOneGrouping;
+    return "takes one grouping for the whole sequence: blocks of at least seq_q rows";
   }
   const std::string reason = device_refusal();
   return reason.empty() ? preference(problem) : reason;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What no kernel for sm_90a takes, and what those do not that read k_hat as it was made beforehand.
+// What no kernel for sm_90a takes.
 #pragma once
 
 #include <algorithm>
@@ -35,12 +35,10 @@ namespace distr::cuda::sm90 {
   return grid_refusal(problem);
 }
 
-// Whether blocks of queries have groupings of their own, so that a kernel would have to fuse K.
+// Whether blocks of queries have groupings of their own.
 [[nodiscard]] inline bool is_by_blocks(const Problem& problem, const Grouping& grouping) noexcept {
   return !is_exact(grouping) && grouping.block < problem.seq_q;
 }
-inline constexpr const char* kTakesOneGrouping =
-    "takes one grouping for the whole sequence: blocks of at least seq_q rows";
 
 // Why the current device does not serve; empty: it does, or no kernel of this build can run, which is said elsewhere.
 [[nodiscard]] inline std::string device_refusal() {
