@@ -21,9 +21,9 @@ constexpr const char* kUsage =
     "[--cases FILE]\n"
     "distr_gpu time  [--op forward,backward,grouping] [--filter SHAPE] [--kernel NAME] [--quick] [--out FILE.json] "
     "[--commit ID] [--driver VERSION]\n"
-    "distr_gpu list\n"
-    "--filter and --kernel take a part of a name; --cases is tests/cases.json unless given. Both commands take\n"
-    "--launches FILE.json, for tools/register_table.py.\n";
+    "distr_gpu list  [--small]\n"
+    "--filter and --kernel take a part of a name; --cases is tests/cases.json unless given. The first two take\n"
+    "--launches FILE.json, for tools/register_table.py. list prints the kernels, or the cases of check --small.\n";
 
 // The words of the command line behind the command: "--name value" or a flag.
 class Words {
@@ -48,7 +48,7 @@ class Words {
   std::vector<std::string> words_;
 };
 
-int list_kernels() {
+int print_kernels() {
   for (const KernelInfo& kernel : list()) {
     if (kernel.device == Device::cuda) {
       std::printf("%s\n", kernel.name.c_str());
@@ -81,7 +81,7 @@ int run(const std::string& command, const std::string& command_line, Words& word
     return 2;
   }
   if (command == "list") {
-    return list_kernels();
+    return check_options.small ? print_small_cases() : print_kernels();
   }
   std::string reason;
   const auto devices = cuda_device_names(reason);

@@ -304,6 +304,13 @@ std::vector<std::function<void()>> wanted_work(const CheckOptions& options, Chec
 
 }  // namespace
 
+int print_small_cases() {
+  for (const char* name : kSmall) {
+    std::printf("%s\n", name);
+  }
+  return 0;
+}
+
 int check(const CheckOptions& options) {
   Checker checker(options);
   const auto has = [name = std::string(kPublic)](const std::string& part) { return name.find(part) != name.npos; };

@@ -18,6 +18,8 @@ struct CheckOptions {
 
 // Prints what failed and a line for each kernel. Returns the exit status.
 int check(const CheckOptions& options);
+// Prints the names of the cases of CheckOptions::small, a line each.
+int print_small_cases();
 
 // Why an order is wrong: it must be the reference's but for columns that rounding may move. Empty: it is right.
 std::string judge_order(const Instance& instance, const std::int32_t* order);
