@@ -277,6 +277,9 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_only(const Arguments a) {
   }
 }
 
+// A launch behind the reads that does nothing.
+__global__ void only_wait(const Arguments /*a*/) { wait_for_inputs(); }
+
 struct Plan {
   Arguments arguments;
   int threads;
@@ -340,6 +343,12 @@ void run_read_only(const Problem& problem, const Grouping& grouping, const Group
   grouping::with_loads(problem.dtype, plan.aligned, [&]<class T, int kVector>() {
     launch(read_only<T, kVector>, plan.read_grid, plan.threads, 0, execution.stream, plan.arguments);
   });
+}
+
+void run_read_and_wait(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
+                       const Execution& execution) {
+  run_read_only(problem, grouping, tensors, execution);
+  launch_early(only_wait, dim3(1), 32, 0, execution.stream, plan_of(problem, grouping, tensors, nullptr).arguments);
 }
 
 }  // namespace distr::cuda::energy

@@ -18,4 +18,13 @@ std::optional<GroupingKernel> reading_twin(const GroupingKernel& kernel) {
   return twin;
 }
 
+std::optional<GroupingKernel> launching_twin(const GroupingKernel& kernel) {
+  if (kernel.name != std::string("cuda/energy")) {
+    return std::nullopt;
+  }
+  GroupingKernel twin = kernel;
+  twin.run = cuda::energy::run_read_and_wait;
+  return twin;
+}
+
 }  // namespace distr::test

@@ -12,6 +12,8 @@ namespace distr::test {
 
 // The twin of a grouping kernel that only reads its inputs, with the same grid.
 [[nodiscard]] std::optional<GroupingKernel> reading_twin(const GroupingKernel& kernel);
+// The same with an empty launch behind it, of a kernel that is two launches.
+[[nodiscard]] std::optional<GroupingKernel> launching_twin(const GroupingKernel& kernel);
 
 struct ForwardTwin {
   const char* without;  // the stage: "exponential", "fusion" or "values"
