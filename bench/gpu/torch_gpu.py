@@ -2,10 +2,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times the package on one GPU against PyTorch's own attention, pinned to FlashAttention-2 and to cuDNN.
 
-One process; bf16, random data. Each round calls every contender once, one after the other, on the next of several sets
-of inputs, which together are larger than the L2 cache; a time is the median over the rounds of what CUDA events
-measure around one call of the public function: grouping, fusion and attention, and the launches wherever the GPU waits
-for them. What the GPU alone needs, out of a captured graph, is `ms_graph` (lengths up to --graph-up-to).
+One process; random data, in bf16 unless --dtype says f16. Each round calls every contender once, one after the other, on
+the next of several sets of inputs, which together are larger than the L2 cache; a time is the median over the rounds of
+what CUDA events measure around one call of the public function: grouping, fusion and attention, and the launches
+wherever the GPU waits for them. What the GPU alone needs, out of a captured graph, is `ms_graph` (lengths up to
+--graph-up-to).
 
 Writes {"meta", "rows"} (bench/results/<gpu>/torch.json), anew after each shape. Exit status: 0; 1 where exact attention
 errs more than twice as much as FlashAttention-2 (against float32), or --limit cut the sweep short.
@@ -40,6 +41,7 @@ SETTINGS = (("exact", 1), ("lsh", 2), ("lsh", 4), ("energy", 2), ("energy", 4))
 WHOLE = SETTINGS[1:]  # with one grouping for the whole sequence, too
 PEERS = {"sdpa_flash": SDPBackend.FLASH_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION}
 BLOCK, ESTIMATOR = 128, "mean"
+DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 CACHE_BYTES = 128 << 20  # of inputs and outputs that are rotated: more than twice the L2 of an H200
 FEWEST, MOST = 3, 60  # rounds
@@ -53,6 +55,7 @@ class Shape:
     head_dim: int
     n: int
     causal: bool
+    dtype: str = "bf16"
 
     def __str__(self):
         return f"B{self.batch} H{self.heads} d{self.head_dim} N{self.n}{' causal' if self.causal else ''}"
@@ -67,7 +70,7 @@ class Shape:
     def sets(self, gradients):
         """[(q, k, v, dO), ...], as many as the cache does not hold; dO lies rows first, as it comes in models."""
         count = min(max(-(-CACHE_BYTES // (8 * self.batch * self.heads * self.n * self.head_dim)), 2), 32)
-        make = partial(torch.randn, device="cuda", dtype=torch.bfloat16)
+        make = partial(torch.randn, device="cuda", dtype=DTYPES[self.dtype])
         inputs = partial(make, self.batch, self.heads, self.n, self.head_dim, requires_grad=gradients)
         grad = partial(make, self.batch, self.n, self.heads, self.head_dim)
         return [(inputs(), inputs(), inputs(), grad().transpose(1, 2)) for _ in range(count)]
@@ -190,7 +193,7 @@ def row_of(shape, contender, op, times, kernel):
     ms = statistics.median(times)
     row = {"impl": contender.impl, "kernel": kernel, "op": op, "batch": shape.batch}
     row |= {"heads": shape.heads, "kv_heads": shape.heads, "seq_q": shape.n, "seq_k": shape.n}
-    row |= {"head_dim": shape.head_dim, "head_dim_v": shape.head_dim, "dtype": "bf16", "causal": shape.causal}
+    row |= {"head_dim": shape.head_dim, "head_dim_v": shape.head_dim, "dtype": shape.dtype, "causal": shape.causal}
     row |= {"strategy": contender.strategy, "estimator": ESTIMATOR if contender.strategy == "lsh" else None}
     row |= {"group_size": contender.group_size, "block": contender.block(shape.n) if grouped else None}
     row["order_from"] = order_from
@@ -277,7 +280,7 @@ def sweep(options):
     """Yields (shape, op), lengths innermost."""
     heads, dims, lengths = (HEADS[:1], DIMS[1:], LENGTHS[::2]) if options.quick else (HEADS, DIMS, LENGTHS)
     for op, (batch, count), dim, causal, n in itertools.product(options.ops, heads, dims, (False, True), lengths):
-        shape = Shape(batch, count, dim, n, causal)
+        shape = Shape(batch, count, dim, n, causal, options.dtype)
         if options.filter in str(shape):
             yield shape, op
 
@@ -287,6 +290,7 @@ def parse_arguments():
     parser.add_argument("--out", type=pathlib.Path, required=True, help="result file")
     parser.add_argument("--commit", help="for the result file; else git is asked")
     parser.add_argument("--quick", action="store_true", help="B1 H10, d 64 and 128, every other length")
+    parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--ops", default="forward,forward_backward", help="forward, forward_backward, or both")
     parser.add_argument("--filter", default="", help='only shapes whose label holds it, "d64 N4096" for instance')
     parser.add_argument("--seconds", type=float, default=0.4, help="to spend on the rounds of one shape and operation")

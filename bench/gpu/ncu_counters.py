@@ -1,0 +1,104 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""What Hopper's forward kernels wait for: pipes and stalls by ncu, one launch of each compiled shape.
+
+Runs `distr_gpu time` (N 16384, B 1, H 10, bf16, not causal; d 64 and 128) under ncu. A row for each kernel: cycles, the
+clock in Hz that ncu fixes, per cent of its cycles that a pipe was busy, bytes through the L2, and warps' stalls in
+cycles an issued instruction, of all warps, those that only copy included. At d = 64 most queries go to blocks of three
+consumers, what is left to blocks of two.
+
+Writes {"meta", "rows"} (bench/results/h200/ncu.json).
+"""
+
+import argparse
+import csv
+import datetime
+import io
+import json
+import pathlib
+import re
+import shlex
+import subprocess
+import sys
+
+METRICS = {
+    "cycles": "sm__cycles_elapsed.max",
+    "hz": "sm__cycles_elapsed.avg.per_second",
+    "tensor_percent": "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+    "xu_percent": "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",
+    "l1_and_shared_percent": "l1tex__throughput.avg.pct_of_peak_sustained_active",
+    "issue_percent": "sm__inst_issued.avg.pct_of_peak_sustained_active",
+    "l2_bytes": "lts__t_bytes.sum",
+}
+STALLS = (
+    "barrier branch_resolving dispatch_stall drain gmma long_scoreboard math_pipe_throttle mio_throttle no_instruction "
+    "not_selected selected short_scoreboard wait"
+).split()
+METRICS |= {f"stall_{name}": f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in STALLS}
+
+
+# Config's parameters behind the element type: columns, values, consumers, scores, members, the stage left out, blocks.
+SHAPE = re.compile(r"Config<__nv_bfloat16, (\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\d+)>")
+
+
+def is_shipped(kernel):
+    """Whether it is no twin, which leaves a stage out."""
+    found = SHAPE.search(kernel)
+    return found is not None and found[6] == "0"
+
+
+def profile(program, head_dim, kernel, limit):
+    """The rows of one run of `distr_gpu time` under ncu."""
+    timed = [program, "time", "--op", "forward", "--filter", f"H10 d{head_dim} N16384", "--kernel", kernel]
+    ncu = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(METRICS.values())]
+    which = ["-k", "regex:^forward$", "--filter-mode", "per-launch-config", "-c", "1"]
+    done = subprocess.run([*ncu, *which, *timed], capture_output=True, text=True, timeout=limit)
+    lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
+    if len(lines) < 3:  # names, units, and a launch
+        raise SystemExit(f"ncu measured nothing (exit {done.returncode}): {done.stdout[-2000:]}{done.stderr[-2000:]}")
+    for launch in list(csv.DictReader(io.StringIO("\n".join(lines))))[1:]:  # the first holds the units
+        row = {"kernel": launch["Kernel Name"], "head_dim": head_dim, "grid": launch["Grid Size"]}
+        for name, metric in METRICS.items():
+            text = launch.get(metric, "").replace(",", "")
+            row[name] = float(text) if text else None
+        yield row
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("program", help="distr_gpu")
+    parser.add_argument("--out", type=pathlib.Path, required=True, help="result file")
+    parser.add_argument("--commit", default="")
+    parser.add_argument("--limit", type=float, default=60, help="seconds for a run")
+    return parser.parse_args()
+
+
+def output_of(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+def main():
+    options = parse_arguments()
+    rows = []
+    for head_dim in (128, 64):
+        for kernel in ("sm90/forward", "sm90/forward_blocks"):
+            for row in profile(options.program, head_dim, kernel, options.limit):
+                if is_shipped(row["kernel"]) and row["kernel"] not in [known["kernel"] for known in rows]:
+                    rows.append(row)
+                    print({name: value for name, value in row.items() if value is not None})
+    query = ("--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0")
+    gpu, driver = output_of("nvidia-smi", *query).split(", ")
+    meta = {
+        "gpu": gpu,
+        "driver": driver,
+        "ncu": output_of("ncu", "--version").splitlines()[-1],
+        "torch": None,
+        "commit": options.commit,
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": shlex.join(sys.argv),
+    }
+    options.out.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
