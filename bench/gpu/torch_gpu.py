@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times the package on one GPU against PyTorch's own attention, pinned to FlashAttention-2 and to cuDNN.
 
-One process; random data, in bf16 unless --dtype says f16. Each round calls every contender once, one after the other, on
-the next of several sets of inputs, which together are larger than the L2 cache; a time is the median over the rounds of
-what CUDA events measure around one call of the public function: grouping, fusion and attention, and the launches
+One process; random data, in bf16 unless --dtype says f16. Each round calls every contender once, one after the other,
+on the next of several sets of inputs, which together are larger than the L2 cache; a time is the median over the rounds
+of what CUDA events measure around one call of the public function: grouping, fusion and attention, and the launches
 wherever the GPU waits for them. What the GPU alone needs, out of a captured graph, is `ms_graph` (lengths up to
 --graph-up-to).
 
