@@ -4,8 +4,8 @@
 
 Runs `distr_gpu time` (N 16384, B 1, H 10, bf16, not causal; d 64 and 128) under ncu. A row for each kernel: cycles, the
 clock in Hz that ncu fixes, per cent of its cycles that a pipe was busy, bytes through the L2, and warps' stalls in
-cycles an issued instruction, of all warps, those that only copy included. At d = 64 most queries go to blocks of three
-consumers, what is left to blocks of two.
+cycles an issued instruction, of all warps, those that only copy included. At d = 64 `sm90/forward` gives most queries
+to blocks of three consumers, and what is left to blocks of two.
 
 Writes {"meta", "rows"} (bench/results/h200/ncu.json).
 """
@@ -54,13 +54,12 @@ def profile(program, head_dim, kernel, limit):
     which = ["-k", "regex:^forward$", "--filter-mode", "per-launch-config", "-c", "1"]
     done = subprocess.run([*ncu, *which, *timed], capture_output=True, text=True, timeout=limit)
     lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
-    if len(lines) < 3:  # names, units, and a launch
+    if done.returncode != 0 or len(lines) < 3:  # names, units, and a launch
         raise SystemExit(f"ncu measured nothing (exit {done.returncode}): {done.stdout[-2000:]}{done.stderr[-2000:]}")
     for launch in list(csv.DictReader(io.StringIO("\n".join(lines))))[1:]:  # the first holds the units
         row = {"kernel": launch["Kernel Name"], "head_dim": head_dim, "grid": launch["Grid Size"]}
         for name, metric in METRICS.items():
-            text = launch.get(metric, "").replace(",", "")
-            row[name] = float(text) if text else None
+            row[name] = float(launch[metric].replace(",", ""))
         yield row
 
 
@@ -82,10 +81,14 @@ def main():
     rows = []
     for head_dim in (128, 64):
         for kernel in ("sm90/forward", "sm90/forward_blocks"):
-            for row in profile(options.program, head_dim, kernel, options.limit):
-                if is_shipped(row["kernel"]) and row["kernel"] not in [known["kernel"] for known in rows]:
+            launches = profile(options.program, head_dim, kernel, options.limit)
+            of_run = [row for row in launches if is_shipped(row["kernel"])]
+            if not of_run:
+                raise SystemExit(f"no kernel of {kernel} was found, d = {head_dim}: has Config other parameters?")
+            for row in of_run:
+                if row["kernel"] not in [known["kernel"] for known in rows]:
                     rows.append(row)
-                    print({name: value for name, value in row.items() if value is not None})
+                    print(row)
     query = ("--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0")
     gpu, driver = output_of("nvidia-smi", *query).split(", ")
     meta = {

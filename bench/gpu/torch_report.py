@@ -58,6 +58,9 @@ class Results:
         versions = f"CUDA {meta['cuda']}, PyTorch {meta['torch']}, cuDNN {meta['cudnn']}"
         return f"{meta['gpu']}, {versions}, commit {meta['commit']}"
 
+    def dtype(self):
+        return ", ".join(sorted({row["dtype"] for row in self.rows.values()}))
+
 
 def label(series):
     batch, heads, dim, causal = series
@@ -202,7 +205,7 @@ def plot_grouping(results, path):
 
 def finish(figure, panel, path, results):
     panel.legend(fontsize="small")
-    figure.text(0.99, 0.005, f"{results.source()}; bf16, forward", ha="right", fontsize="x-small")
+    figure.text(0.99, 0.005, f"{results.source()}; {results.dtype()}, forward", ha="right", fontsize="x-small")
     figure.tight_layout(rect=(0, 0.02, 1, 1))
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
@@ -214,7 +217,7 @@ def main():
     parser.add_argument("--plots", default="docs/h200", help="how the plots' paths begin")
     options = parser.parse_args()
     results = Results(options.result)
-    print(f"{results.source()}; bf16. Medians, grouping and fusion included.")
+    print(f"{results.source()}; {results.dtype()}. Medians, grouping and fusion included.")
     for op in ("forward", "forward_backward"):
         for batch, heads in sorted({series[:2] for series in results.series(op)}):
             for causal in (False, True):

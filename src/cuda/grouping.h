@@ -46,7 +46,7 @@ void run(const Problem& problem, const Grouping& grouping, const GroupingTensors
 // Twin that only reads Q and K, with the grid and loads of the first of run()'s two kernels. It writes nothing.
 void run_read_only(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
                    const Execution& execution);
-// The same, and a second launch that waits for the first and does nothing: what two launches take.
+// The same, and a launch of one warp that waits for the first and does nothing: what two launches take at least.
 void run_read_and_wait(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
                        const Execution& execution);
 

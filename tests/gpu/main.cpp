@@ -17,8 +17,8 @@ namespace distr::test {
 namespace {
 
 constexpr const char* kUsage =
-    "distr_gpu check [--filter CASE] [--kernel NAME] [--small] [--uninitialized] [--jobs N] [--time-limit SECONDS] "
-    "[--cases FILE]\n"
+    "distr_gpu check [--filter CASE] [--case CASE] [--kernel NAME] [--small] [--uninitialized] [--jobs N] "
+    "[--time-limit SECONDS] [--cases FILE]\n"
     "distr_gpu time  [--op forward,backward,grouping] [--filter SHAPE] [--kernel NAME] [--quick] [--out FILE.json] "
     "[--commit ID] [--driver VERSION]\n"
     "distr_gpu list  [--small]\n"
@@ -63,6 +63,7 @@ int run(const std::string& command, const std::string& command_line, Words& word
   time_options.command = command_line;
   check_options.filter = time_options.filter = words.value("--filter").value_or("");
   check_options.kernel = time_options.kernel = words.value("--kernel").value_or("");
+  check_options.name = words.value("--case").value_or("");
   check_options.jobs = std::stoi(words.value("--jobs").value_or("0"));
   check_options.time_limit = std::stod(words.value("--time-limit").value_or("60"));
   check_options.small = words.flag("--small");

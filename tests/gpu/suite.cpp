@@ -156,7 +156,7 @@ class Checker {
       for (const auto& [reason, count] : tally.refused) {
         std::printf("    refused %d: %s\n", count, reason.c_str());
       }
-      const bool idle = options_.filter.empty() && tally.passed + tally.failed == 0;
+      const bool idle = options_.filter.empty() && options_.name.empty() && tally.passed + tally.failed == 0;
       failed += tally.failed + (idle ? 1 : 0);
     }
     if (tallies_.empty()) {
@@ -273,7 +273,8 @@ std::vector<Case> wanted_cases(const CheckOptions& options) {
   std::vector<Case> result;
   for (const Case& test_case : all) {
     for (const DType dtype : kDTypes) {
-      if (test_case.name.find(options.filter) != std::string::npos) {
+      if (test_case.name.find(options.filter) != std::string::npos &&
+          (options.name.empty() || test_case.name == options.name)) {
         result.push_back(with_dtype(test_case, dtype));
       }
     }
@@ -287,7 +288,7 @@ std::vector<std::function<void()>> wanted_work(const CheckOptions& options, Chec
   for (const Case& test_case : wanted_cases(options)) {
     work.emplace_back([&checker, test_case] { checker.check(test_case); });
   }
-  if (options.small || !options.filter.empty()) {
+  if (options.small || !options.filter.empty() || !options.name.empty()) {
     return work;
   }
   for (const DType dtype : kDTypes) {
@@ -314,7 +315,7 @@ int print_small_cases() {
 int check(const CheckOptions& options) {
   Checker checker(options);
   const auto has = [name = std::string(kPublic)](const std::string& part) { return name.find(part) != name.npos; };
-  if (!options.small && has(options.filter) && has(options.kernel)) {
+  if (!options.small && options.name.empty() && has(options.filter) && has(options.kernel)) {
     // Before the threads: it holds a stream up, which any call that frees memory would wait for.
     checker.check_refusals();
   }

@@ -10,6 +10,7 @@ namespace distr::test {
 
 struct CheckOptions {
   std::string filter;      // only cases whose name contains it
+  std::string name;        // only the case of this name
   std::string kernel;      // only kernels whose name contains it
   bool small = false;      // a few small cases, for compute-sanitizer
   int jobs = 0;            // cases at a time; 0: one for each processor
