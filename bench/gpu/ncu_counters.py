@@ -55,7 +55,7 @@ def profile(program, head_dim, kernel, limit):
     done = subprocess.run([*ncu, *which, *timed], capture_output=True, text=True, timeout=limit)
     lines = [line for line in done.stdout.splitlines() if line.startswith('"')]
     if done.returncode != 0 or len(lines) < 3:  # names, units, and a launch
-        raise SystemExit(f"ncu measured nothing (exit {done.returncode}): {done.stdout[-2000:]}{done.stderr[-2000:]}")
+        raise SystemExit(f"ncu failed (exit {done.returncode}): {done.stdout[-2000:]}{done.stderr[-2000:]}")
     for launch in list(csv.DictReader(io.StringIO("\n".join(lines))))[1:]:  # the first holds the units
         row = {"kernel": launch["Kernel Name"], "head_dim": head_dim, "grid": launch["Grid Size"]}
         for name, metric in METRICS.items():
@@ -78,17 +78,6 @@ def output_of(*command):
 
 def main():
     options = parse_arguments()
-    rows = []
-    for head_dim in (128, 64):
-        for kernel in ("sm90/forward", "sm90/forward_blocks"):
-            launches = profile(options.program, head_dim, kernel, options.limit)
-            of_run = [row for row in launches if is_shipped(row["kernel"])]
-            if not of_run:
-                raise SystemExit(f"no kernel of {kernel} was found, d = {head_dim}: has Config other parameters?")
-            for row in of_run:
-                if row["kernel"] not in [known["kernel"] for known in rows]:
-                    rows.append(row)
-                    print(row)
     query = ("--query-gpu=name,driver_version", "--format=csv,noheader", "--id=0")
     gpu, driver = output_of("nvidia-smi", *query).split(", ")
     meta = {
@@ -100,6 +89,17 @@ def main():
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": shlex.join(sys.argv),
     }
+    rows = []
+    for head_dim in (128, 64):
+        for kernel in ("sm90/forward", "sm90/forward_blocks"):
+            launches = profile(options.program, head_dim, kernel, options.limit)
+            of_run = [row for row in launches if is_shipped(row["kernel"])]
+            if not of_run:
+                raise SystemExit(f"no kernel of {kernel} was found, d = {head_dim}: has Config other parameters?")
+            for row in of_run:
+                if row["kernel"] not in [known["kernel"] for known in rows]:
+                    rows.append(row)
+                    print(row)
     options.out.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
 
 
