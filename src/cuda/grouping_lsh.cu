@@ -102,8 +102,8 @@ __device__ std::uint32_t remainder(std::uint32_t x) {
 }
 
 // sums[i] += R^T Q for 16 rows and the i-th column of every lane.
-template <class T, int kWords>
-__device__ void project(const std::uint32_t (&projection)[4], const std::uint32_t (&q)[4][kWords],
+template <class T, std::size_t kWords>
+__device__ void project(const std::uint32_t (&projection)[4], const std::array<std::uint32_t, kWords> (&q)[4],
                         float (&sums)[8][4]) {
   constexpr std::uint32_t kLower = 0x5410;
   constexpr std::uint32_t kUpper = 0x7632;
@@ -153,9 +153,23 @@ __device__ void write_keys(const float4& sums, int tile, int i, int vector, int 
   }
 }
 
+// How many of `count` keys are smaller; a multiple of 16 bytes of keys is read.
+__device__ int rank_of(std::uint32_t key, const std::uint32_t* keys, int count) {
+  int smaller[4] = {};
+#pragma unroll 4
+  for (int j = 0; j < count; j += 4) {
+    const uint4 others = *reinterpret_cast<const uint4*>(keys + j);
+    smaller[0] += others.x < key ? 1 : 0;
+    smaller[1] += others.y < key ? 1 : 0;
+    smaller[2] += others.z < key ? 1 : 0;
+    smaller[3] += others.w < key ? 1 : 0;
+  }
+  return smaller[0] + smaller[1] + (smaller[2] + smaller[3]);
+}
+
 __device__ void write_order(const std::uint32_t* keys, int head_dim, std::int32_t* order) {
   for (int c = static_cast<int>(threadIdx.x); c < head_dim; c += static_cast<int>(blockDim.x)) {
-    order[grouping::rank_of(keys[c], keys, head_dim)] = c;
+    order[rank_of(keys[c], keys, head_dim)] = c;
   }
 }
 

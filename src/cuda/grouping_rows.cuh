@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of grouping share: which rows of Q decide which row of the order, how warps read them, the sort.
+// What the kernels of grouping share: which rows of Q decide which row of the order, how warps read them.
 //
 // A block of threads reads `tiles` tiles of 64 columns by `groups` warps each; the warps of a tile take turns at chunks
 // of 16 rows. Lane 4 g + t holds rows 4 t .. 4 t + 3 of a chunk and 8 columns of each, `kVector` neighbours a load: the
@@ -11,6 +11,7 @@
 #include <cuda_fp16.h>
 
 #include <algorithm>
+#include <array>
 #include <cstddef>
 #include <cstdint>
 #include <string>
@@ -122,7 +123,9 @@ struct Round {
   static constexpr int kChunks = kVector * kBytes == 16 ? 4 / kBytes : 1;
   static constexpr int kWords = 2 * kBytes;  // of 8 columns
 
-  std::uint32_t words[kChunks][4][kWords];  // [chunk][row][column]
+  using Row = std::array<std::uint32_t, kWords>;  // 8 columns of a row, as they lie in memory
+
+  Row words[kChunks][4];  // [chunk][row]
 
   // Rows that a tile's warps read in a round.
   [[nodiscard]] __device__ static int rows(const Lane& lane) { return kChunks * lane.groups * kChunkRows; }
@@ -131,23 +134,29 @@ struct Round {
     return (chunk * lane.groups + lane.group) * kChunkRows + 4 * lane.t;
   }
 
-  // The round that starts at row n; zeros past the rows and the columns.
-  __device__ void load(const Rows& rows, int n, const Lane& lane) {
+  // The round that starts at row n; `absent` past the rows and the columns.
+  __device__ void load(const Rows& rows, int n, const Lane& lane, const Row& absent = {}) {
 #pragma unroll
     for (int chunk = 0; chunk < kChunks; ++chunk) {
       const int first = n + row(lane, chunk);
-      const std::byte* row = rows.first + first * rows.stride + lane.tile * kTileColumns * kBytes;
+      const std::byte* row = rows.first + first * rows.stride;
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
-#pragma unroll
-        for (int i = 0; i < 8; i += kVector) {
-          const int column = column_of(kVector, lane.g, i);
-          const bool valid = first + r < rows.count && lane.tile * kTileColumns + column < lane.columns;
-          load_vector(words[chunk][r], i, row + column * kBytes, valid);
-        }
+        words[chunk][r] = load_row(row, first + r < rows.count, lane, absent);
         row += rows.stride;
       }
     }
+  }
+
+  // A lane's columns of a row, `absent` where it does not exist or has no such columns.
+  [[nodiscard]] __device__ static Row load_row(const std::byte* row, bool exists, const Lane& lane, const Row& absent) {
+    Row result;
+#pragma unroll
+    for (int i = 0; i < 8; i += kVector) {
+      const int column = lane.tile * kTileColumns + column_of(kVector, lane.g, i);
+      load_vector(result, i, row + column * kBytes, exists && column < lane.columns, absent);
+    }
+    return result;
   }
 
   [[nodiscard]] __device__ std::uint32_t any() const {
@@ -166,8 +175,8 @@ struct Round {
   }
 
   // Column i of a row, as fp32.
-  [[nodiscard]] __device__ float value(int chunk, int r, int i) const {
-    const std::uint32_t word = words[chunk][r][i * kBytes / 4];
+  [[nodiscard]] __device__ static float value(const Row& row, int i) {
+    const std::uint32_t word = row[i * kBytes / 4];
     if constexpr (kBytes == 4) {
       return __uint_as_float(word);
     } else {
@@ -182,46 +191,25 @@ struct Round {
 
  private:
   // Columns i .. i + kVector - 1 of a row.
-  __device__ static void load_vector(std::uint32_t (&row)[kWords], int i, const std::byte* from, bool valid) {
+  __device__ static void load_vector(Row& row, int i, const std::byte* from, bool exists, const Row& absent) {
+    const int word = i * kBytes / 4;
     if constexpr (kVector * kBytes == 16) {
-      const uint4 vector = valid ? __ldg(reinterpret_cast<const uint4*>(from)) : uint4{0, 0, 0, 0};
-      const int word = i * kBytes / 4;
+      const uint4 other{absent[word], absent[word + 1], absent[word + 2], absent[word + 3]};
+      const uint4 vector = exists ? __ldg(reinterpret_cast<const uint4*>(from)) : other;
       row[word] = vector.x;
       row[word + 1] = vector.y;
       row[word + 2] = vector.z;
       row[word + 3] = vector.w;
     } else if constexpr (kBytes == 4) {
-      row[i] = valid ? __ldg(reinterpret_cast<const std::uint32_t*>(from)) : 0U;
+      row[word] = exists ? __ldg(reinterpret_cast<const std::uint32_t*>(from)) : absent[word];
     } else {
-      const std::uint32_t element = valid ? __ldg(reinterpret_cast<const unsigned short*>(from)) : 0U;
-      row[i / 2] = i % 2 == 0 ? element : row[i / 2] | element << 16;
+      const int shift = i % 2 * 16;
+      const std::uint32_t other = absent[word] >> shift & 0xffffU;
+      const std::uint32_t element = exists ? __ldg(reinterpret_cast<const unsigned short*>(from)) : other;
+      row[word] = shift == 0 ? element : row[word] | element << shift;
     }
   }
 };
-
-// How many of `count` keys are smaller; a multiple of 16 bytes of keys is read.
-template <class Key>
-[[nodiscard]] __device__ int rank_of(Key key, const Key* keys, int count) {
-  constexpr int kKeys = 16 / sizeof(Key);
-  struct alignas(16) Vector {
-    Key keys[kKeys];
-  };
-  int smaller[kKeys] = {};
-#pragma unroll 4
-  for (int j = 0; j < count; j += kKeys) {
-    const Vector vector = *reinterpret_cast<const Vector*>(keys + j);
-#pragma unroll
-    for (int i = 0; i < kKeys; ++i) {
-      smaller[i] += vector.keys[i] < key ? 1 : 0;
-    }
-  }
-  int rank = 0;
-#pragma unroll
-  for (int i = 0; i < kKeys; ++i) {
-    rank += smaller[i];
-  }
-  return rank;
-}
 
 // Calls function.template operator()<T, kVector>() with the element's type, and as many columns a load as 16 bytes
 // hold, or 1 where rows do not start at multiples of 16 bytes.

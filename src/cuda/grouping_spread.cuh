@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The spread of K, sum_j (K[j, c] - mean_j K[:, c])^2, which `energy` weighs columns with: how keys are cut, and sums
-// that can be merged (Chan, Golub and LeVeque, "Updating formulae and a pairwise algorithm for computing sample
-// variances", 1979), so that a large mean does not drown the spread around it.
+// around a pivot near the mean, so that a large mean does not drown the spread around it.
 #pragma once
 
 #include <algorithm>
@@ -80,89 +79,68 @@ struct KeyStrips {
   static int ceil_div(int a, int b) { return a / b + (a % b != 0 ? 1 : 0); }
 };
 
-// Mean and sum of squared differences from it.
-struct Spread {
-  float count;
+// Sum of the squared differences of `count` values from their mean: from their differences from a pivot p near them,
+//   sum (x - mean)^2 = sum (x - p)^2 - (sum (x - p))^2 / count.
+// The pivot is a value of their own, so a large mean does not drown the spread around it.
+[[nodiscard]] __device__ inline float squares_around_mean(float count, float sum, float squares) {
+  const float result = squares - sum * __fdividef(sum, count);
+  return result < 0 ? 0 : result;  // NaN stays
+}
+
+// Mean of some keys of a column, and the sum of squared differences from it.
+struct alignas(8) Spread {
   float mean;
   float squares;
+};
 
-  __device__ void merge(const Spread& more) {
-    const float weight = more.count > 0 ? __fdividef(more.count, count + more.count) : 0;
-    const float step = more.mean - mean;
-    mean += step * weight;
-    squares += more.squares + step * step * (weight * count);
-    count += more.count;
+// Spreads of a column in one: around a pivot near their means, the mean of one of them.
+struct Spreads {
+  float pivot = 0;
+  float sum = 0;
+  float squares = 0;
+
+  __device__ void add(float more_count, const Spread& more) {
+    const float step = more.mean - pivot;
+    const float more_sum = more_count * step;
+    sum += more_sum;
+    squares += more.squares + more_sum * step;
   }
 };
 
-// The sums of the 8 columns of a lane.
-struct LaneSpread {
-  float count = 0;
-  float mean[8] = {};
+// Sums of the 8 columns of a lane.
+struct LaneSums {
+  float sums[8] = {};
   float squares[8] = {};
 
-  __device__ void merge(float more_count, const float (&more_mean)[8], const float (&more_squares)[8]) {
-    const float weight = more_count > 0 ? __fdividef(more_count, count + more_count) : 0;
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      const float step = more_mean[i] - mean[i];
-      mean[i] += step * weight;
-      squares[i] += more_squares[i] + step * step * (weight * count);
-    }
-    count += more_count;
-  }
-
-  // Adds the rows of a round: those from n on that are below `rows`.
+  // Adds the rows of a round, less the pivots of their columns.
   template <class Round>
-  __device__ void add(const Round& round, int n, int rows, const Lane& lane) {
-    float more_count = 0;
-    float more_mean[8] = {};
+  __device__ void add(const Round& round, const float (&pivots)[8]) {
 #pragma unroll
     for (int chunk = 0; chunk < Round::kChunks; ++chunk) {
-      more_count += static_cast<float>(min(max(rows - n - Round::row(lane, chunk), 0), 4));
 #pragma unroll
       for (int r = 0; r < 4; ++r) {
 #pragma unroll
         for (int i = 0; i < 8; ++i) {
-          more_mean[i] += round.value(chunk, r, i);  // 0 past the rows
+          const float x = Round::value(round.words[chunk][r], i) - pivots[i];
+          sums[i] += x;
+          squares[i] += x * x;
         }
       }
     }
-    const float share = more_count > 0 ? __fdividef(1.0F, more_count) : 0;
-    float more_squares[8] = {};
-#pragma unroll
-    for (float& mean_of_rows : more_mean) {
-      mean_of_rows *= share;
-    }
-#pragma unroll
-    for (int chunk = 0; chunk < Round::kChunks; ++chunk) {
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        if (n + Round::row(lane, chunk) + r < rows) {
-#pragma unroll
-          for (int i = 0; i < 8; ++i) {
-            const float difference = round.value(chunk, r, i) - more_mean[i];
-            more_squares[i] += difference * difference;
-          }
-        }
-      }
-    }
-    merge(more_count, more_mean, more_squares);
   }
-
-  // Merges lanes 4 g .. 4 g + 3.
-  __device__ void merge_quad() {
+  // The same of the squares of the rows as they are.
+  template <class Round>
+  __device__ void add_squares(const Round& round) {
 #pragma unroll
-    for (int step = 1; step <= 2; step *= 2) {
-      float other_mean[8];
-      float other_squares[8];
-      const float other_count = __shfl_xor_sync(~0U, count, step);
+    for (const auto& chunk : round.words) {
 #pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        other_mean[i] = __shfl_xor_sync(~0U, mean[i], step);
-        other_squares[i] = __shfl_xor_sync(~0U, squares[i], step);
+      for (const typename Round::Row& row : chunk) {
+#pragma unroll
+        for (int i = 0; i < 8; ++i) {
+          const float x = Round::value(row, i);
+          squares[i] += x * x;
+        }
       }
-      merge(other_count, other_mean, other_squares);
     }
   }
 };

@@ -63,6 +63,16 @@ T __shfl_xor_sync(unsigned mask, T value, int bits) {
   return shuffle_value(mask, value, threadIdx.x % 32 ^ static_cast<unsigned>(bits));
 }
 
+inline int __popc(unsigned bits) { return std::popcount(bits); }
+template <class T>
+unsigned __match_any_sync(unsigned mask, T value) {
+  unsigned equal = 0;
+  for (unsigned lane = 0; lane < 32; ++lane) {
+    equal |= (mask >> lane & 1U) != 0 && shuffle_value(mask, value, lane) == value ? 1U << lane : 0U;
+  }
+  return equal;
+}
+
 inline unsigned __byte_perm(unsigned low, unsigned high, unsigned selector) {
   const std::uint64_t bytes = std::uint64_t{high} << 32 | low;
   unsigned result = 0;

@@ -40,6 +40,7 @@ struct Property {
   // Why the kernel lacks it; empty: it has it. kNotAsked: it serves none of the property's problems.
   std::function<std::string(const Kernel&, DType)> judge;
 };
+[[nodiscard]] std::vector<Property<GroupingKernel>> grouping_properties();
 [[nodiscard]] std::vector<Property<ForwardKernel>> properties();
 [[nodiscard]] std::vector<Property<BackwardKernel>> backward_properties();
 

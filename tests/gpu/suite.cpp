@@ -129,6 +129,7 @@ class Checker {
   }
 
   void check_properties(DType dtype) {
+    check_properties(grouping_properties(), cuda_backend().grouping, dtype);
     check_properties(properties(), cuda_backend().forward, dtype);
     check_properties(backward_properties(), cuda_backend().backward, dtype);
   }
