@@ -38,7 +38,7 @@ Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& 
                      std::int64_t group_size, std::int64_t block_size, const std::string& order_from, std::int64_t seed,
                      bool flat) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in);
-  Call call = make_call(q, k, k, {causal, strategy, "mean", order_from, {}, group_size, block_size, seed});
+  Call call = make_call(q, k, k, settings_of(causal, {}, strategy, group_size, block_size, "mean", order_from, seed));
   return order_of(call, q, k, flat);
 }
 
@@ -74,23 +74,23 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const
                                    std::int64_t block_size, const std::string& estimator, const std::string& order_from,
                                    bool /*deterministic*/) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
-  Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
+  Call call =
+      make_call(q, k, v, settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0));
   auto [o, lse] = attention_of(call, q, k, v, mask, order, true);
   return {std::move(o), *std::move(lse)};
 }
 
-// make_grouping() and forward() in one: the settings of forward(), the seed, and whether LSE is wanted. The order,
-// flat, is the third result where columns are grouped.
+// make_grouping() and forward() in one; `settings`: unpack(). The order, flat, is the third result where columns are
+// grouped, which under `auto` they may not be.
 std::tuple<Tensor, OptionalTensor, OptionalTensor> attend(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
-                                                          const OptionalTensor& mask, const std::string& causal,
-                                                          std::optional<double> scale, const std::string& strategy,
-                                                          std::int64_t group_size, std::int64_t block_size,
-                                                          const std::string& estimator, const std::string& order_from,
-                                                          bool /*deterministic*/, std::int64_t seed, bool with_lse) {
+                                                          const OptionalTensor& mask, std::optional<double> scale,
+                                                          std::int64_t settings, std::int64_t seed, bool with_lse) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
-  Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, seed});
+  Call call = make_call(q, k, v, unpack(settings, scale, seed));
+  add_mask_and_order(call, q, mask, {});  // `auto` goes by the mask, too
+  call.grouping = resolve_strategy(call.problem, call.grouping, call.execution.device);
   OptionalTensor order;
-  if (strategy != "exact" && group_size > 1) {
+  if (call.grouping.strategy != Strategy::exact && call.grouping.group_size > 1) {
     order = order_of(call, q, k, true);
   }
   auto [o, lse] = attention_of(call, q, k, v, mask, order, with_lse);
@@ -110,7 +110,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& d_o_in, const 
   // The library writes dQ, dK and dV with the strides that it reads Q, K and V with.
   Tensor d_q = dense_like(q_in), d_k = dense_like(k_in), d_v = dense_like(v_in);
   const Tensor q = laid_out_like(d_q, q_in), k = laid_out_like(d_k, k_in), v = laid_out_like(d_v, v_in);
-  Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
+  Call call =
+      make_call(q, k, v, settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0));
   const OptionalTensor order = add_mask_and_order(call, q, mask, order_in);
 
   const std::array lse_shape{q.size(0), q.size(1), q.size(2)};
@@ -155,7 +156,8 @@ std::string explain(const Tensor& q, const Tensor& k, const Tensor& v, const Opt
                     const std::string& operation, const std::string& causal, std::optional<double> scale,
                     const std::string& strategy, std::int64_t group_size, std::int64_t block_size,
                     const std::string& estimator, const std::string& order_from, bool deterministic) {
-  Call call = make_call(q, k, v, {causal, strategy, estimator, order_from, scale, group_size, block_size, 0});
+  Call call =
+      make_call(q, k, v, settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0));
   add_mask_and_order(call, q, mask, {});
   const auto wanted = named<Operation, 3>(
       "operation", operation,
@@ -211,8 +213,7 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
       "float? scale=None, str strategy='exact', int group_size=1, int block_size=128, str estimator='mean', "
       "str order_from='own', bool deterministic=True) -> (Tensor out, Tensor lse)");
   m.def(
-      "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, str causal, float? scale, str strategy, int group_size, "
-      "int block_size, str estimator, str order_from, bool deterministic, int seed, bool with_lse) "
+      "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, int settings, int seed, bool with_lse) "
       "-> (Tensor out, Tensor? lse, Tensor? order)");
   m.def(
       "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? order, "

@@ -8,6 +8,24 @@
 namespace distr::binding {
 namespace {
 
+// In the order that pack() in distrattention/ops.py has them in.
+constexpr std::array<std::pair<const char*, Causal>, 3> kCorners{
+    {{"none", Causal::none}, {"top_left", Causal::top_left}, {"bottom_right", Causal::bottom_right}}};
+constexpr std::array<std::pair<const char*, Strategy>, 4> kStrategies{
+    {{"auto", Strategy::automatic}, {"exact", Strategy::exact}, {"lsh", Strategy::lsh}, {"energy", Strategy::energy}}};
+constexpr std::array<std::pair<const char*, Estimator>, 2> kEstimators{
+    {{"sample", Estimator::sample}, {"mean", Estimator::mean}}};
+constexpr std::array<std::pair<const char*, OrderFrom>, 2> kOrdersFrom{
+    {{"own", OrderFrom::own}, {"previous", OrderFrom::previous}}};
+
+template <class Value, std::size_t size>
+Value value_at(const char* what, const std::array<std::pair<const char*, Value>, size>& values, std::int64_t index) {
+  if (index < 0 || index >= static_cast<std::int64_t>(size)) {
+    invalid(std::string(what) + " is number " + std::to_string(index) + "; allowed: 0 to " + std::to_string(size - 1));
+  }
+  return values[static_cast<std::size_t>(index)].second;
+}
+
 std::string text(torch::headeronly::IntHeaderOnlyArrayRef sizes) {
   std::string result = "[";
   for (const std::int64_t size : sizes) {
@@ -125,27 +143,8 @@ Problem make_problem(const Tensor& q, const Tensor& k, const Tensor& v, const Se
   problem.k = strides_of(k);
   problem.v = strides_of(v);
   problem.scale = settings.scale;
-  problem.causal = named<Causal, 3>(
-      "causal", settings.causal,
-      {{{"none", Causal::none}, {"top_left", Causal::top_left}, {"bottom_right", Causal::bottom_right}}});
+  problem.causal = settings.causal;
   return problem;
-}
-
-Grouping make_grouping(const Settings& settings) {
-  Grouping grouping;
-  grouping.strategy = named<Strategy, 4>("strategy", settings.strategy,
-                                         {{{"auto", Strategy::automatic},
-                                           {"exact", Strategy::exact},
-                                           {"lsh", Strategy::lsh},
-                                           {"energy", Strategy::energy}}});
-  grouping.group_size = settings.group_size;
-  grouping.block = settings.block_size;
-  grouping.estimator = named<Estimator, 2>("estimator", settings.estimator,
-                                           {{{"sample", Estimator::sample}, {"mean", Estimator::mean}}});
-  grouping.order_from = named<OrderFrom, 2>("order_from", settings.order_from,
-                                            {{{"own", OrderFrom::own}, {"previous", OrderFrom::previous}}});
-  grouping.seed = static_cast<std::uint64_t>(settings.seed);
-  return grouping;
 }
 
 Mask make_mask(const Tensor& q, const Tensor& tensor) {
@@ -234,8 +233,38 @@ Tensor laid_out_like(const Tensor& layout, const Tensor& tensor) {
   return copy;
 }
 
+Settings settings_of(const std::string& causal, std::optional<double> scale, const std::string& strategy,
+                     std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
+                     const std::string& order_from, std::int64_t seed) {
+  Grouping grouping;
+  grouping.strategy = named("strategy", strategy, kStrategies);
+  grouping.group_size = group_size;
+  grouping.block = block_size;
+  grouping.estimator = named("estimator", estimator, kEstimators);
+  grouping.order_from = named("order_from", order_from, kOrdersFrom);
+  grouping.seed = static_cast<std::uint64_t>(seed);
+  return {named("causal", causal, kCorners), scale, grouping};
+}
+
+Settings unpack(std::int64_t packed, std::optional<double> scale, std::int64_t seed) {
+  auto take = [rest = packed](std::int64_t values) mutable {
+    const std::int64_t value = rest % values;
+    rest /= values;
+    return value;
+  };
+  Grouping grouping;
+  const Causal causal = value_at("causal", kCorners, take(4));
+  grouping.strategy = value_at("strategy", kStrategies, take(4));
+  grouping.estimator = value_at("estimator", kEstimators, take(2));
+  grouping.order_from = value_at("order_from", kOrdersFrom, take(2));
+  grouping.group_size = take(1024);
+  grouping.block = take(std::int64_t{1} << 46);
+  grouping.seed = static_cast<std::uint64_t>(seed);
+  return {causal, scale, grouping};
+}
+
 Call make_call(const Tensor& q, const Tensor& k, const Tensor& v, const Settings& settings) {
-  Call call{make_problem(q, k, v, settings), make_grouping(settings), {}, {}, {}};
+  Call call{make_problem(q, k, v, settings), settings.grouping, {}, {}, {}};
   if (q.is_cuda()) {
     const std::int32_t device = q.get_device_index();
     call.guard.emplace(device);

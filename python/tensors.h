@@ -60,10 +60,15 @@ void require(const Tensor& q, const char* name, const Tensor& tensor, ScalarType
 
 // Everything but the tensors that says what attention is wanted, as the operators take it.
 struct Settings {
-  std::string causal = "none", strategy = "auto", estimator = "mean", order_from = "own";
+  Causal causal = Causal::none;
   std::optional<double> scale;
-  std::int64_t group_size = 1, block_size = 1, seed = 0;
+  Grouping grouping;
 };
+[[nodiscard]] Settings settings_of(const std::string& causal, std::optional<double> scale, const std::string& strategy,
+                                   std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
+                                   const std::string& order_from, std::int64_t seed);
+// The same from one number (pack() in distrattention/ops.py), which takes less time to pass than the names.
+[[nodiscard]] Settings unpack(std::int64_t packed, std::optional<double> scale, std::int64_t seed);
 
 struct Call {
   Problem problem;

@@ -225,6 +225,11 @@ Explanation explain(Operation operation, const Problem& problem, const Grouping&
   return explain_operation<BackwardTensors>(problem, grouping, device, deterministic);
 }
 
+Grouping resolve_strategy(const Problem& problem, const Grouping& grouping, Device device) {
+  validate(problem, grouping);
+  return resolve(problem, grouping, device).grouping;
+}
+
 std::vector<std::string> device_names(Device device) {
   std::string reason;
   return device == Device::cpu ? std::vector<std::string>{"cpu"} : cuda_device_names(reason);

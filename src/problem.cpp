@@ -120,7 +120,7 @@ void validate(const Problem& problem) {
   require_countable("K", {problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim});
   require_countable("V", {problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim_v});
   require_countable("O", {problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v});
-  if (!std::isfinite(static_cast<float>(problem.softmax_scale()))) {
+  if (!(std::abs(problem.softmax_scale()) <= std::numeric_limits<float>::max())) {
     invalid("scale is " + std::to_string(problem.softmax_scale()) + "; allowed: a finite number that fp32 holds");
   }
   validate_mask(problem);

@@ -66,6 +66,8 @@ TEST(Validate, NamesTheValueAndWhatIsAllowed) {
   EXPECT_EQ(fault([](Problem& p, Grouping&) { p.scale = INFINITY; }),
             "scale is inf; allowed: a finite number that fp32 holds");
   EXPECT_NE(fault([](Problem& p, Grouping&) { p.scale = 1e39; }), "");
+  EXPECT_NE(fault([](Problem& p, Grouping&) { p.scale = 3.4028235e38; }), "");  // which rounds to fp32's largest
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.scale = -std::numeric_limits<float>::max(); }), "");
   EXPECT_EQ(fault([](Problem& p, Grouping&) { p.seq_k = kLargest / 4; }),
             "the size of K overflows; allowed: fewer than 2^63 bytes");
 }

@@ -141,6 +141,9 @@ struct Explanation {
 [[nodiscard]] Explanation explain(Operation operation, const Problem& problem, const Grouping& grouping,
                                   Device device = Device::cpu, bool deterministic = true);
 
+/// The grouping with `automatic` replaced by what a call on the device would come to. Throws as validate().
+[[nodiscard]] Grouping resolve_strategy(const Problem& problem, const Grouping& grouping, Device device);
+
 /// The vector instruction set that the CPU kernels use on this machine, "AVX3" for instance (Highway's names).
 [[nodiscard]] std::string instruction_set();
 

@@ -47,7 +47,12 @@ def scaled_dot_product_attention(
     Raises ValueError (shapes, settings, scale), TypeError (dtypes, devices), NotImplementedError (dropout, nested and
     sparse tensors, forward-mode and second derivatives), and RuntimeError where no kernel of the device serves.
     """
-    settings = core.settings_of(strategy, group_size, block_size, estimator, order_from, seed)
+    fields = (strategy, group_size, block_size, estimator, order_from, seed)
+    if attn_mask is None and dropout_p == 0:
+        results = core.attend_simply(query, key, value, is_causal, scale, enable_gqa, fields, return_lse)
+        if results is not None:
+            return results if return_lse else results[0]
+    settings = core.settings_of(*fields)
     if dropout_p != 0:
         raise NotImplementedError(f"dropout_p is {dropout_p}; allowed: 0, as there is no dropout")
     *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, enable_gqa)

@@ -20,6 +20,8 @@ _NUMBERS = (numbers.Real, torch.SymInt, torch.SymFloat)
 _LARGEST = torch.finfo(torch.float32).max
 _LOG = logging.getLogger("distrattention")
 _logged = set()
+_TENSORS = (torch.Tensor, torch.nn.Parameter)  # others may have a will of their own
+_SCALES = (type(None), float, int)
 _is_tracked_by_func = getattr(torch._C._functorch, "is_gradtrackingtensor", lambda tensor: False)
 
 
@@ -41,6 +43,59 @@ def _known_settings(*fields):
     return Settings(*fields)
 
 
+def attend_simply(query, key, value, is_causal, scale, grouped_heads, fields, with_lse):
+    """attend() by the shortest way, for the usual call: eager code, four axes, nothing to broadcast or to cast, and no
+    mask. None where the call is not that. What the tensors or the scale lack is looked for when the operator has
+    refused them. `fields`: of Settings.
+    """
+    if (
+        torch.compiler.is_compiling()
+        or not _is_plain()
+        or torch._C._is_any_autocast_enabled()
+        or torch.autograd.forward_ad._current_level >= 0  # there may be tangents
+        or not (type(query) in _TENSORS and type(key) in _TENSORS and type(value) in _TENSORS)
+        or query.is_nested  # which has no shape
+        or key.is_nested
+        or value.is_nested
+        or query.is_meta  # nothing refuses those that do not fit
+        or type(scale) not in _SCALES
+        or _LOG.isEnabledFor(logging.INFO)
+    ):
+        return None
+    shape, shape_k, shape_v = query.shape, key.shape, value.shape
+    if not (
+        len(shape) == len(shape_k) == len(shape_v) == 4
+        and shape[0] == shape_k[0] == shape_v[0]
+        and shape_k[1] == shape_v[1]
+        and (shape[1] == shape_k[1] or grouped_heads)
+        and query.device == key.device == value.device
+    ):
+        return None
+    training_causal = bool(is_causal) and will_require_grad(query, key, value)
+    try:
+        packed, seed = _packed("top_left" if is_causal else "none", training_causal, shape[3], *fields)
+    except (TypeError, ValueError):  # they cannot be looked up, or are no settings
+        return None
+    deterministic = not is_nondeterministic_backward_allowed()
+    try:
+        return ops.attend_eagerly(query, key, value, None, scale, packed, seed, deterministic, with_lse)
+    except RuntimeError as error:
+        refusal = error
+    try:
+        check((query, key, value), ("query", "key", "value"), grouped_heads)
+        check_scale(scale)
+        raise refusal
+    finally:
+        del refusal  # whose traceback keeps this frame, and so the tensors
+
+
+@functools.lru_cache(maxsize=1024, typed=True)
+def _packed(causal, training_causal, head_dim, *fields):
+    """(what ops.pack() makes of the settings, the seed)."""
+    settings = _known_settings(*fields)
+    return ops.pack(causal, *options_of(settings, head_dim, training_causal)), settings.seed
+
+
 def attend(query, key, value, mask, causal, scale, settings, training_causal, deterministic=False, with_lse=True):
     """(out [..., Hq, N, dv], lse [..., Hq, N]) of tensors that check() lets pass, with any number of axes from 2 on.
 
@@ -56,21 +111,20 @@ def attend(query, key, value, mask, causal, scale, settings, training_causal, de
         if not plain:
             _refuse_gradients_of_func(query, key, value, mask)
     (q, k, v), mask = four_axes((query, key, value), mask)
-    group_size, block_size = resolve(settings, query)
-    order_from = settings.order_from or ("previous" if training_causal else "own")
-    strategy = settings.strategy if group_size > 1 else "exact"
+    options = options_of(settings, query.shape[-1], training_causal)
     deterministic = deterministic or not is_nondeterministic_backward_allowed()
-    options = (group_size, block_size, settings.estimator, order_from, deterministic)
     if settings.strategy == "auto" and eager and _LOG.isEnabledFor(logging.INFO):
-        _log_choice(q, k, v, mask, "forward", causal, scale, "auto", *options)
+        _log_choice(q, k, v, mask, "forward", causal, scale, "auto", *options[1:], deterministic)
     if plain:
-        out, lse = ops.attend_eagerly(q, k, v, mask, (causal, scale, strategy, *options, settings.seed), with_lse)
+        packed = ops.pack(causal, *options)
+        out, lse = ops.attend_eagerly(q, k, v, mask, scale, packed, settings.seed, deterministic, with_lse)
     else:
         order = None
+        strategy, group_size, block_size, _, order_from = options
         if strategy != "exact":
             grouping = (strategy, group_size, block_size, order_from, settings.seed)
             order = ops.make_grouping(q, k, causal, *grouping, flat=True)
-        out, lse = ops.forward(q, k, v, mask, order, causal, scale, strategy, *options)
+        out, lse = ops.forward(q, k, v, mask, order, causal, scale, *options, deterministic)
     if query.dim() == 4:
         return out, lse
     out = out.reshape(*query.shape[:-1], value.shape[-1])
@@ -80,22 +134,27 @@ def attend(query, key, value, mask, causal, scale, settings, training_causal, de
 def explain(query, key, value, mask, causal, scale, settings, operation="forward"):
     """What attend() would do with these tensors, as the dict that attention.explain() describes."""
     four, mask = four_axes((query, key, value), mask)
-    group_size, block_size = resolve(settings, query)
-    order_from = settings.order_from or "own"
-    options = (group_size, block_size, settings.estimator, order_from, not is_nondeterministic_backward_allowed())
+    options = (*options_of(settings, query.shape[-1])[1:], not is_nondeterministic_backward_allowed())
     text = ops.explain(*four, mask, operation, causal, scale, settings.strategy, *options)
     lines = [line.split(": ", 1) if ": " in line else (line.rstrip(": "), "") for line in text.split("\n")]
     return {"choice": lines[0][1], "kernel": lines[1][1], "kernels": dict(lines[2:])}
 
 
-def resolve(settings, query):
+def options_of(settings, head_dim, training_causal=False):
+    """(strategy, group_size, block_size, estimator, order_from) as the operators take them, "exact" where there is
+    nothing to group."""
+    group_size, block_size = resolve(settings, head_dim)
+    order_from = settings.order_from or ("previous" if training_causal else "own")
+    return settings.strategy if group_size > 1 else "exact", group_size, block_size, settings.estimator, order_from
+
+
+def resolve(settings, head_dim):
     """(group_size, block_size) as the operators take them: group_size 1 where there is nothing to group."""
-    d = query.shape[-1]
-    if settings.strategy == "exact" or d <= 1:
+    if settings.strategy == "exact" or head_dim <= 1:
         return 1, DEFAULT_BLOCK
     group_size = settings.taken_group_size
-    if group_size > d:
-        raise ValueError(f"group_size is {group_size}; allowed: 1 to {d}, the last size of query")
+    if group_size > head_dim:
+        raise ValueError(f"group_size is {group_size}; allowed: 1 to {head_dim}, the last size of query")
     return group_size, settings.block_size or DEFAULT_BLOCK
 
 

@@ -8,9 +8,11 @@ torch.export can trace for lengths below and above block_size alike). Operators 
 and change none. The settings that follow the tensors are those of distrattention.Settings, resolved.
 """
 
+import functools
 from pathlib import Path
 
 import distrattention
+from distrattention.settings import ESTIMATORS, ORDERS_FROM, STRATEGIES
 
 try:
     import torch
@@ -44,10 +46,37 @@ def _load():
 _load()
 make_grouping = torch.ops.distrattention.make_grouping
 forward = torch.ops.distrattention.forward
-attend = torch.ops.distrattention.attend
+attend = torch.ops.distrattention.attend.default  # not looked up by its arguments
 backward = torch.ops.distrattention.backward
 explain = torch.ops.distrattention.explain
 describe = torch.ops.distrattention.describe
+
+
+# The settings of `attend` in one number, which takes less time to pass than their names.
+
+_NAMES = (("none", "top_left", "bottom_right", ""), STRATEGIES, ESTIMATORS, ORDERS_FROM)  # as in python/tensors.cpp
+_GROUP_SIZES, _BLOCK_SIZES = 2**10, 2**46
+
+
+def pack(causal, strategy, group_size, block_size, estimator, order_from):
+    """The settings in one number. A block of more than 2^46 - 1 rows is one of so many."""
+    packed, place = 0, 1
+    for name, names in zip((causal, strategy, estimator, order_from), _NAMES):
+        packed += names.index(name) * place
+        place *= len(names)
+    return packed + place * (group_size + _GROUP_SIZES * min(block_size, _BLOCK_SIZES - 1))
+
+
+@functools.lru_cache
+def unpack(packed):
+    """(causal, strategy, group_size, block_size, estimator, order_from) of what pack() returned."""
+    found = []
+    for names in _NAMES:
+        packed, index = divmod(packed, len(names))
+        found.append(names[index])
+    causal, strategy, estimator, order_from = found
+    block_size, group_size = divmod(packed, _GROUP_SIZES)
+    return causal, strategy, group_size, block_size, estimator, order_from
 
 
 def lse_dtype(dtype):
@@ -71,8 +100,9 @@ def _(q, k, v, mask=None, order=None, *settings):
 
 
 @torch.library.register_fake("distrattention::attend")
-def _(q, k, v, mask, causal, scale, strategy, group_size, block_size, estimator, order_from, deterministic, seed, lse):
-    order = None
+def _(q, k, v, mask, scale, settings, seed, lse):
+    causal, strategy, group_size, block_size, estimator, order_from = unpack(settings)
+    order = None  # under `auto` there may be none, too, but that is for a device to say
     if strategy != "exact" and group_size > 1:
         order = make_grouping(q, k, causal, strategy, group_size, block_size, order_from, seed, flat=True)
     out, lse_of_all = forward(q, k, v, mask)
@@ -179,9 +209,10 @@ class _Forward(torch.autograd.Function):
 
 class _Attend(_Forward):
     @staticmethod
-    def forward(ctx, q, k, v, mask, settings):
-        out, lse, order = attend(q, k, v, mask, *settings, True)
-        _save(ctx, (q, k, v, mask, order, out, lse), settings[:-1])  # less the seed, which the order comes of
+    def forward(ctx, q, k, v, mask, scale, packed, seed, deterministic):
+        out, lse, order = attend(q, k, v, mask, scale, packed, seed, True)
+        causal, *settings = unpack(packed)
+        _save(ctx, (q, k, v, mask, order, out, lse), (causal, scale, *settings, deterministic))
         return out, lse
 
 
@@ -194,12 +225,12 @@ def _save(ctx, tensors, settings):
 _register_autograd(forward.default, _Forward, 4)
 
 
-def attend_eagerly(q, k, v, mask, settings, with_lse):
+def attend_eagerly(q, k, v, mask, scale, packed, seed, deterministic, with_lse):
     """(out, lse) by `attend`, with gradients: the shortest way in eager code, unless torch.func transforms it. Without
     with_lse lse may be None."""
     if torch.is_grad_enabled() and any_requires_grad((q, k, v, mask)):
-        return _Attend.apply(q, k, v, mask, settings)
-    out, lse, _ = attend(q, k, v, mask, *settings, with_lse)
+        return _Attend.apply(q, k, v, mask, scale, packed, seed, deterministic)
+    out, lse, _ = attend(q, k, v, mask, scale, packed, seed, with_lse)
     return out, lse
 
 

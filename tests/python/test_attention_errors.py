@@ -1,7 +1,10 @@
 # SPDX-License-Identifier: Apache-2.0
 """What scaled_dot_product_attention refuses: each error names the argument, its value and what is allowed."""
 
+import gc
+import logging
 import math
+import weakref
 
 import numpy as np
 import pytest
@@ -171,11 +174,44 @@ REFUSED = {
 }
 
 
+@pytest.mark.parametrize("level", [logging.WARNING, logging.INFO], ids=["short way", "long way"])
 @pytest.mark.parametrize("what", REFUSED)
-def test_refused(what):
+def test_refused(what, level, caplog):
+    """Where the choice of auto is logged, calls take the long way."""
+    caplog.set_level(level, logger="distrattention")
     arguments, error, message = REFUSED[what]
-    with pytest.raises(error, match=message):
+    with pytest.raises(error, match=message) as raised:
         scaled_dot_product_attention(**arguments())
+    assert raised.value.__context__ is None or raised.value.__suppress_context__
+
+
+@pytest.mark.parametrize(
+    "change, error, message",
+    [
+        (dict(value=(1, 2, 9, 0)), ValueError, "the last size of value is 0; allowed: 1 to 512"),
+        (dict(key=(1, 2, 9, 7)), ValueError, "the last size of key is 7; allowed: 8, as query"),
+        (dict(scale=math.nan), ValueError, "scale is nan; allowed: a finite number"),
+    ],
+)
+def test_tensors_without_data_are_refused_in_the_same_words(change, error, message):
+    sizes = dict.fromkeys(("query", "key", "value"), (1, 2, 9, 8)) | change
+    with pytest.raises(error, match=message):
+        scaled_dot_product_attention(
+            **{name: size if name == "scale" else R(size, device="meta") for name, size in sizes.items()}
+        )
+
+
+def test_a_call_that_is_refused_keeps_no_tensor():
+    query = R(1, 2, 9, 8)
+    gone = weakref.ref(query)
+    with pytest.raises(ValueError):
+        scaled_dot_product_attention(query, R(1, 2, 9, 7), R(1, 2, 9, 8))
+    gc.disable()
+    try:
+        del query
+        assert gone() is None
+    finally:
+        gc.enable()
 
 
 def test_unknown_keywords_are_not_swallowed():

@@ -9,6 +9,7 @@ import torch
 
 import distrattention
 from distrattention import ops
+from distrattention.settings import ESTIMATORS, ORDERS_FROM, STRATEGIES
 
 OPERATORS = torch.ops.distrattention
 EXACT = ("none", None, "exact", 1, 128, "mean", "own")  # causal, scale, strategy, G, l, estimator, order_from
@@ -75,19 +76,36 @@ def test_opcheck(layout, grad):
     torch.library.opcheck(OPERATORS.backward.default, (*saved, *settings))
 
 
+def test_pack_keeps_every_setting():
+    for causal, strategy, size, block, estimator, order_from in itertools.product(
+        ("none", "top_left", "bottom_right"), STRATEGIES, (1, 512), (1, 2**40), ESTIMATORS, ORDERS_FROM
+    ):
+        settings = (causal, strategy, size, block, estimator, order_from)
+        assert ops.unpack(ops.pack(*settings)) == settings
+    assert ops.unpack(ops.pack("none", "lsh", 2, 2**63 - 1, "mean", "own"))[3] == 2**46 - 1
+
+
+def test_attend_refuses_a_number_that_is_no_settings():
+    q, k, v = LAYOUTS["packed"]()
+    with pytest.raises(RuntimeError, match="causal is number 3; allowed: 0 to 2"):
+        ops.attend(q, k, v, None, None, 3, 0, False)
+
+
 @pytest.mark.parametrize("settings", [EXACT, LSH])
 def test_attend_is_make_grouping_and_forward(settings):
     """It has no derivative of its own: autograd is given one where it is called."""
     q, k, v = LAYOUTS["packed"]()
-    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, *settings, False, 3, True))
-    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, *settings, False, 3, False))
+    causal, scale, *others = settings
+    packed = ops.pack(causal, *others)
+    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, scale, packed, 3, True))
+    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, scale, packed, 3, False))
     order = None
     if settings is LSH:
         order = ops.make_grouping(q, k, *("none", *LSH[2:5], "own", 3), flat=True)
-    *results, taken = ops.attend(q, k, v, None, *settings, False, 3, True)
+    *results, taken = ops.attend(q, k, v, None, scale, packed, 3, True)
     assert all(map(torch.equal, results, ops.forward(q, k, v, None, order, *settings)))
     assert (taken is None) if order is None else torch.equal(taken, order)
-    out, lse, _ = ops.attend(q, k, v, None, *settings, False, 3, False)
+    out, lse, _ = ops.attend(q, k, v, None, scale, packed, 3, False)
     assert torch.equal(out, results[0]) and lse is None
 
 
@@ -308,3 +326,28 @@ def test_every_combination_of_settings_runs(problem):
             q, k, v, None, order, causal, None, strategy, group_size, block_size, estimator, order_from
         )
         assert out.isfinite().all() and lse.isfinite().all()
+
+
+@pytest.mark.parametrize("rows, ordered", [(40, False), (2048, True)])
+def test_attend_orders_no_columns_where_auto_is_exact(rows, ordered):
+    """On the CPU auto approximates from 2048 rows on (DESIGN.md, "What auto chooses")."""
+    q, k, v = (torch.randn(1, 1, rows, 64) for _ in range(3))
+    settings = ("auto", 2, 128, "mean", "own")
+    out, _, order = ops.attend(q, k, v, None, None, ops.pack("none", *settings), 0, False)
+    assert (order is not None) == ordered
+    wanted = ops.make_grouping(q, k, "none", "auto", 2, 128, "own", 0, flat=True)
+    assert torch.equal(out, ops.forward(q, k, v, None, wanted, "none", None, *settings)[0])
+    mask = torch.zeros(rows, dtype=torch.float32)
+    assert torch.equal(
+        ops.attend(q, k, v, mask, None, ops.pack("none", *settings), 0, False)[0],
+        ops.forward(q, k, v, mask, wanted, "none", None, *settings)[0],
+    )
+
+
+def test_gradients_of_auto_where_it_is_exact():
+    q, k, v = (torch.randn(1, 2, 40, 64, requires_grad=True) for _ in range(3))
+    grads = []
+    for settings in (dict(strategy="auto", group_size=2), dict(strategy="exact")):
+        out = distrattention.scaled_dot_product_attention(q, k, v, **settings)
+        grads.append(torch.autograd.grad(out.square().sum(), (q, k, v)))
+    assert all(map(torch.equal, *grads))

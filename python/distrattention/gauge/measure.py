@@ -54,7 +54,7 @@ class Call:
 
     def order(self, settings: Settings) -> Tensor | None:
         """The columns' order, int32 [B, Hq, blocks, d]; None for exact attention. `settings` are resolved."""
-        group_size, block_size = core.resolve(settings, self.query)
+        group_size, block_size = core.resolve(settings, self.query.shape[-1])
         if group_size == 1:
             return None
         q, k = _four(self.query), _four(self.key)
@@ -112,7 +112,7 @@ def _four(tensor: Tensor) -> Tensor:
 
 def _spread(q: Tensor, order: Tensor, rows: Tensor, settings: Settings) -> Tensor:
     """Q~ [B, Hq, rows, d] of `q`, the rows with the numbers `rows`: q-hat of each group on all of its columns."""
-    d, (size, length) = q.shape[-1], core.resolve(settings, q)
+    d, (size, length) = q.shape[-1], core.resolve(settings, q.shape[-1])
     block = rows // length
     columns = order[:, :, block].long()  # [B, Hq, rows, d]
     ordered = q.gather(-1, columns)
