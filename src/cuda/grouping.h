@@ -39,8 +39,9 @@ namespace energy {
 
 // Refuses f64, and more blocks than a grid has.
 std::string supports(const Problem& problem, const Grouping& grouping);
-// d floats for every piece of a block of Q (one piece where l <= 256, at most 64 above), and 2 d floats for every
-// run of keys, at most 64 a KV head; with `previous` as many for every l keys (or fewer) if a run has more.
+// With w = d up to a multiple of 32: w floats for every piece of a block of Q (one piece where l <= 256, at most 64
+// above), and 2 w floats for every run of keys, at most 64 a KV head; with `previous` as many for every l keys (or
+// fewer) if a run has more.
 std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int threads);
 void run(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors, const Execution& execution);
 // Twin that only reads Q and K, with the grid and loads of the first of run()'s two kernels. It writes nothing.

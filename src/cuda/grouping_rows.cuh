@@ -26,6 +26,7 @@ namespace distr::cuda::grouping {
 inline constexpr int kChunkRows = 16;
 inline constexpr int kTileColumns = 64;
 inline constexpr int kMaxThreads = 256;
+inline constexpr int kMaxGroups = 4;    // warps of a tile
 inline constexpr int kPieceRows = 256;  // blocks of more rows are cut into pieces
 inline constexpr int kMaxPieces = 64;
 
@@ -36,7 +37,7 @@ struct Warps {
 
   explicit Warps(std::int64_t head_dim)
       : tiles(static_cast<int>(common::ceil_div(head_dim, kTileColumns))),
-        groups(tiles <= 2   ? 4
+        groups(tiles <= 2   ? kMaxGroups
                : tiles <= 4 ? 2
                             : 1) {}
   [[nodiscard]] int count() const { return tiles * groups; }
@@ -134,27 +135,25 @@ struct Round {
     return (chunk * lane.groups + lane.group) * kChunkRows + 4 * lane.t;
   }
 
-  // The round that starts at row n; `absent` past the rows and the columns.
-  __device__ void load(const Rows& rows, int n, const Lane& lane, const Row& absent = {}) {
-#pragma unroll
-    for (int chunk = 0; chunk < kChunks; ++chunk) {
-      const int first = n + row(lane, chunk);
-      const std::byte* row = rows.first + first * rows.stride;
-#pragma unroll
-      for (int r = 0; r < 4; ++r) {
-        words[chunk][r] = load_row(row, first + r < rows.count, lane, absent);
-        row += rows.stride;
-      }
-    }
+  // The round that starts at row n; zeros past the rows and the columns.
+  __device__ void load(const Rows& rows, int n, const Lane& lane) {
+    for_each_row(rows, n, lane,
+                 [&](Row& row, const std::byte* from, bool exists) { row = load_row(from, exists, lane); });
+  }
+  // The same with `instead` for rows past the end.
+  __device__ void load(const Rows& rows, int n, const Lane& lane, const std::byte* instead) {
+    for_each_row(rows, n, lane, [&](Row& row, const std::byte* from, bool exists) {
+      row = load_row(exists ? from : instead, true, lane);
+    });
   }
 
-  // A lane's columns of a row, `absent` where it does not exist or has no such columns.
-  [[nodiscard]] __device__ static Row load_row(const std::byte* row, bool exists, const Lane& lane, const Row& absent) {
+  // A lane's columns of a row; zeros where there are none.
+  [[nodiscard]] __device__ static Row load_row(const std::byte* row, bool exists, const Lane& lane) {
     Row result;
 #pragma unroll
     for (int i = 0; i < 8; i += kVector) {
       const int column = lane.tile * kTileColumns + column_of(kVector, lane.g, i);
-      load_vector(result, i, row + column * kBytes, exists && column < lane.columns, absent);
+      load_vector(result, i, row + column * kBytes, exists && column < lane.columns);
     }
     return result;
   }
@@ -190,23 +189,35 @@ struct Round {
   }
 
  private:
+  // Calls visit(the lane's words of a row, where the row starts, whether it exists).
+  template <class Visitor>
+  __device__ void for_each_row(const Rows& rows, int n, const Lane& lane, Visitor visit) {
+#pragma unroll
+    for (int chunk = 0; chunk < kChunks; ++chunk) {
+      const int first = n + row(lane, chunk);
+      const std::byte* row = rows.first + first * rows.stride;
+#pragma unroll
+      for (int r = 0; r < 4; ++r) {
+        visit(words[chunk][r], row, first + r < rows.count);
+        row += rows.stride;
+      }
+    }
+  }
+
   // Columns i .. i + kVector - 1 of a row.
-  __device__ static void load_vector(Row& row, int i, const std::byte* from, bool exists, const Row& absent) {
+  __device__ static void load_vector(Row& row, int i, const std::byte* from, bool valid) {
     const int word = i * kBytes / 4;
     if constexpr (kVector * kBytes == 16) {
-      const uint4 other{absent[word], absent[word + 1], absent[word + 2], absent[word + 3]};
-      const uint4 vector = exists ? __ldg(reinterpret_cast<const uint4*>(from)) : other;
+      const uint4 vector = valid ? __ldg(reinterpret_cast<const uint4*>(from)) : uint4{0, 0, 0, 0};
       row[word] = vector.x;
       row[word + 1] = vector.y;
       row[word + 2] = vector.z;
       row[word + 3] = vector.w;
     } else if constexpr (kBytes == 4) {
-      row[word] = exists ? __ldg(reinterpret_cast<const std::uint32_t*>(from)) : absent[word];
+      row[word] = valid ? __ldg(reinterpret_cast<const std::uint32_t*>(from)) : 0U;
     } else {
-      const int shift = i % 2 * 16;
-      const std::uint32_t other = absent[word] >> shift & 0xffffU;
-      const std::uint32_t element = exists ? __ldg(reinterpret_cast<const unsigned short*>(from)) : other;
-      row[word] = shift == 0 ? element : row[word] | element << shift;
+      const std::uint32_t element = valid ? __ldg(reinterpret_cast<const unsigned short*>(from)) : 0U;
+      row[word] = i % 2 == 0 ? element : row[word] | element << 16;
     }
   }
 };

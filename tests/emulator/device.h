@@ -27,6 +27,8 @@
 #define __shared__ thread_local
 #undef __launch_bounds__
 #define __launch_bounds__(...)
+#undef __maxnreg__
+#define __maxnreg__(...)
 #define __CUDA_ARCH__ 900
 #define __CUDA_ARCH_LIST__ 900
 
