@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_tensors(const Arguments a
 // The sum of a column's squares over the pieces of a block of Q; `squares`: [pieces, width] from the column on.
 [[nodiscard]] __device__ inline float sum_of_pieces(const float* squares, int pieces, int width) {
   constexpr int kLoads = 16;
-  float sum = pieces > 0 ? *squares : 0;
+  float sum = *squares;
   for (int first = 1; first < pieces; first += kLoads) {
     float loaded[kLoads];
 #pragma unroll
@@ -225,8 +225,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_tensors(const Arguments a
   return static_cast<int>(sum.x + sum.y + (sum.z + sum.w)) + __popc(equal & ((1U << threadIdx.x % 32) - 1));
 }
 
-// A block of threads orders part_blocks blocks of Q of a head, one after another. It comes early and has nothing to do
-// until read_tensors ends: a first turn without a block of Q makes that the time in which its instructions are fetched.
+// A block of threads orders part_blocks blocks of Q of a head, one after another.
 template <int kLoads>
 __global__ void __maxnreg__(kLoads <= kRunLoads ? 72 : 128) order_blocks(const Arguments a) {
   alignas(16) __shared__ float s_energies[kMaxHeadDim];
@@ -250,13 +249,12 @@ __global__ void __maxnreg__(kLoads <= kRunLoads ? 72 : 128) order_blocks(const A
   int strips = -1;
   float spread = 0;
 #pragma unroll 1
-  for (int block = first - 1; block < end; ++block) {
-    const bool fetching = block < first;
+  for (int block = first; block < end; ++block) {
     if (block == first) {
-      wait_for_inputs();
+      wait_for_inputs();  // in the loop, so that the compiler leaves nothing of what is above for after it
     }
-    const float square = sum_of_pieces(squares, fetching ? 0 : pieces, a.width);
-    const int needed = fetching || block < a.queries.previous ? 0 : a.keys.strips_of(block);
+    const float square = sum_of_pieces(squares, pieces, a.width);
+    const int needed = block < a.queries.previous ? 0 : a.keys.strips_of(block);
     if (needed != strips) {
       strips = needed;
       spread = spreads.up_to<kLoads>(strips);
@@ -265,13 +263,11 @@ __global__ void __maxnreg__(kLoads <= kRunLoads ? 72 : 128) order_blocks(const A
     s_energies[column] = column >= a.head_dim ? -1 : isnan(product) ? INFINITY : product;
     __syncthreads();
     const int rank = rank_of(s_energies[thread], s_energies);
-    if (!fetching) {
-      if (thread < a.head_dim) {
-        order[rank] = thread;
-      }
-      squares += static_cast<std::int64_t>(pieces) * a.width;
-      order += a.head_dim;
+    if (thread < a.head_dim) {
+      order[rank] = thread;
     }
+    squares += static_cast<std::int64_t>(pieces) * a.width;
+    order += a.head_dim;
     __syncthreads();  // before the next block's energies
   }
 }
