@@ -2,11 +2,12 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times the package on one GPU against PyTorch's own attention, pinned to FlashAttention-2 and to cuDNN.
 
-One process; random data, in bf16 unless --dtype says f16. Each round calls every contender once, one after the other,
-on the next of several sets of inputs, which together are larger than the L2 cache; a time is the median over the rounds
-of what CUDA events measure around one call of the public function: grouping, fusion and attention, and the launches
-wherever the GPU waits for them. What the GPU alone needs, out of a captured graph, is `ms_graph` (lengths up to
---graph-up-to).
+One process; random data, in bf16 unless --dtype says f16. Each round calls every contender, one after the other, on the
+next of several sets of inputs, which together are larger than the L2 cache; a time is the median over the rounds of
+what CUDA events measure around a call of the public function: grouping, fusion and attention, and the launches wherever
+the GPU waits for them. Short calls come `calls_in_a_row` at a time, about a millisecond: what the GPU has yet to do for
+the contender before would else hide the first one's launch, or not, by who that is. What the GPU alone needs, out of a
+captured graph, is `ms_graph` (lengths up to --graph-up-to).
 
 Writes {"meta", "rows"} (bench/results/<gpu>/torch.json), anew after each shape. Exit status: 0; 1 where exact attention
 errs more than twice as much as FlashAttention-2 (against float32), or --limit cut the sweep short.
@@ -45,6 +46,7 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 CACHE_BYTES = 128 << 20  # of inputs and outputs that are rotated: more than twice the L2 of an H200
 FEWEST, MOST = 3, 60  # rounds
+ROW_SECONDS, MOST_IN_A_ROW = 1e-3, 16  # of calls of one contender in a round
 TOO_SLOW_MS, TOO_SLOW_RATIO = 150, 4  # a contender is left out where it would take so long and so many times FA2's
 
 
@@ -125,28 +127,34 @@ def elapsed(pairs):
     return [start.elapsed_time(end) for start, end in pairs]
 
 
-def timed(contender, call):
+def timed(contender, call, numbers):
+    """The events around call(number) for each of the numbers."""
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     with contender.pinned():
         start.record()
-        call()
+        for number in numbers:
+            call(number)
         end.record()
     return start, end
 
 
 def interleaved(calls, seconds):
-    """{name: milliseconds of each round} of {name: (contender, function of the round)}, for about `seconds`."""
+    """({name: milliseconds of a call in each round}, calls in a row) of {name: (contender, function of a number)}, for
+    about `seconds`."""
     torch.cuda.synchronize()
     begin = time.perf_counter()
     for contender, call in calls.values():
-        timed(contender, partial(call, 0))
+        timed(contender, call, range(1))
     torch.cuda.synchronize()
-    rounds = int(min(max(seconds / (time.perf_counter() - begin), FEWEST), MOST))
+    seconds_of_all = time.perf_counter() - begin
+    in_a_row = int(min(max(ROW_SECONDS * len(calls) / seconds_of_all, 1), MOST_IN_A_ROW))
+    rounds = int(min(max(seconds / seconds_of_all / in_a_row, FEWEST), MOST))
     events = {name: [] for name in calls}
     for number in range(rounds):
+        numbers = range(number * in_a_row, (number + 1) * in_a_row)
         for name, (contender, call) in calls.items():
-            events[name].append(timed(contender, partial(call, number)))
-    return {name: elapsed(pairs) for name, pairs in events.items()}
+            events[name].append(timed(contender, call, numbers))
+    return {name: [ms / in_a_row for ms in elapsed(pairs)] for name, pairs in events.items()}, in_a_row
 
 
 def graph_ms(contender, call, sets, replays=7):
@@ -156,7 +164,8 @@ def graph_ms(contender, call, sets, replays=7):
         for number in range(sets):
             call(number)
     graph.replay()
-    return statistics.median(elapsed([timed(contender, graph.replay) for _ in range(replays)])) / sets
+    times = elapsed([timed(contender, lambda _: graph.replay(), range(1)) for _ in range(replays)])
+    return statistics.median(times) / sets
 
 
 def float32_head(q, k, v, grad, causal):
@@ -225,13 +234,14 @@ def measure(shape, op, options, skipped):
             call = lambda i, f=contender.grouping: f(*sets[i % len(sets)], shape.causal)  # noqa: E731
             calls[grouping_of(contender)] = contender, call
             call(0)
-    times = interleaved(calls, options.seconds)
+    times, in_a_row = interleaved(calls, options.seconds)
     rows = []
     for name, (contender, call) in calls.items():
         op_of_row = "grouping" if name.startswith("grouping") else op
         operation = "backward" if op == "forward_backward" else op_of_row
         kernel = kernel_of(contender, operation, *sets[0][:3], shape.causal)
         row = row_of(shape, contender, op_of_row, times[name], kernel)
+        row["calls_in_a_row"] = in_a_row
         row["rel_error_out"] = errors.get(name)
         for key, of in (("ratio_to_flash", "sdpa_flash"), ("ratio_to_exact", "distr exact G=1")):
             if of in times and op_of_row != "grouping":
