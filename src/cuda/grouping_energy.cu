@@ -9,7 +9,7 @@
 //   Q  squares, added in the same order.
 // With `own` a run is one strip. With `previous` block b needs the keys j < b l + c: strips end there, and the keys of
 // a block are some whole runs and the first strips of one more. In order_blocks two threads share two columns, each
-// adds up every second run, around the mean of the first; thread c counts the columns that come before c. A block
+// adds up every second run, around the mean of the last; thread c counts the columns that come before c. A block
 // without rows before it (`previous`) has energies of 0, hence the identity.
 #include "cuda/early.cuh"
 #include "cuda/grouping.h"
@@ -22,10 +22,10 @@ namespace {
 using grouping::kMaxThreads;
 using grouping::kTileColumns;
 
-constexpr int kOrderGrid = 1024;   // blocks of threads of order_blocks, if there are as many blocks of Q
-constexpr int kFewBlocks = 320;    // so few run at the same time even if each thread has many loads under way
-constexpr int kRunLoads = 8;       // of a thread of order_blocks, under way at the same time
-constexpr int kManyRunLoads = 20;  // where blocks of threads are few and runs many
+constexpr int kOrderGrid = 1024;    // blocks of threads of order_blocks, if there are as many blocks of Q
+constexpr int kFewThreads = 40960;  // of order_blocks: so few run at the same time even with 128 registers each
+constexpr int kRunLoads = 8;        // of a thread of order_blocks, under way at the same time
+constexpr int kManyRunLoads = 20;   // where threads are few and runs many
 
 struct Arguments {
   QueryPieces queries;
@@ -71,8 +71,7 @@ __device__ void add_quad(float (&values)[kCount], int t) {
 
 // Adds the lanes of a warp, hands them to the other warps, and calls visit(column, its sums) for each column of the
 // workspace, by one thread. `values`: 8 columns' squares, or their sums and squares. `shared` may be written again
-// after the next
-// __syncthreads.
+// after the next __syncthreads.
 template <int kVector, int kCount, class Visitor>
 __device__ void add_up(const Arguments& a, float (&values)[kCount], const Lane& lane, Shared& shared, Visitor visit) {
   add_quad(values, lane.t);
@@ -104,7 +103,7 @@ __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
   int strip = static_cast<int>(blockIdx.x % a.keys.runs) * a.keys.run_strips;
   const int end = min(strip + a.keys.run_strips, a.keys.strips);
   const int start = a.keys.start(strip);
-  const int middle = (start + a.keys.start(strip + 1)) / 2;  // not the head's first key, which is often far from others
+  const int middle = (start + a.keys.start(strip + 1)) / 2;         // not the head's first key, often far from others
   const std::byte* pivot_row = a.keys.keys(head, middle, 0).first;  // differs from itself by 0: it stands in for no row
   Rows rows = a.keys.keys(head, start, a.keys.start(strip + 1));
   int n = 0;
@@ -257,9 +256,9 @@ __global__ void __maxnreg__(kLoads <= kRunLoads ? 72 : 128) order_blocks(const A
     const int needed = block < a.queries.previous ? 0 : a.keys.strips_of(block);
     if (needed != strips) {
       strips = needed;
-      spread = spreads.up_to<kLoads>(strips);
+      spread = strips > 0 ? spreads.up_to<kLoads>(strips) : 0;
     }
-    const float product = strips > 0 ? square * spread : 0;
+    const float product = square * spread;
     s_energies[column] = column >= a.head_dim ? -1 : isnan(product) ? INFINITY : product;
     __syncthreads();
     const int rank = rank_of(s_energies[thread], s_energies);
@@ -281,7 +280,8 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_only(const Arguments a) {
   Rows rows;
   if (blockIdx.x < runs) {
     const int first = static_cast<int>(blockIdx.x % a.keys.runs) * a.keys.run_strips;
-    rows = a.keys.keys(blockIdx.x / a.keys.runs, a.keys.start(first), a.keys.start(first + a.keys.run_strips));
+    const int end = min(first + a.keys.run_strips, a.keys.strips);
+    rows = a.keys.keys(blockIdx.x / a.keys.runs, a.keys.start(first), a.keys.start(end));
   } else {
     rows = a.queries.at(blockIdx.x - runs);
   }
@@ -338,14 +338,14 @@ Plan plan_of(const Problem& problem, const Grouping& grouping, const GroupingTen
                             runs,
                             strips,
                             tensors.order};
-  return {
-      arguments,
-      warps.count() * 32,
-      keys.runs > 2 * kRunLoads && heads * parts <= kFewBlocks ? order_blocks<kManyRunLoads> : order_blocks<kRunLoads>,
-      dim3(static_cast<unsigned>(queries.count + keys.count)),
-      dim3(static_cast<unsigned>(heads), static_cast<unsigned>(parts)),
-      aligned,
-      workspace.used()};
+  return {arguments,
+          warps.count() * 32,
+          keys.runs > 2 * kRunLoads && heads * parts * width <= kFewThreads ? order_blocks<kManyRunLoads>
+                                                                            : order_blocks<kRunLoads>,
+          dim3(static_cast<unsigned>(queries.count + keys.count)),
+          dim3(static_cast<unsigned>(heads), static_cast<unsigned>(parts)),
+          aligned,
+          workspace.used()};
 }
 
 }  // namespace

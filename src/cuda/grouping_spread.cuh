@@ -67,8 +67,8 @@ struct KeyStrips {
   [[nodiscard]] __device__ int strips_of(int block) const {
     return block_strips == 0 ? strips : min(max(block * block_strips + shift, 0), strips);
   }
-  // The run that a strip is in; 0 for strip -1.
-  [[nodiscard]] __device__ int run_of(int strip) const { return run_strips == 1 ? max(strip, 0) : strip / run_strips; }
+  // The run that a strip is in.
+  [[nodiscard]] __device__ int run_of(int strip) const { return run_strips == 1 ? strip : strip / run_strips; }
   // Where a strip starts.
   [[nodiscard]] __device__ int start(int strip) const { return min(max(strip * length + phase, 0), seq); }
   // The keys first .. end - 1 of a head.
@@ -121,20 +121,19 @@ struct SpreadReader {
     Spread left, right;
   };
 
-  // sum_j (K[j, c] - mean_j K[:, c])^2 over the first `end` strips; nothing is read if there are none. Before the last
-  // run that they touch, all have as many keys, but for the first, around whose mean the others are added.
+  // sum_j (K[j, c] - mean_j K[:, c])^2 over the first `end` strips, of which there is at least one. The runs are added
+  // around the mean of the last one that they touch: the first may be a single key, often far from all others.
   template <int kLoads>  // under way at the same time
   [[nodiscard]] __device__ float up_to(int end) const {
     const int last = keys.run_of(end - 1);
     const bool whole = end == min((last + 1) * keys.run_strips, keys.strips);
-    const Two last_run =
-        load(end > 0, whole ? runs + last * width : strips + static_cast<std::int64_t>(end - 1) * width);
-    const auto run_keys = static_cast<float>(keys.run_strips * keys.length);
+    const Two last_run = load(true, whole ? runs + last * width : strips + static_cast<std::int64_t>(end - 1) * width);
+    Spreads left{last_run.left.mean};
+    Spreads right{last_run.right.mean};
+    const auto run_keys = static_cast<float>(keys.run_strips * keys.length);  // but for the first run and the last
+    float next_keys = half == 0 ? static_cast<float>(keys.start(keys.run_strips)) : run_keys;
     const Spread* next = half == 0 ? runs : runs + width;
-    int count = (last + 1 - static_cast<int>(half)) / 2;  // of the lane's runs
-    Spreads left;
-    Spreads right;
-    bool has_pivots = false;
+    int count = (last + 1 - static_cast<int>(half)) / 2;  // of the lane's runs before the last
     do {
       Two loaded[kLoads];
 #pragma unroll
@@ -142,25 +141,19 @@ struct SpreadReader {
         loaded[i] = load(i < count, next);
         next += 2 * width;
       }
-      if (!has_pivots) {  // of the first run, which the lower half has
-        left.pivot = __shfl_sync(~0U, last > 0 ? loaded[0].left.mean : last_run.left.mean, threadIdx.x % 16);
-        right.pivot = __shfl_sync(~0U, last > 0 ? loaded[0].right.mean : last_run.right.mean, threadIdx.x % 16);
-        has_pivots = true;
-      }
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
-        left.add(i < count ? run_keys : 0, loaded[i].left);
-        right.add(i < count ? run_keys : 0, loaded[i].right);
+        left.add(i < count ? next_keys : 0, loaded[i].left);
+        right.add(i < count ? next_keys : 0, loaded[i].right);
+        next_keys = run_keys;
       }
       count -= kLoads;
     } while (__any_sync(~0U, count > 0));
     Spreads own = half == 0 ? left : right;
     own.sum += __shfl_xor_sync(~0U, half == 0 ? right.sum : left.sum, 16);
     own.squares += __shfl_xor_sync(~0U, half == 0 ? right.squares : left.squares, 16);
-    const auto all_keys = static_cast<float>(keys.start(end));
-    own.add(all_keys - static_cast<float>(keys.start(last * keys.run_strips)),
-            half == 0 ? last_run.left : last_run.right);
-    return squares_around_mean(all_keys, own.sum, own.squares);
+    own.squares += half == 0 ? last_run.left.squares : last_run.right.squares;
+    return squares_around_mean(static_cast<float>(keys.start(end)), own.sum, own.squares);
   }
 
  private:

@@ -53,6 +53,25 @@ std::string survives_a_large_mean(const GroupingKernel& kernel, DType dtype) {
   return "";
 }
 
+// The head's first key, far from all others, is a run of its own where a block's last row sees one key more than the
+// row above it has rows.
+std::string survives_a_far_first_key(const GroupingKernel& kernel, DType dtype) {
+  Case test_case = make_case("far first key", Strategy::energy, 1, 2560, 64, dtype);
+  test_case.problem.seq_k = 2561;
+  test_case.problem = contiguous(test_case.problem);
+  test_case.problem.causal = Causal::bottom_right;
+  test_case.grouping.block = 128;
+  test_case.grouping.order_from = OrderFrom::previous;
+  if (!kernel.supports(test_case.problem, test_case.grouping).empty()) {
+    return kNotAsked;
+  }
+  Instance instance(test_case);
+  for (std::int64_t c = 0; c < 64; ++c) {
+    instance.k.set(c, 1000);
+  }
+  return judge_order(instance, order_of(kernel, instance).data());
+}
+
 std::string puts_values_that_are_not_finite_first(const GroupingKernel& kernel, DType dtype) {
   const Case test_case = make_case("not finite", Strategy::energy, 1, 20, 6, dtype);
   if (!kernel.supports(test_case.problem, test_case.grouping).empty()) {
@@ -66,6 +85,73 @@ std::string puts_values_that_are_not_finite_first(const GroupingKernel& kernel, 
     return "columns " + std::to_string(order[0]) + " and " + std::to_string(order[1]) + " come first, not 3 and 5";
   }
   return "";
+}
+
+// Without keys energies are 0, but not those of infinite columns: 0 times infinity is no number, and comes first.
+std::string puts_infinite_queries_without_keys_first(const GroupingKernel& kernel, DType dtype) {
+  Case test_case = make_case("infinite, no keys", Strategy::energy, 1, 100, 40, dtype);
+  test_case.problem.seq_k = 20;
+  test_case.problem = contiguous(test_case.problem);
+  test_case.problem.causal = Causal::bottom_right;
+  test_case.grouping.block = 16;
+  test_case.grouping.order_from = OrderFrom::previous;
+  if (!kernel.supports(test_case.problem, test_case.grouping).empty()) {
+    return kNotAsked;
+  }
+  Instance instance(test_case);
+  instance.q.set(35, INFINITY);
+  const std::int32_t first = order_of(kernel, instance)[40];  // of block 1
+  return first == 35 ? "" : "column " + std::to_string(first) + " comes first, not 35";
+}
+
+// Of columns of the same energy, finite or not, the left one comes first.
+std::string keeps_equal_columns_in_order(const GroupingKernel& kernel, DType dtype) {
+  const Case test_case = make_case("equal columns", Strategy::energy, 1, 150, 72, dtype);
+  if (!kernel.supports(test_case.problem, test_case.grouping).empty()) {
+    return kNotAsked;
+  }
+  Instance instance(test_case);
+  for (std::int64_t n = 0; n < instance.q.count(); ++n) {
+    const std::int64_t c = n % 72;
+    instance.q.set(n, instance.q.at(n - c + c % 36));
+    instance.k.set(n, c % 36 == 7 && n / 72 == 3 ? INFINITY : instance.k.at(n - c + c % 36));
+  }
+  const std::vector<std::int32_t> order = order_of(kernel, instance);
+  for (std::size_t n = 0; n < order.size(); n += 2) {
+    if (order[n] + 36 != order[n + 1]) {
+      return "column " + std::to_string(order[n + 1]) + " stands behind " + std::to_string(order[n]);
+    }
+  }
+  return order[0] == 7 ? "" : "column " + std::to_string(order[0]) + " comes first, not 7";
+}
+
+// More keys, columns and rows of a block than the kernels take at a time.
+std::string orders_more_than_it_takes_at_a_time(const GroupingKernel& kernel, DType dtype) {
+  struct Shape {
+    std::int64_t heads, rows, keys, d, block;
+    OrderFrom from = OrderFrom::own;
+  };
+  constexpr OrderFrom kPrevious = OrderFrom::previous;
+  std::string fault = kNotAsked;
+  for (const Shape& shape :
+       {Shape{1, 5, 8100, 33, 128}, Shape{2, 400, 3000, 24, 2}, Shape{2, 400, 3000, 24, 2, kPrevious},
+        Shape{1, 3, 300, 384, 128}, Shape{1, 300, 300, 130, 128, kPrevious}, Shape{1, 9000, 50, 8, 9000}}) {
+    Case test_case = make_case("more", Strategy::energy, shape.heads, shape.rows, shape.d, dtype);
+    test_case.problem.heads_kv = 1;
+    test_case.problem.seq_k = shape.keys;
+    test_case.problem = contiguous(test_case.problem);
+    test_case.grouping.block = shape.block;
+    test_case.grouping.order_from = shape.from;
+    if (kernel.supports(test_case.problem, test_case.grouping).empty()) {
+      const Instance instance(test_case);
+      fault = judge_order(instance, order_of(kernel, instance).data());
+      if (!fault.empty()) {
+        return std::to_string(shape.rows) + " rows, " + std::to_string(shape.keys) + " keys, d " +
+               std::to_string(shape.d) + ": " + fault;
+      }
+    }
+  }
+  return fault;
 }
 
 // Few blocks of Q, whose keys are less than a run, and the last block shorter than others.
@@ -91,7 +177,7 @@ std::string orders_many_blocks(const GroupingKernel& kernel, DType dtype) {
   std::string fault = kNotAsked;
   for (const Strategy strategy : {Strategy::energy, Strategy::lsh}) {
     for (const OrderFrom from : {OrderFrom::own, OrderFrom::previous}) {
-      Case test_case = make_case("many blocks", strategy, 7, 370, 24, dtype);
+      Case test_case = make_case("many blocks", strategy, 7, 370, 40, dtype);
       test_case.grouping.block = 1;
       test_case.grouping.order_from = from;
       if (kernel.supports(test_case.problem, test_case.grouping).empty()) {
@@ -149,7 +235,11 @@ std::string never_sees_the_future(const GroupingKernel& kernel, DType dtype) {
 
 std::vector<Property<GroupingKernel>> grouping_properties() {
   return {{"survives a large mean", survives_a_large_mean},
+          {"survives a far first key", survives_a_far_first_key},
           {"puts values that are not finite first", puts_values_that_are_not_finite_first},
+          {"puts infinite queries without keys first", puts_infinite_queries_without_keys_first},
+          {"keeps equal columns in order", keeps_equal_columns_in_order},
+          {"orders more than it takes at a time", orders_more_than_it_takes_at_a_time},
           {"orders few blocks", orders_few_blocks},
           {"orders many blocks", orders_many_blocks},
           {"never sees the future", never_sees_the_future}};

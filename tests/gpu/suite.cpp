@@ -42,6 +42,7 @@ constexpr const char* kSmall[] = {"smallest",
                                   "lsh, previous, wide heads, causal",
                                   "energy, wide heads, low scores",
                                   "energy, G 3 of 32",
+                                  "energy, one column",
                                   "energy, previous, more queries"};
 
 // Stands for a kernel's name, and for a case's in --filter.
