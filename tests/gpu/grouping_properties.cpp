@@ -34,6 +34,18 @@ Case make_case(const std::string& name, Strategy strategy, std::int64_t heads, s
   return with_dtype(result, dtype);
 }
 
+// One head whose blocks take the orders of those before them, with causality at the bottom right.
+Case bottom_right_case(const std::string& name, std::int64_t rows, std::int64_t keys, std::int64_t d,
+                       std::int64_t block, DType dtype) {
+  Case result = make_case(name, Strategy::energy, 1, rows, d, dtype);
+  result.problem.seq_k = keys;
+  result.problem = contiguous(result.problem);
+  result.problem.causal = Causal::bottom_right;
+  result.grouping.block = block;
+  result.grouping.order_from = OrderFrom::previous;
+  return result;
+}
+
 // A large mean must not drown the spread around it.
 std::string survives_a_large_mean(const GroupingKernel& kernel, DType dtype) {
   const Case test_case = make_case("large mean", Strategy::energy, 1, 1000, 40, dtype);
@@ -56,12 +68,7 @@ std::string survives_a_large_mean(const GroupingKernel& kernel, DType dtype) {
 // The head's first key, far from all others, is a run of its own where a block's last row sees one key more than the
 // row above it has rows.
 std::string survives_a_far_first_key(const GroupingKernel& kernel, DType dtype) {
-  Case test_case = make_case("far first key", Strategy::energy, 1, 2560, 64, dtype);
-  test_case.problem.seq_k = 2561;
-  test_case.problem = contiguous(test_case.problem);
-  test_case.problem.causal = Causal::bottom_right;
-  test_case.grouping.block = 128;
-  test_case.grouping.order_from = OrderFrom::previous;
+  const Case test_case = bottom_right_case("far first key", 2560, 2561, 64, 128, dtype);
   if (!kernel.supports(test_case.problem, test_case.grouping).empty()) {
     return kNotAsked;
   }
@@ -89,12 +96,7 @@ std::string puts_values_that_are_not_finite_first(const GroupingKernel& kernel, 
 
 // Without keys energies are 0, but not those of infinite columns: 0 times infinity is no number, and comes first.
 std::string puts_infinite_queries_without_keys_first(const GroupingKernel& kernel, DType dtype) {
-  Case test_case = make_case("infinite, no keys", Strategy::energy, 1, 100, 40, dtype);
-  test_case.problem.seq_k = 20;
-  test_case.problem = contiguous(test_case.problem);
-  test_case.problem.causal = Causal::bottom_right;
-  test_case.grouping.block = 16;
-  test_case.grouping.order_from = OrderFrom::previous;
+  const Case test_case = bottom_right_case("infinite, no keys", 100, 20, 40, 16, dtype);
   if (!kernel.supports(test_case.problem, test_case.grouping).empty()) {
     return kNotAsked;
   }
