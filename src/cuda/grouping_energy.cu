@@ -107,46 +107,51 @@ __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
   const std::byte* pivot_row = a.keys.keys(head, middle, 0).first;  // differs from itself by 0: it stands in for no row
   Rows rows = a.keys.keys(head, start, a.keys.start(strip + 1));
   int n = 0;
-  wait_for_inputs();
-  Round round;
-  round.load(rows, n, lane, pivot_row);
-  const typename Round::Row pivot = Round::load_row(pivot_row, true, lane);
   float pivots[8];
-#pragma unroll
-  for (int i = 0; i < 8; ++i) {
-    pivots[i] = Round::value(pivot, i);
-    if (lane.t == 0 && lane.group == 0) {
-      shared.pivots[lane.tile * kTileColumns + grouping::column_of(kVector, lane.g, i)] = pivots[i];
-    }
-  }
   LaneSums run;
-  while (true) {
-    run.add(round, pivots);
-    n += Round::rows(lane);
-    if (n >= rows.count) {
-      const int next = strip + 1;
-      const auto count = static_cast<float>(a.keys.start(next) - start);
-      Spread* spreads = next == end ? a.runs + static_cast<std::int64_t>(blockIdx.x) * a.width
-                                    : a.strips + (static_cast<std::int64_t>(head) * a.keys.strips + strip) * a.width;
-      float values[16];
+#pragma unroll 1
+  for (bool begins = true;; begins = false) {
+    if (begins) {
+      wait_for_inputs();  // in the loop, so that the compiler leaves nothing of what is above for after it
+    }
+    Round round;
+    round.load(rows, n, lane, pivot_row);
+    if (begins) {
+      const typename Round::Row pivot = Round::load_row(pivot_row, true, lane);
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        values[i] = run.sums[i];
-        values[8 + i] = run.squares[i];
+        pivots[i] = Round::value(pivot, i);
+        if (lane.t == 0 && lane.group == 0) {
+          shared.pivots[lane.tile * kTileColumns + grouping::column_of(kVector, lane.g, i)] = pivots[i];
+        }
       }
-      add_up<kVector>(a, values, lane, shared, [&](int column, const Sums& sums) {
-        spreads[column] = {shared.pivots[column] + (count > 0 ? __fdividef(sums.sum, count) : 0),
-                           squares_around_mean(count, sums.sum, sums.squares)};
-      });
-      if (next == end) {
-        break;
-      }
-      __syncthreads();  // the sums have been read
-      rows = a.keys.keys(head, a.keys.start(next), a.keys.start(next + 1));
-      strip = next;
-      n = 0;
     }
-    round.load(rows, n, lane, pivot_row);
+    run.add(round, pivots);
+    n += Round::rows(lane);
+    if (n < rows.count) {
+      continue;
+    }
+    const int next = strip + 1;
+    const auto count = static_cast<float>(a.keys.start(next) - start);
+    Spread* spreads = next == end ? a.runs + static_cast<std::int64_t>(blockIdx.x) * a.width
+                                  : a.strips + (static_cast<std::int64_t>(head) * a.keys.strips + strip) * a.width;
+    float values[16];
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      values[i] = run.sums[i];
+      values[8 + i] = run.squares[i];
+    }
+    add_up<kVector>(a, values, lane, shared, [&](int column, const Sums& sums) {
+      spreads[column] = {shared.pivots[column] + (count > 0 ? __fdividef(sums.sum, count) : 0),
+                         squares_around_mean(count, sums.sum, sums.squares)};
+    });
+    if (next == end) {
+      break;
+    }
+    __syncthreads();  // the sums have been read
+    rows = a.keys.keys(head, a.keys.start(next), a.keys.start(next + 1));
+    strip = next;
+    n = 0;
   }
 }
 
@@ -155,13 +160,18 @@ template <class T, int kVector>
 __device__ void read_queries(const Arguments& a, std::uint32_t piece, const Lane& lane, Shared& shared) {
   using Round = grouping::Round<T, kVector>;
   const Rows rows = a.queries.at(piece);
-  wait_for_inputs();
   LaneSums sums;
-  for (int n = 0; n < rows.count; n += Round::rows(lane)) {
+  int n = 0;
+#pragma unroll 1
+  do {
+    if (n == 0) {
+      wait_for_inputs();  // in the loop, as above
+    }
     Round round;
     round.load(rows, n, lane);
     sums.add_squares(round);
-  }
+    n += Round::rows(lane);
+  } while (n < rows.count);
   float* squares = a.squares + static_cast<std::int64_t>(piece) * a.width;
   add_up<kVector>(a, sums.squares, lane, shared,
                   [&](int column, const Sums& total) { squares[column] = total.squares; });
@@ -234,23 +244,23 @@ __global__ void __maxnreg__(kLoads <= kRunLoads ? 72 : 128) order_blocks(const A
   const auto columns = static_cast<int>(threadIdx.x / 32 * 32 + threadIdx.x % 16 * 2);  // two, of lanes l and l + 16
   const int column = columns + static_cast<int>(half);
   const std::uint32_t head = blockIdx.x;
-  const auto blocks = static_cast<int>(a.queries.blocks);
-  const auto pieces = static_cast<int>(a.queries.pieces);
+  const auto blocks = static_cast<int>(a.queries.blocks.value());
+  const auto pieces = static_cast<int>(a.queries.pieces.value());
   const int first = static_cast<int>(blockIdx.y) * a.part_blocks;
   const int end = min(first + a.part_blocks, blocks);
   const std::int64_t row = static_cast<std::int64_t>(head) * blocks + first;  // of the order
   const float* squares = a.squares + row * pieces * a.width + column;
   std::int32_t* order = a.order + row * a.head_dim;
   const std::uint32_t kv_head = head / a.heads_per_kv;
-  const SpreadReader spreads{a.keys, a.runs + static_cast<std::int64_t>(kv_head) * a.keys.runs * a.width + columns,
-                             a.strips + static_cast<std::int64_t>(kv_head) * a.keys.strips * a.width + columns, a.width,
-                             half};
+  const SpreadReader spreads{
+      a.keys, a.runs + static_cast<std::int64_t>(kv_head) * a.keys.runs.value() * a.width + columns,
+      a.strips + static_cast<std::int64_t>(kv_head) * a.keys.strips * a.width + columns, a.width, half};
   int strips = -1;
   float spread = 0;
 #pragma unroll 1
   for (int block = first; block < end; ++block) {
     if (block == first) {
-      wait_for_inputs();  // in the loop, so that the compiler leaves nothing of what is above for after it
+      wait_for_inputs();  // in the loop, as above
     }
     const float square = sum_of_pieces(squares, pieces, a.width);
     const int needed = block < a.queries.previous ? 0 : a.keys.strips_of(block);
@@ -321,11 +331,11 @@ Plan plan_of(const Problem& problem, const Grouping& grouping, const GroupingTen
   const std::int64_t width = common::ceil_div(d, 32) * 32;
   float* squares = workspace.take<float>(queries.count * width);
   const std::int64_t kv_heads = problem.batch * problem.heads_kv;
-  Spread* runs = workspace.take<Spread>(kv_heads * keys.runs * width);
+  Spread* runs = workspace.take<Spread>(keys.count * width);
   Spread* strips = workspace.take<Spread>(keys.run_strips == 1 ? 0 : kv_heads * keys.strips * width);
   const std::int64_t heads = problem.batch * problem.heads_q;
-  const std::int64_t part_blocks = std::max<std::int64_t>(1, heads * queries.blocks / kOrderGrid);
-  const std::int64_t parts = common::ceil_div(queries.blocks, part_blocks);
+  const std::int64_t part_blocks = std::max<std::int64_t>(1, heads * queries.blocks.value() / kOrderGrid);
+  const std::int64_t parts = common::ceil_div(queries.blocks.value(), part_blocks);
   const Arguments arguments{queries,
                             keys,
                             static_cast<int>(d),
@@ -340,8 +350,8 @@ Plan plan_of(const Problem& problem, const Grouping& grouping, const GroupingTen
                             tensors.order};
   return {arguments,
           warps.count() * 32,
-          keys.runs > 2 * kRunLoads && heads * parts * width <= kFewThreads ? order_blocks<kManyRunLoads>
-                                                                            : order_blocks<kRunLoads>,
+          keys.runs.value() > 2 * kRunLoads && heads * parts * width <= kFewThreads ? order_blocks<kManyRunLoads>
+                                                                                    : order_blocks<kRunLoads>,
           dim3(static_cast<unsigned>(queries.count + keys.count)),
           dim3(static_cast<unsigned>(heads), static_cast<unsigned>(parts)),
           aligned,

@@ -4,19 +4,18 @@
 //   bit_t(c) = [ sum_n R[n, t] Q_b[n, c] > 0 ],  hash(c) = gray_rank(bits),  order = columns sorted by (hash, column)
 //
 // A block of threads stays and takes block of Q after block of Q, so that R [256 rows, 16 bits] is drawn once:
-//   R      one Philox call a row, in shared memory as the fragments of mma.m16n8k16 (A = R^T, rows as k). Every value
-//   is
-//          exact in f16 and in bf16, and an f32 of Q is the sum of three bf16, so all products are exact; sums in fp32.
-//   Q      from global memory to registers as B fragments (grouping_rows.cuh). The loads of the next block of Q are
-//   sent
-//          off before this one's sums are added up and sorted.
-//   sums   [16, 64] of each warp, added over the warps of a tile in shared memory, in their order.
-//   bits   by ballot: of an accumulator's fragment, lane 4 g + t has bits g and g + 8 of two columns.
-//   sort   thread c counts the columns with smaller (hash, column): its own place.
+//   R     one Philox call a row, in shared memory as the fragments of mma.m16n8k16 (A = R^T, rows as k). Every value is
+//         exact in f16 and in bf16, and an f32 of Q is the sum of three bf16, so all products are exact; sums in fp32.
+//   Q     from global memory to registers as B fragments (grouping_rows.cuh). The loads of the next block of Q are sent
+//         off before this one's sums are added up and sorted.
+//   sums  [16, 64] of each warp, added over the warps of a tile in shared memory, in their order.
+//   bits  by ballot: of an accumulator's fragment, lane 4 g + t has bits g and g + 8 of two columns.
+//   sort  two lanes count the columns with smaller (hash, column) for one column: its place.
 // Longer blocks are cut into pieces, whose sums go to the workspace; a second kernel adds and sorts.
 // A block without rows before it (`previous`) has no rows, hence all hashes 0 and the identity.
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <type_traits>
 
 #include "common/half.h"
@@ -37,28 +36,28 @@ using grouping::Lane;
 using grouping::QueryPieces;
 using grouping::Rows;
 
-constexpr int kWindowRows = kPieceRows;  // rows of R in shared memory
-constexpr int kWarpsPerProcessor = 16;   // what launch bounds promise
-constexpr int kSumThreads = 512;         // of the kernel that adds pieces
+constexpr int kFragments = kTileColumns / 8;  // of sums, for a tile: [16 bits, 8 columns] each
+constexpr int kWindowRows = kPieceRows;       // rows of R in shared memory
+constexpr int kWarpsPerProcessor = 16;        // what launch bounds promise
+constexpr int kSumThreads = 512;              // of the kernel that adds pieces
 
 struct Arguments {
   QueryPieces queries;
   int head_dim;
   int tiles;   // of 64 columns
   int groups;  // warps of a tile
-  int vector;  // columns of a load
   std::uint64_t seed;
-  float4* sums;         // [pieces, tiles, 8, 32] fragments; null: order at once
+  float4* sums;         // [pieces, tiles, kFragments, 32]; null: order at once
   std::int32_t* order;  // [order rows, d]
 };
 
 struct Shared {
   std::uint32_t projection[kWindowRows / kChunkRows][32][4];  // A fragments of R^T
-  std::uint32_t keys[kMaxHeadDim];                            // hash, then column
+  float keys[kMaxHeadDim];                                    // of the columns, of all tiles
 };
-// Behind it: float4 sums[warps][8][32].
-std::size_t shared_bytes(int warps) { return sizeof(Shared) + static_cast<std::size_t>(warps) * 8 * 32 * 16; }
-static_assert(sizeof(Shared) + 8 * 8 * 32 * 16 <= 48 * 1024);
+// Behind it: float4 sums[warps][kFragments][32].
+std::size_t shared_bytes(int warps) { return sizeof(Shared) + static_cast<std::size_t>(warps) * kFragments * 32 * 16; }
+static_assert(sizeof(Shared) + kMaxThreads / 32 * kFragments * 32 * 16 <= 48 * 1024);
 
 // Quantiles as 16-bit elements.
 template <class Element>
@@ -77,13 +76,11 @@ using Factor = std::conditional_t<std::is_same_v<T, __half>, __half, __nv_bfloat
 
 // Rows first .. first + rows - 1 of R. Row 4 t + r of a chunk and bits g and g + 8 belong to lane 4 g + t.
 template <class T>
-__device__ void draw_projection(std::uint64_t seed, std::int64_t first, int rows, Shared& shared) {
+__device__ void draw_projection(std::uint64_t seed, int first, int rows, Shared& shared) {
   const auto& quantiles = std::is_same_v<Factor<T>, __half> ? kHalfQuantiles : kBfloatQuantiles;
   for (int n = static_cast<int>(threadIdx.x); n < rows; n += static_cast<int>(blockDim.x)) {
-    const auto counter = static_cast<std::uint64_t>(first + n);
-    const auto words =
-        common::philox({static_cast<std::uint32_t>(counter), static_cast<std::uint32_t>(counter >> 32), 0, 0},
-                       {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
+    const auto words = common::philox({static_cast<std::uint32_t>(first + n), 0, 0, 0},
+                                      {static_cast<std::uint32_t>(seed), static_cast<std::uint32_t>(seed >> 32)});
     const int t = n % kChunkRows / 4;
     const int r = n % 4;
 #pragma unroll
@@ -104,11 +101,11 @@ __device__ std::uint32_t remainder(std::uint32_t x) {
 // sums[i] += R^T Q for 16 rows and the i-th column of every lane.
 template <class T, std::size_t kWords>
 __device__ void project(const std::uint32_t (&projection)[4], const std::array<std::uint32_t, kWords> (&q)[4],
-                        float (&sums)[8][4]) {
+                        float (&sums)[kFragments][4]) {
   constexpr std::uint32_t kLower = 0x5410;
   constexpr std::uint32_t kUpper = 0x7632;
 #pragma unroll
-  for (int i = 0; i < 8; ++i) {
+  for (int i = 0; i < kFragments; ++i) {
     if constexpr (kWords == 4) {
       const std::uint32_t half = i % 2 == 0 ? kLower : kUpper;
       ptx::mma_16x8x16(sums[i], projection, __byte_perm(q[0][i / 2], q[1][i / 2], half),
@@ -136,40 +133,65 @@ __device__ std::uint32_t every_fourth_bit(std::uint32_t x) {
   return (x | x >> 12) & 0xFFU;
 }
 
-// The keys (hash, column) of the 8 columns of a fragment of sums: bit g of column 2 t and of column 2 t + 1, and bit
-// g + 8 of both, in lane 4 g + t. Columns that do not exist come last.
-__device__ void write_keys(const float4& sums, int tile, int i, int vector, int head_dim, std::uint32_t* keys) {
-  const std::uint32_t low_even = __ballot_sync(~0U, sums.x > 0);
-  const std::uint32_t low_odd = __ballot_sync(~0U, sums.y > 0);
-  const std::uint32_t high_even = __ballot_sync(~0U, sums.z > 0);
-  const std::uint32_t high_odd = __ballot_sync(~0U, sums.w > 0);
+// A number that grows with (hash, column), from 1 to 16: comparing floats takes fewer instructions than integers.
+__device__ float key_of(std::uint32_t hash, int column) {
+  static_assert(kMaxHeadDim <= 1 << 9);
+  return __uint_as_float(__float_as_uint(1.0F) + (hash << 9 | static_cast<std::uint32_t>(column)));
+}
+
+// The keys of the columns of `kFragments` fragments of sums, from the i-th on: of each, lane 4 g + t has bits g and
+// g + 8 of the columns 2 t and 2 t + 1. Columns that do not exist come last.
+template <int kVector, int kFragments>
+__device__ void write_keys(const float4 (&sums)[kFragments], int tile, int i, int head_dim, float* keys) {
   const int n = static_cast<int>(threadIdx.x % 32);
-  if (n < 8) {
-    const std::uint32_t low = n % 2 == 0 ? low_even : low_odd;
-    const std::uint32_t high = n % 2 == 0 ? high_even : high_odd;
-    const std::uint32_t code = every_fourth_bit(low >> n / 2) | every_fourth_bit(high >> n / 2) << 8;
-    const int column = tile * kTileColumns + grouping::column_of(vector, n, i);
-    keys[column] = column < head_dim ? common::gray_rank(code) << 16 | static_cast<std::uint32_t>(column) : ~0U;
+  std::uint32_t low = 0;
+  std::uint32_t high = 0;
+#pragma unroll
+  for (int fragment = 0; fragment < kFragments; ++fragment) {
+    const std::uint32_t low_even = __ballot_sync(~0U, sums[fragment].x > 0);
+    const std::uint32_t low_odd = __ballot_sync(~0U, sums[fragment].y > 0);
+    const std::uint32_t high_even = __ballot_sync(~0U, sums[fragment].z > 0);
+    const std::uint32_t high_odd = __ballot_sync(~0U, sums[fragment].w > 0);
+    if (n / 8 == fragment) {
+      low = n % 2 == 0 ? low_even : low_odd;
+      high = n % 2 == 0 ? high_even : high_odd;
+    }
+  }
+  if (n < 8 * kFragments) {
+    const int g = n % 8;
+    const std::uint32_t code = every_fourth_bit(low >> g / 2) | every_fourth_bit(high >> g / 2) << 8;
+    const int column = tile * kTileColumns + grouping::column_of(kVector, g, i + n / 8);
+    keys[column] = column < head_dim ? key_of(common::gray_rank(code), column) : INFINITY;
   }
 }
 
-// How many of `count` keys are smaller; a multiple of 16 bytes of keys is read.
-__device__ int rank_of(std::uint32_t key, const std::uint32_t* keys, int count) {
-  int smaller[4] = {};
-#pragma unroll 4
-  for (int j = 0; j < count; j += 4) {
-    const uint4 others = *reinterpret_cast<const uint4*>(keys + j);
-    smaller[0] += others.x < key ? 1 : 0;
-    smaller[1] += others.y < key ? 1 : 0;
-    smaller[2] += others.z < key ? 1 : 0;
-    smaller[3] += others.w < key ? 1 : 0;
-  }
-  return smaller[0] + smaller[1] + (smaller[2] + smaller[3]);
-}
-
-__device__ void write_order(const std::uint32_t* keys, int head_dim, std::int32_t* order) {
-  for (int c = static_cast<int>(threadIdx.x); c < head_dim; c += static_cast<int>(blockDim.x)) {
-    order[rank_of(keys[c], keys, head_dim)] = c;
+// Column c comes behind those of smaller keys. Two lanes count them, each in every second four columns.
+__device__ void write_order(const float* keys, int tiles, int head_dim, std::int32_t* order) {
+  constexpr int kHalf = 16;
+  const int in_warp = static_cast<int>(threadIdx.x % 32);
+  for (int first = static_cast<int>(threadIdx.x) / 32 * kHalf; first < head_dim;
+       first += static_cast<int>(blockDim.x) / 32 * kHalf) {
+    const int column = first + in_warp % kHalf;
+    const float key = keys[column];
+    const auto* others = reinterpret_cast<const float4*>(keys) + in_warp / kHalf;
+    float4 smaller{};
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+      for (int j = 0; j < kTileColumns / 8; ++j) {
+        const float4 other = others[2 * j];
+        smaller.x += other.x < key ? 1.0F : 0.0F;
+        smaller.y += other.y < key ? 1.0F : 0.0F;
+        smaller.z += other.z < key ? 1.0F : 0.0F;
+        smaller.w += other.w < key ? 1.0F : 0.0F;
+      }
+      others += kTileColumns / 4;
+    }
+    float rank = smaller.x + smaller.y + (smaller.z + smaller.w);
+    rank += __shfl_xor_sync(~0U, rank, kHalf);
+    if (in_warp < kHalf && column < head_dim) {
+      order[static_cast<int>(rank)] = column;
+    }
   }
 }
 
@@ -179,7 +201,7 @@ template <class T, int kVector>
 __global__ void __launch_bounds__(kMaxThreads, kVector == 1 ? 1 : 2) order_blocks(const Arguments a) {
   using Round = grouping::Round<T, kVector>;
   auto& shared = *reinterpret_cast<Shared*>(s_dynamic);
-  auto* s_sums = reinterpret_cast<float4*>(&shared + 1);  // [warps][8][32]
+  auto* s_sums = reinterpret_cast<float4*>(&shared + 1);  // [warps][kFragments][32]
   const Lane lane(a.groups, a.head_dim);
   const int in_warp = static_cast<int>(threadIdx.x % 32);
   const int round_rows = Round::rows(lane);
@@ -190,10 +212,10 @@ __global__ void __launch_bounds__(kMaxThreads, kVector == 1 ? 1 : 2) order_block
   Rows rows = a.queries.at(blockIdx.x);
   Round round;
   round.load(rows, 0, lane);
-  std::int64_t window = -1;  // the first row of R in shared memory
+  int window = -1;  // the first row of R in shared memory
   for (std::uint32_t piece = blockIdx.x; piece < count; piece += gridDim.x) {
-    const std::int64_t first = (piece % a.queries.pieces) * a.queries.piece_rows;  // within the block
-    float sums[8][4] = {};
+    const int first = static_cast<int>(piece % a.queries.pieces) * a.queries.piece_rows;  // within the block
+    float sums[kFragments][4] = {};
     int n = 0;
     bool finished = false;
     while (!finished) {
@@ -201,8 +223,8 @@ __global__ void __launch_bounds__(kMaxThreads, kVector == 1 ? 1 : 2) order_block
       if (first + n - in_window != window) {  // the same for all threads
         window = first + n - in_window;
         __syncthreads();
-        const auto drawn = static_cast<int>(min(std::int64_t{kWindowRows}, a.queries.piece_rows));
-        draw_projection<T>(a.seed, window, (drawn + round_rows - 1) / round_rows * round_rows, shared);
+        const int drawn = min(kWindowRows, a.queries.piece_rows);
+        draw_projection<T>(a.seed, window, (drawn + round_rows - 1) & -round_rows, shared);  // round_rows: 2^n
         __syncthreads();
       }
 #pragma unroll
@@ -220,42 +242,55 @@ __global__ void __launch_bounds__(kMaxThreads, kVector == 1 ? 1 : 2) order_block
       round.load(rows, n, lane);
     }
 
-    const int tile_warp = lane.tile * lane.groups;
+    float4* tile_sums = s_sums + lane.tile * lane.groups * kFragments * 32 + in_warp;
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      s_sums[((tile_warp + lane.group) * 8 + i) * 32 + in_warp] = {sums[i][0], sums[i][1], sums[i][2], sums[i][3]};
+    for (int i = 0; i < kFragments; ++i) {
+      tile_sums[(lane.group * kFragments + i) * 32] = {sums[i][0], sums[i][1], sums[i][2], sums[i][3]};
     }
     __syncthreads();
-    for (int i = lane.group; i < 8; i += lane.groups) {
-      float4 total = s_sums[(tile_warp * 8 + i) * 32 + in_warp];
-      for (int group = 1; group < lane.groups; ++group) {
-        const float4 more = s_sums[((tile_warp + group) * 8 + i) * 32 + in_warp];
-        total = {total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w};
+#pragma unroll 1
+    for (int i = 2 * lane.group; i < kFragments; i += 2 * lane.groups) {
+      float4 totals[2];
+#pragma unroll
+      for (int pair = 0; pair < 2; ++pair) {
+        totals[pair] = tile_sums[(i + pair) * 32];
+#pragma unroll
+        for (int group = 1; group < grouping::kMaxGroups; ++group) {
+          if (group < lane.groups) {
+            const float4 more = tile_sums[(group * kFragments + i + pair) * 32];
+            totals[pair] = {totals[pair].x + more.x, totals[pair].y + more.y, totals[pair].z + more.z,
+                            totals[pair].w + more.w};
+          }
+        }
       }
       if (a.sums != nullptr) {
-        a.sums[((static_cast<std::int64_t>(piece) * a.tiles + lane.tile) * 8 + i) * 32 + in_warp] = total;
+        float4* to =
+            a.sums + ((static_cast<std::int64_t>(piece) * a.tiles + lane.tile) * kFragments + i) * 32 + in_warp;
+        to[0] = totals[0];
+        to[32] = totals[1];
       } else {
-        write_keys(total, lane.tile, i, a.vector, a.head_dim, shared.keys);
+        write_keys<kVector>(totals, lane.tile, i, a.head_dim, shared.keys);
       }
     }
     __syncthreads();
     if (a.sums == nullptr) {
-      write_order(shared.keys, a.head_dim, a.order + static_cast<std::int64_t>(piece) * a.head_dim);
+      write_order(shared.keys, a.tiles, a.head_dim, a.order + static_cast<std::int64_t>(piece) * a.head_dim);
     }
   }
 }
 
 // Adds the pieces of a block of Q in their order, and sorts. A warp adds a fragment of 8 columns.
+template <int kVector>
 __global__ void __launch_bounds__(kSumThreads, 1) add_pieces(const Arguments a) {
-  alignas(16) __shared__ std::uint32_t s_keys[kMaxHeadDim];
+  alignas(16) __shared__ float s_keys[kMaxHeadDim];
   release_dependent();
-  const auto pieces = static_cast<int>(a.queries.pieces);
-  const int stride = a.tiles * 8 * 32;
+  const auto pieces = static_cast<int>(a.queries.pieces.value());
+  const int stride = a.tiles * kFragments * 32;
   wait_for_inputs();
   for (int i = static_cast<int>(threadIdx.x); i < stride; i += static_cast<int>(blockDim.x)) {
     const float4* sums = a.sums + static_cast<std::int64_t>(blockIdx.x) * pieces * stride + i;
     constexpr int kLoadsAhead = 16;  // under way at the same time
-    float4 total = {};
+    float4 total[1] = {};
     for (int first = 0; first < pieces; first += kLoadsAhead) {
       float4 loaded[kLoadsAhead];
 #pragma unroll
@@ -264,13 +299,13 @@ __global__ void __launch_bounds__(kSumThreads, 1) add_pieces(const Arguments a) 
       }
 #pragma unroll
       for (const float4& more : loaded) {
-        total = {total.x + more.x, total.y + more.y, total.z + more.z, total.w + more.w};
+        total[0] = {total[0].x + more.x, total[0].y + more.y, total[0].z + more.z, total[0].w + more.w};
       }
     }
-    write_keys(total, i / 256, i / 32 % 8, a.vector, a.head_dim, s_keys);
+    write_keys<kVector>(total, i / (kFragments * 32), i / 32 % kFragments, a.head_dim, s_keys);
   }
   __syncthreads();
-  write_order(s_keys, a.head_dim, a.order + static_cast<std::int64_t>(blockIdx.x) * a.head_dim);
+  write_order(s_keys, a.tiles, a.head_dim, a.order + static_cast<std::int64_t>(blockIdx.x) * a.head_dim);
 }
 
 // The reads of order_blocks and nothing else.
@@ -307,7 +342,7 @@ Plan plan_of(const Problem& problem, const Grouping& grouping, const GroupingTen
                                             problem.head_dim * static_cast<std::int64_t>(size_of(problem.dtype)));
   const std::int64_t resident = device_properties().processors * (kWarpsPerProcessor / warps.count());
   const Arguments arguments{
-      queries, static_cast<int>(problem.head_dim), warps.tiles, warps.groups, 0, grouping.seed, nullptr, tensors.order};
+      queries, static_cast<int>(problem.head_dim), warps.tiles, warps.groups, grouping.seed, nullptr, tensors.order};
   return {arguments, warps, dim3(static_cast<unsigned>(std::min(queries.count, resident))), aligned};
 }
 
@@ -319,8 +354,8 @@ std::string supports(const Problem& problem, const Grouping& grouping) {
 
 std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
   const QueryPieces queries(problem, grouping, nullptr);
-  const auto fragments = static_cast<std::size_t>(grouping::Warps(problem.head_dim).tiles) * 8 * 32;
-  return queries.pieces == 1 ? 0 : static_cast<std::size_t>(queries.count) * fragments * sizeof(float4);
+  const auto sums = static_cast<std::size_t>(grouping::Warps(problem.head_dim).tiles) * kFragments * 32;
+  return queries.pieces.value() == 1 ? 0 : static_cast<std::size_t>(queries.count) * sums * sizeof(float4);
 }
 
 void run(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors, const Execution& execution) {
@@ -329,16 +364,15 @@ void run(const Problem& problem, const Grouping& grouping, const GroupingTensors
   if (arguments.queries.count == 0) {
     return;
   }
-  arguments.sums = arguments.queries.pieces == 1 ? nullptr : static_cast<float4*>(execution.workspace);
+  arguments.sums = arguments.queries.pieces.value() == 1 ? nullptr : static_cast<float4*>(execution.workspace);
   grouping::with_loads(problem.dtype, plan.aligned, [&]<class T, int kVector>() {
-    arguments.vector = kVector;
     launch_early(order_blocks<T, kVector>, plan.grid, plan.warps.count() * 32, shared_bytes(plan.warps.count()),
                  execution.stream, arguments);
+    if (arguments.sums != nullptr) {
+      launch_early(add_pieces<kVector>, dim3(static_cast<unsigned>(arguments.queries.order_rows())),
+                   std::min(kSumThreads, plan.warps.tiles * kFragments * 32), 0, execution.stream, arguments);
+    }
   });
-  if (arguments.sums != nullptr) {
-    launch_early(add_pieces, dim3(static_cast<unsigned>(arguments.queries.order_rows())),
-                 std::min(kSumThreads, plan.warps.tiles * 8 * 32), 0, execution.stream, arguments);
-  }
 }
 
 void run_read_only(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,

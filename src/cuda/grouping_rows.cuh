@@ -18,6 +18,7 @@
 #include <type_traits>
 
 #include "common/block.h"
+#include "cuda/divisor.cuh"
 #include "cuda/launch.h"
 #include "kernel.h"
 
@@ -33,7 +34,7 @@ inline constexpr int kMaxPieces = 64;
 // The warps of a block of threads.
 struct Warps {
   int tiles;   // ceil(d / 64), 1 to 8
-  int groups;  // warps of a tile
+  int groups;  // warps of a tile: 1, 2 or 4
 
   explicit Warps(std::int64_t head_dim)
       : tiles(static_cast<int>(common::ceil_div(head_dim, kTileColumns))),
@@ -56,44 +57,47 @@ struct Rows {
   return {strides.batch * bytes, strides.head * bytes, strides.row * bytes};
 }
 
-// The rows of Q that decide each row of the order [batch, heads, blocks], cut into `pieces`.
+// The rows of Q that decide each row of the order [batch, heads, blocks], cut into `pieces`. A head has at most 2^29
+// rows (refusal), so 32 bits count them.
 struct QueryPieces {
-  const std::byte* q;           // [batch, heads, seq, d]
-  Strides strides;              // bytes
-  std::uint32_t heads, blocks;  // fewer than 2^31 rows of the order and pieces in all: 32-bit divisions are quicker
-  std::uint32_t pieces;         // of a block
-  std::int64_t piece_rows;      // a multiple of kPieceRows where there are several
-  std::int64_t block;           // l, at most seq
-  std::int64_t seq;
-  std::int64_t previous;  // 1: a block's order is that of the rows before it, the first has none
-  std::int64_t count;     // of all pieces
+  const std::byte* q;     // [batch, heads, seq, d]
+  Strides strides;        // bytes
+  Divisor heads, blocks;  // fewer than 2^31 rows of the order and pieces in all
+  Divisor pieces;         // of a block
+  int piece_rows;         // a multiple of kPieceRows where there are several
+  int block;              // l, at most seq
+  int seq;
+  int previous;        // 1: a block's order is that of the rows before it, the first has none
+  std::int64_t count;  // of all pieces
 
   QueryPieces(const Problem& problem, const Grouping& grouping, const void* data)
       : q(static_cast<const std::byte*>(data)),
         strides(in_bytes(problem.q, problem.dtype)),
         heads(static_cast<std::uint32_t>(problem.heads_q)),
         blocks(static_cast<std::uint32_t>(common::num_blocks(problem, grouping))),
-        block(std::min(grouping.block, std::max<std::int64_t>(1, problem.seq_q))),
-        seq(problem.seq_q),
+        pieces(1),
+        block(static_cast<int>(std::min(grouping.block, std::max<std::int64_t>(1, problem.seq_q)))),
+        seq(static_cast<int>(problem.seq_q)),
         previous(grouping.order_from == OrderFrom::previous ? 1 : 0) {
-    pieces = static_cast<std::uint32_t>(std::min<std::int64_t>(kMaxPieces, common::ceil_div(block, kPieceRows)));
-    piece_rows = pieces == 1 ? block : common::ceil_div(common::ceil_div(block, pieces), kPieceRows) * kPieceRows;
-    pieces = static_cast<std::uint32_t>(common::ceil_div(block, piece_rows));
-    count = problem.batch * problem.heads_q * blocks * pieces;
+    const std::int64_t most = std::min<std::int64_t>(kMaxPieces, common::ceil_div(block, kPieceRows));
+    piece_rows =
+        most == 1 ? block : static_cast<int>(common::ceil_div(common::ceil_div(block, most), kPieceRows)) * kPieceRows;
+    pieces = Divisor(static_cast<std::uint32_t>(common::ceil_div(block, piece_rows)));
+    count = problem.batch * problem.heads_q * common::num_blocks(problem, grouping) * pieces.value();
   }
 
-  [[nodiscard]] std::int64_t order_rows() const { return count / pieces; }
+  [[nodiscard]] std::int64_t order_rows() const { return count / pieces.value(); }
 
   // Piece `index` = (row of the order) * pieces + piece. Its first row within the block is (index % pieces) *
   // piece_rows.
   [[nodiscard]] __device__ Rows at(std::uint32_t index) const {
     const std::uint32_t row = index / pieces;
     const std::uint32_t head = row / blocks;
-    const std::int64_t source = static_cast<std::int64_t>(row % blocks) - previous;
-    const std::int64_t first = source * block + (index % pieces) * piece_rows;
-    const std::int64_t end = min(min(first + piece_rows, (source + 1) * block), seq);
+    const int source = static_cast<int>(row % blocks) - previous;
+    const int first = source * block + static_cast<int>(index % pieces) * piece_rows;
+    const int end = min(min(first + piece_rows, (source + 1) * block), seq);
     const std::byte* start = q + head / heads * strides.batch + head % heads * strides.head + first * strides.row;
-    return {start, strides.row, source < 0 ? 0 : static_cast<int>(max(end - first, std::int64_t{0}))};
+    return {start, strides.row, source < 0 ? 0 : max(end - first, 0)};
   }
 };
 
@@ -104,8 +108,8 @@ struct Lane {
   int columns;  // d
 
   __device__ Lane(int warps_of_tile, int head_dim)
-      : tile(static_cast<int>(threadIdx.x / 32) / warps_of_tile),
-        group(static_cast<int>(threadIdx.x / 32) % warps_of_tile),
+      : tile(static_cast<int>(threadIdx.x / 32) >> (warps_of_tile >> 1)),  // log2 of 1, 2 or 4
+        group(static_cast<int>(threadIdx.x / 32) & (warps_of_tile - 1)),
         groups(warps_of_tile),
         g(static_cast<int>(threadIdx.x % 32 / 4)),
         t(static_cast<int>(threadIdx.x % 4)),
@@ -208,15 +212,15 @@ struct Round {
   __device__ static void load_vector(Row& row, int i, const std::byte* from, bool valid) {
     const int word = i * kBytes / 4;
     if constexpr (kVector * kBytes == 16) {
-      const uint4 vector = valid ? __ldg(reinterpret_cast<const uint4*>(from)) : uint4{0, 0, 0, 0};
+      const uint4 vector = valid ? *reinterpret_cast<const uint4*>(from) : uint4{0, 0, 0, 0};
       row[word] = vector.x;
       row[word + 1] = vector.y;
       row[word + 2] = vector.z;
       row[word + 3] = vector.w;
     } else if constexpr (kBytes == 4) {
-      row[word] = valid ? __ldg(reinterpret_cast<const std::uint32_t*>(from)) : 0U;
+      row[word] = valid ? *reinterpret_cast<const std::uint32_t*>(from) : 0U;
     } else {
-      const std::uint32_t element = valid ? __ldg(reinterpret_cast<const unsigned short*>(from)) : 0U;
+      const std::uint32_t element = valid ? *reinterpret_cast<const unsigned short*>(from) : 0U;
       row[word] = i % 2 == 0 ? element : row[word] | element << 16;
     }
   }

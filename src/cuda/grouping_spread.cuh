@@ -23,8 +23,8 @@ inline constexpr int kMinRunKeys = 128;
 struct KeyStrips {
   const std::byte* k;  // [batch, heads, seq, d]
   Strides strides;     // bytes
-  std::uint32_t heads;
-  std::uint32_t runs;       // of a head
+  Divisor heads;
+  Divisor runs;             // of a head
   int run_strips;           // strips of a run
   int strips;               // of a head
   int length, phase;        // phase: -length + 1 to 0
@@ -36,6 +36,7 @@ struct KeyStrips {
       : k(static_cast<const std::byte*>(data)),
         strides(grouping::in_bytes(problem.k, problem.dtype)),
         heads(static_cast<std::uint32_t>(problem.heads_kv)),
+        runs(1),
         seq(static_cast<int>(problem.seq_k)) {
     const std::int64_t all_heads = problem.batch * problem.heads_kv;
     const int most_runs =
@@ -46,21 +47,22 @@ struct KeyStrips {
       strips = ceil_div(seq, length);
       run_strips = 1;
     } else {
-      length = static_cast<int>(queries.block);
+      length = queries.block;
       while (length % 2 == 0 && length >= 2 * kMinRunKeys) {
         length /= 2;
       }
-      block_strips = static_cast<int>(queries.block) / length;
+      block_strips = queries.block / length;
       const auto offset = static_cast<int>(common::causal_offset(problem));
       shift = offset / length + (offset % length > 0 ? 1 : 0);
       phase = offset - shift * length;
-      const int last = (static_cast<int>(queries.blocks) - 1) * block_strips + shift;
-      const bool any = seq > 0 && queries.blocks > 1;  // the first block needs none
+      const int last = (static_cast<int>(queries.blocks.value()) - 1) * block_strips + shift;
+      const bool any = seq > 0 && queries.blocks.value() > 1;  // the first block needs none
       strips = any ? std::clamp(last, 0, ceil_div(seq - phase, length)) : 0;
       run_strips = std::max(ceil_div(strips, most_runs), ceil_div(kMinRunKeys, length));
     }
-    runs = static_cast<std::uint32_t>(ceil_div(strips, run_strips));
-    count = all_heads * runs;
+    const int head_runs = ceil_div(strips, run_strips);
+    runs = Divisor(static_cast<std::uint32_t>(head_runs));
+    count = all_heads * head_runs;
   }
 
   // The strips before this one decide block b.

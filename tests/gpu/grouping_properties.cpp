@@ -130,15 +130,22 @@ std::string keeps_equal_columns_in_order(const GroupingKernel& kernel, DType dty
 // More keys, columns and rows of a block than the kernels take at a time.
 std::string orders_more_than_it_takes_at_a_time(const GroupingKernel& kernel, DType dtype) {
   struct Shape {
+    Strategy strategy;
     std::int64_t heads, rows, keys, d, block;
     OrderFrom from = OrderFrom::own;
   };
+  constexpr Strategy kEnergy = Strategy::energy;
+  constexpr Strategy kLsh = Strategy::lsh;
   constexpr OrderFrom kPrevious = OrderFrom::previous;
   std::string fault = kNotAsked;
-  for (const Shape& shape :
-       {Shape{1, 5, 8100, 33, 128}, Shape{2, 400, 3000, 24, 2}, Shape{2, 400, 3000, 24, 2, kPrevious},
-        Shape{1, 3, 300, 384, 128}, Shape{1, 300, 300, 130, 128, kPrevious}, Shape{1, 9000, 50, 8, 9000}}) {
-    Case test_case = make_case("more", Strategy::energy, shape.heads, shape.rows, shape.d, dtype);
+  for (const Shape& shape : {Shape{kEnergy, 1, 5, 8100, 33, 128}, Shape{kEnergy, 2, 400, 3000, 24, 2},
+                             Shape{kEnergy, 2, 400, 3000, 24, 2, kPrevious}, Shape{kEnergy, 1, 3, 300, 384, 128},
+                             Shape{kEnergy, 1, 300, 300, 130, 128, kPrevious}, Shape{kEnergy, 1, 9000, 50, 8, 9000},
+                             Shape{kEnergy, 1, 1000, 50, 24, 300}, Shape{kLsh, 2, 1000, 50, 24, 300},
+                             Shape{kLsh, 2, 1000, 50, 24, 300, kPrevious}, Shape{kLsh, 1, 9000, 50, 8, 9000},
+                             Shape{kLsh, 1, 200, 50, 130, 64}, Shape{kLsh, 1, 200, 50, 256, 64, kPrevious},
+                             Shape{kLsh, 1, 600, 50, 300, 520}, Shape{kLsh, 1, 100, 50, 512, 32}}) {
+    Case test_case = make_case("more", shape.strategy, shape.heads, shape.rows, shape.d, dtype);
     test_case.problem.heads_kv = 1;
     test_case.problem.seq_k = shape.keys;
     test_case.problem = contiguous(test_case.problem);

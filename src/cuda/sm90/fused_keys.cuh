@@ -174,6 +174,7 @@ class FusedKeys : KeyRows<C> {
 
   __device__ void fetch(int slot, const std::byte* keys) {
     const std::uint64_t sources = ptx::load_shared_8(Base::sources(slot));  // one load for both
+    // Not plain loads, which spill in fp16 at d = 64; in the SASS these are behind wait_for_inputs() (early.cuh).
     const auto row = [&](unsigned source) { return __ldg(reinterpret_cast<const uint4*>(keys + source)); };
     rows_[slot % kAhead][0] = row(static_cast<unsigned>(sources));
     rows_[slot % kAhead][1] = row(static_cast<unsigned>(sources >> 32));
