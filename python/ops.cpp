@@ -43,11 +43,10 @@ Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& 
 }
 
 // O [B, Hq, Nq, dv], in memory [B, Nq, Hq, dv]: the transpose that follows attention in models then costs nothing;
-// LSE [B, Hq, Nq], if wanted.
+// LSE [B, Hq, Nq], if wanted. The call has the mask already.
 std::tuple<Tensor, OptionalTensor> attention_of(Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
-                                                const OptionalTensor& mask, const OptionalTensor& order_in,
+                                                const OptionalTensor& mask, const OptionalTensor& order,
                                                 bool with_lse) {
-  const OptionalTensor order = add_mask_and_order(call, q, mask, order_in);
   Tensor o = empty_rows_first(q, {q.size(0), q.size(1), q.size(2), v.size(3)});
   OptionalTensor lse;
   if (with_lse) {
@@ -69,13 +68,14 @@ std::tuple<Tensor, OptionalTensor> attention_of(Call& call, const Tensor& q, con
 
 // `deterministic` is for the backward, which takes the settings of its forward.
 std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
-                                   const OptionalTensor& mask, const OptionalTensor& order, const std::string& causal,
-                                   std::optional<double> scale, const std::string& strategy, std::int64_t group_size,
-                                   std::int64_t block_size, const std::string& estimator, const std::string& order_from,
-                                   bool /*deterministic*/) {
+                                   const OptionalTensor& mask, const OptionalTensor& order_in,
+                                   const std::string& causal, std::optional<double> scale, const std::string& strategy,
+                                   std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
+                                   const std::string& order_from, bool /*deterministic*/) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
   Call call =
       make_call(q, k, v, settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0));
+  const OptionalTensor order = add_mask_and_order(call, q, mask, order_in);
   auto [o, lse] = attention_of(call, q, k, v, mask, order, true);
   return {std::move(o), *std::move(lse)};
 }
