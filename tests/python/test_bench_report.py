@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""bench/minilm_report.py, small_model_report.py and projection.py, and what DESIGN.md takes from their results."""
+"""The reports of bench/ on models, a basis and roundings, and what the documents take from their results."""
 
 import json
 import os
@@ -53,6 +53,24 @@ def test_no_basis_beats_the_best(tmp_path):
         assert best < keys < energy
         assert re.search(rf"G = {size} (errs )?by {energy:.2f}[^;.]*[, ]{keys:.2f}[^;.]* {best:.2f}", words)
         assert all(found[name]["median"] == pytest.approx(committed[name]["median"], abs=0.005) for name in names)
+
+
+def test_sums_of_four_columns_err_as_the_log_says(tmp_path):
+    command = [sys.executable, str(ROOT / "bench/roundings.py"), "--json-out", str(tmp_path / "r.json"), "--problems"]
+    done = subprocess.run([*command, "40"], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "r.json").read_text())["summary"]
+    committed = json.loads((ROOT / "bench/results/cpu/roundings.json").read_text())["summary"]
+    words = re.sub(r"\s+", " ", (ROOT / "docs/kernel-log.md").read_text())
+    for order_from in ("own", "previous"):
+        sums, luck = (committed[order_from][way] for way in ("each addition", "another draw"))
+        assert f"{sums['root_mean_square']:.2f} times the plain" in words
+        assert f"{100 * sums['above_2']:.2g} % of problems, where {100 * luck['above_2']:.2g} % do by chance" in words
+        assert found[order_from]["each addition"]["root_mean_square"] == pytest.approx(
+            sums["root_mean_square"], abs=0.15
+        )
+    wrong = subprocess.run([*command, "0"], capture_output=True, text=True)
+    assert wrong.returncode == 2 and "--problems is 0; allowed: 1 or more" in wrong.stderr
 
 
 def test_trains_and_measures_every_setting(tmp_path):
