@@ -103,12 +103,25 @@ __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
   int strip = static_cast<int>(blockIdx.x % a.keys.runs) * a.keys.run_strips;
   const int end = min(strip + a.keys.run_strips, a.keys.strips);
   const int start = a.keys.start(strip);
-  const int middle = (start + a.keys.start(strip + 1)) / 2;         // not the head's first key, often far from others
-  const std::byte* pivot_row = a.keys.keys(head, middle, 0).first;  // differs from itself by 0: it stands in for no row
+  const auto middle_of = [&](int of_strip) {  // not the head's first key, often far from all others
+    return a.keys.keys(head, (a.keys.start(of_strip) + a.keys.start(of_strip + 1)) / 2, 0).first;
+  };
+  const std::byte* pivot_row = middle_of(strip);             // differs from itself by 0: it stands in for no row
+  const bool keeps_pivots = lane.t == 0 && lane.group == 0;  // of its columns
   Rows rows = a.keys.keys(head, start, a.keys.start(strip + 1));
   int n = 0;
   float pivots[8];
   LaneSums run;
+  const auto take_pivots = [&] {
+    const typename Round::Row pivot = Round::load_row(pivot_row, true, lane);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      pivots[i] = Round::value(pivot, i);
+      if (keeps_pivots) {
+        shared.pivots[lane.tile * kTileColumns + grouping::column_of(kVector, lane.g, i)] = pivots[i];
+      }
+    }
+  };
 #pragma unroll 1
   for (bool begins = true;; begins = false) {
     if (begins) {
@@ -117,14 +130,7 @@ __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
     Round round;
     round.load(rows, n, lane, pivot_row);
     if (begins) {
-      const typename Round::Row pivot = Round::load_row(pivot_row, true, lane);
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        pivots[i] = Round::value(pivot, i);
-        if (lane.t == 0 && lane.group == 0) {
-          shared.pivots[lane.tile * kTileColumns + grouping::column_of(kVector, lane.g, i)] = pivots[i];
-        }
-      }
+      take_pivots();
     }
     run.add(round, pivots);
     n += Round::rows(lane);
@@ -148,7 +154,21 @@ __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
     if (next == end) {
       break;
     }
-    __syncthreads();  // the sums have been read
+    __syncthreads();   // the sums have been read
+    if (count == 1) {  // that strip was its pivot alone: go on around a key of the next one
+      float alone[8];
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        alone[i] = pivots[i];
+      }
+      pivot_row = middle_of(next);
+      take_pivots();
+#pragma unroll
+      for (int i = 0; i < 8; ++i) {
+        run.sums[i] = keeps_pivots ? alone[i] - pivots[i] : 0;
+        run.squares[i] = run.sums[i] * run.sums[i];
+      }
+    }
     rows = a.keys.keys(head, a.keys.start(next), a.keys.start(next + 1));
     strip = next;
     n = 0;

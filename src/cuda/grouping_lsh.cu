@@ -26,6 +26,9 @@
 #include "cuda/ptx.cuh"
 
 namespace distr::cuda::lsh {
+
+extern __shared__ uint4 s_dynamic[];
+
 namespace {
 
 using grouping::kChunkRows;
@@ -139,15 +142,15 @@ __device__ float key_of(std::uint32_t hash, int column) {
   return __uint_as_float(__float_as_uint(1.0F) + (hash << 9 | static_cast<std::uint32_t>(column)));
 }
 
-// The keys of the columns of `kFragments` fragments of sums, from the i-th on: of each, lane 4 g + t has bits g and
+// The keys of the columns of kCount fragments of sums, from the i-th on: of each, lane 4 g + t has bits g and
 // g + 8 of the columns 2 t and 2 t + 1. Columns that do not exist come last.
-template <int kVector, int kFragments>
-__device__ void write_keys(const float4 (&sums)[kFragments], int tile, int i, int head_dim, float* keys) {
+template <int kVector, int kCount>
+__device__ void write_keys(const float4 (&sums)[kCount], int tile, int i, int head_dim, float* keys) {
   const int n = static_cast<int>(threadIdx.x % 32);
   std::uint32_t low = 0;
   std::uint32_t high = 0;
 #pragma unroll
-  for (int fragment = 0; fragment < kFragments; ++fragment) {
+  for (int fragment = 0; fragment < kCount; ++fragment) {
     const std::uint32_t low_even = __ballot_sync(~0U, sums[fragment].x > 0);
     const std::uint32_t low_odd = __ballot_sync(~0U, sums[fragment].y > 0);
     const std::uint32_t high_even = __ballot_sync(~0U, sums[fragment].z > 0);
@@ -157,7 +160,7 @@ __device__ void write_keys(const float4 (&sums)[kFragments], int tile, int i, in
       high = n % 2 == 0 ? high_even : high_odd;
     }
   }
-  if (n < 8 * kFragments) {
+  if (n < 8 * kCount) {
     const int g = n % 8;
     const std::uint32_t code = every_fourth_bit(low >> g / 2) | every_fourth_bit(high >> g / 2) << 8;
     const int column = tile * kTileColumns + grouping::column_of(kVector, g, i + n / 8);
@@ -194,8 +197,6 @@ __device__ void write_order(const float* keys, int tiles, int head_dim, std::int
     }
   }
 }
-
-extern __shared__ uint4 s_dynamic[];
 
 template <class T, int kVector>
 __global__ void __launch_bounds__(kMaxThreads, kVector == 1 ? 1 : 2) order_blocks(const Arguments a) {

@@ -65,14 +65,15 @@ std::string survives_a_large_mean(const GroupingKernel& kernel, DType dtype) {
   return "";
 }
 
-// The head's first key, far from all others, is a strip of its own where a block's last row sees one key more than the
-// row above it has rows, and where blocks are rows.
+// The head's first key is far from all others: alone in the first strip where a block's last row sees one key more than
+// the row above it has rows, and where blocks are rows; or one of many.
 std::string survives_a_far_first_key(const GroupingKernel& kernel, DType dtype) {
   struct Shape {
     std::int64_t rows, keys, block;
   };
   std::string fault = kNotAsked;
-  for (const Shape& shape : {Shape{2560, 2561, 128}, Shape{640, 641, 16}, Shape{300, 300, 1}}) {
+  for (const Shape& shape :
+       {Shape{2560, 2561, 128}, Shape{640, 641, 16}, Shape{300, 300, 1}, Shape{4094, 4094, 2047}}) {
     const Case test_case = bottom_right_case("far first key", shape.rows, shape.keys, 64, shape.block, dtype);
     if (kernel.supports(test_case.problem, test_case.grouping).empty()) {
       Instance instance(test_case);
@@ -152,8 +153,9 @@ std::string orders_more_than_it_takes_at_a_time(const GroupingKernel& kernel, DT
                              Shape{kEnergy, 1, 300, 300, 130, 128, kPrevious}, Shape{kEnergy, 1, 9000, 50, 8, 9000},
                              Shape{kEnergy, 1, 1000, 50, 24, 300}, Shape{kLsh, 2, 1000, 50, 24, 300},
                              Shape{kLsh, 2, 1000, 50, 24, 300, kPrevious}, Shape{kLsh, 1, 9000, 50, 8, 9000},
-                             Shape{kLsh, 1, 200, 50, 130, 64}, Shape{kLsh, 1, 200, 50, 256, 64, kPrevious},
-                             Shape{kLsh, 1, 600, 50, 300, 520}, Shape{kLsh, 1, 100, 50, 512, 32}}) {
+                             Shape{kLsh, 1, 16640, 50, 8, 16640}, Shape{kLsh, 1, 200, 50, 130, 64},
+                             Shape{kLsh, 1, 200, 50, 256, 64, kPrevious}, Shape{kLsh, 1, 600, 50, 300, 520},
+                             Shape{kLsh, 1, 100, 50, 512, 32}}) {
     Case test_case = make_case("more", shape.strategy, shape.heads, shape.rows, shape.d, dtype);
     test_case.problem.heads_kv = 1;
     test_case.problem.seq_k = shape.keys;
