@@ -15,6 +15,7 @@ namespace distr::cuda {
 // n m / 2^shift: m is less than 1 too large, which adds less than n / 2^shift < 1 / value.
 class Divisor {
  public:
+  Divisor() : Divisor(1) {}
   // 0 is taken as 1: there is nothing to divide then.
   explicit Divisor(std::uint32_t value)
       : value_(std::max(1U, value)),

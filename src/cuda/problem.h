@@ -2,10 +2,12 @@
 // What kernels take by value: a Problem and its Grouping in plain numbers, for host and device.
 #pragma once
 
+#include <algorithm>
 #include <cstdint>
 
 #include "common/block.h"
 #include "common/mask.h"
+#include "cuda/divisor.cuh"
 
 namespace distr::cuda {
 
@@ -30,6 +32,7 @@ struct DeviceProblem {
   DeviceMask mask;
   // The grouping
   std::int64_t block;         // l
+  Divisor rows_of_block;      // l, at most Nq: of rows that 31 bits count
   std::int64_t blocks;        // ceil(seq_q / l)
   std::int32_t groups;        // r
   std::int32_t members;       // G for lsh, 1 for energy and exact
@@ -72,6 +75,7 @@ struct DeviceProblem {
   result.causal_offset = common::causal_offset(problem);
   result.mask = device_mask(problem, mask);
   result.block = grouping.block;
+  result.rows_of_block = Divisor(static_cast<std::uint32_t>(std::min(grouping.block, problem.seq_q)));
   result.blocks = common::num_blocks(problem, grouping);
   result.groups = static_cast<std::int32_t>(exact ? problem.head_dim : num_groups(problem, grouping));
   result.members = exact || grouping.strategy == Strategy::energy ? 1 : static_cast<std::int32_t>(grouping.group_size);

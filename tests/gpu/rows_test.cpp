@@ -10,28 +10,21 @@
 namespace distr::cuda {
 namespace {
 
-struct Parameters {
-  DeviceProblem problem;
-  int section;
-  std::int64_t row_begin, row_end;
-};
-
-Parameters parameters(int section) {
-  Parameters p{};
-  p.problem.batch = 3;
-  p.problem.heads_q = 4;
-  p.problem.heads_kv = 2;
-  p.section = section;
-  p.row_begin = 64;
-  p.row_end = 400;  // 6 tiles of 64
-  return p;
+Tiles tiles_of(int section) {
+  DeviceProblem problem{};
+  problem.batch = 3;
+  problem.heads_q = 4;
+  problem.heads_kv = 2;
+  return {problem, section, 64, 400, 64};  // 6 tiles of a head
 }
 
 TEST(Rows, AreEveryTileOfEveryHeadOnce) {
   for (int section = 1; section <= 12; ++section) {
     std::map<std::tuple<int, int, int>, int> seen;
+    const Tiles tiles = tiles_of(section);
+    ASSERT_EQ(tiles.count(), 72U);
     for (unsigned index = 0; index < 72; ++index) {
-      const Rows rows = Rows::of(index, 64, parameters(section));
+      const Rows rows = tiles.at(index);
       ASSERT_LT(rows.batch, 3);
       ASSERT_LT(rows.head, 4);
       ASSERT_EQ(rows.head_kv, rows.head / 2);
@@ -44,11 +37,11 @@ TEST(Rows, AreEveryTileOfEveryHeadOnce) {
 }
 
 TEST(Rows, GoThroughOneSectionAfterTheOtherLastRowsFirst) {
-  const Parameters p = parameters(5);  // 12 heads: 2, 5 and 5
-  EXPECT_EQ(Rows::of(0, 64, p).row, 64 + 5 * 64);
-  EXPECT_EQ(Rows::of(11, 64, p).row, 64);
+  const Tiles tiles = tiles_of(5);  // 12 heads: 2, 5 and 5
+  EXPECT_EQ(tiles.at(0).row, 64 + 5 * 64);
+  EXPECT_EQ(tiles.at(11).row, 64);
   for (unsigned index = 0; index < 72; ++index) {
-    const Rows rows = Rows::of(index, 64, p);
+    const Rows rows = tiles.at(index);
     const int head = rows.batch * 4 + rows.head;
     EXPECT_EQ(head < 2 ? 0 : head < 7 ? 1 : 2, index < 12 ? 0 : index < 42 ? 1 : 2) << "tile " << index;
   }

@@ -137,7 +137,7 @@ __global__ void __launch_bounds__(kThreads)
     }
   }
   __syncwarp();
-  const std::int64_t block = row / problem.block;
+  const unsigned block = static_cast<unsigned>(row) / problem.rows_of_block;
   if (valid && !(problem.first_block_is_exact && block == 0)) {
     spread_row(problem, rows.order + (head * problem.blocks + block) * problem.head_dim, s_rows[own][0],
                s_rows[own][1]);

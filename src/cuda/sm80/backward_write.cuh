@@ -38,7 +38,7 @@ __device__ inline void store_groups(const BackwardParameters& p, const Place& pl
   for (int row = first + static_cast<int>(threadIdx.x) / 32; row < end; row += C::kWarps) {
     const float* const of_row = sums + (row - first) * C::kPitch;
     T* const to = base + row * p.d_q_strides.row;
-    const int block = row / static_cast<int>(min(problem.block, problem.seq_q));
+    const unsigned block = static_cast<unsigned>(row) / problem.rows_of_block;
     const bool exact = problem.first_block_is_exact && block == 0;
     const int members = exact ? 1 : problem.members;
     const std::int32_t* const order = p.order + (head * problem.blocks + block) * d;

@@ -7,6 +7,7 @@
 #include <type_traits>
 
 #include "cuda/problem.h"
+#include "cuda/rows.cuh"
 #include "cuda/sm80/split.h"
 #include "cuda/without.h"
 
@@ -88,10 +89,9 @@ struct ForwardParameters {
   const std::int32_t* order;  // [B, Hq, blocks, d]
   // Grouped: K^T [B, Hkv, d + 1, column_stride], or fused beforehand [B, Hq, r + 1, column_stride]; the last row is 0.
   std::int64_t column_stride;
-  bool fused;                       // k holds k_hat^T
-  int section;                      // heads that are worked on at the same time
-  std::int64_t row_begin, row_end;  // the queries of this launch
-  unsigned tiles;                   // of queries, of all heads
+  bool fused;            // k holds k_hat^T
+  Tiles tiles;           // of the queries of this launch
+  std::int64_t row_end;  // behind the last of them
   Split split;
 };
 

@@ -31,7 +31,7 @@ struct Work : Rows {
   template <class C>
   __device__ static Work of(unsigned block, const ForwardParameters& p, C) {
     const Split::Piece piece = p.split.at(block);
-    Work work{Rows::of(piece.tile, C::kRows, p), 0, 0};
+    Work work{p.tiles.at(piece.tile), 0, 0};
     const DeviceProblem& problem = p.problem;
     std::int64_t keys = problem.seq_k;
     if (problem.causal) {

@@ -79,7 +79,6 @@ thread_local std::int64_t forced_rows = 0;  // of tiles, by ForcedRows; 0: as ch
 struct Launch {
   const Variant* variant;
   std::int64_t row_begin, row_end;
-  std::int64_t tiles;
   Split split;
   bool early;
 
@@ -103,7 +102,7 @@ struct Launch {
     }
     // Blocks that all run at once should be spread evenly over the SMs: not those that are free first.
     const bool early = launched.causal || launched.tiles > launched.processors * launched.resident;
-    return {&variant, row_begin, row_end, launched.tiles, plan_split(launched), early};
+    return {&variant, row_begin, row_end, plan_split(launched), early};
   }
   [[nodiscard]] std::int64_t split_rows() const noexcept { return split.blocks() * variant->rows; }
 
@@ -209,11 +208,9 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
   p.lse = static_cast<float*>(tensors.lse);
   p.order = tensors.order;
 
-  p.section = heads_in_cache(problem);
   const auto run = [&](const Launch& launch) {
-    p.row_begin = launch.row_begin;
+    p.tiles = Tiles(p.problem, heads_in_cache(problem), launch.row_begin, launch.row_end, launch.variant->rows);
     p.row_end = launch.row_end;
-    p.tiles = static_cast<unsigned>(launch.tiles);
     p.split = launch.split;
     p.split.o = space.piece_o;
     p.split.row = space.piece_row;

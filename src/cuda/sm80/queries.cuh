@@ -41,7 +41,8 @@ __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::i
 
 // Where the order of a query's block begins.
 [[nodiscard]] __device__ inline std::int64_t order_index(const DeviceProblem& problem, int batch, int head, int row) {
-  return ((batch * problem.heads_q + head) * problem.blocks + row / problem.block) * problem.head_dim;
+  return ((batch * problem.heads_q + head) * problem.blocks + static_cast<unsigned>(row) / problem.rows_of_block) *
+         problem.head_dim;
 }
 
 template <class C, class Work>

@@ -34,7 +34,7 @@ __global__ void __launch_bounds__(kThreads)
   if (tile >= split.end - split.begin) {
     return;
   }
-  const Rows work = Rows::of(split.begin + tile, rows, p);
+  const Rows work = p.tiles.at(split.begin + tile);
   const std::int64_t row = std::int64_t{work.row} + row_in_tile;
   if (row >= p.row_end) {
     return;

@@ -12,7 +12,7 @@ namespace distr::cuda::sm80 {
 
 template <class C>
 void launch_variant(const ForwardParameters& p, bool early, void* stream) {
-  const std::int64_t whole = p.tiles - (p.split.end - p.split.begin);
+  const std::int64_t whole = p.tiles.count() - (p.split.end - p.split.begin);
   const dim3 blocks(static_cast<unsigned>(whole + p.split.blocks()));
   if (early) {
     launch_early(forward<C>, blocks, C::kThreads, C::kSharedBytes, stream, p);

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "cuda/problem.h"
+#include "cuda/rows.cuh"
 #include "cuda/without.h"
 
 namespace distr::cuda::sm90 {
@@ -82,17 +83,17 @@ struct Config {
 
 // What the kernel takes by value.
 struct ForwardParameters {
-  CUtensorMap q, k, v;              // [columns, rows, heads, batch], boxes of a panel: 64 rows of q, kKeys of k and v
-  const void* keys_transposed;      // K^T as transpose() leaves it, where the kernel fuses it; else k is read
-  std::int64_t column_stride;       // of K^T
-  const std::int32_t* order;        // [B, Hq, blocks, d]
-  DeviceProblem problem;            // with the sizes and strides of O
-  void* o;                          // [B, Hq, Nq, dv], any strides
-  float* lse;                       // [B, Hq, Nq] or null
-  bool keys_of_query_head;          // k is [B, Hq, Nk, r], fused for each query head
-  int section;                      // heads that are worked on at the same time
-  std::int64_t row_begin, row_end;  // the queries of this launch
-  bool is_second;                   // of two launches that may run side by side: it waits for the first at its end
+  CUtensorMap q, k, v;          // [columns, rows, heads, batch], boxes of a panel: 64 rows of q, kKeys of k and v
+  const void* keys_transposed;  // K^T as transpose() leaves it, where the kernel fuses it; else k is read
+  std::int64_t column_stride;   // of K^T
+  const std::int32_t* order;    // [B, Hq, blocks, d]
+  DeviceProblem problem;        // with the sizes and strides of O
+  void* o;                      // [B, Hq, Nq, dv], any strides
+  float* lse;                   // [B, Hq, Nq] or null
+  bool keys_of_query_head;      // k is [B, Hq, Nk, r], fused for each query head
+  Tiles tiles;                  // of the queries of this launch
+  std::int64_t row_end;         // behind the last of them
+  bool is_second;               // of two launches that may run side by side: it waits for the first at its end
 };
 
 }  // namespace distr::cuda::sm90

@@ -42,11 +42,17 @@ struct Shared {
   }
 };
 
+// Whether this thread is the one of the block's first warp that asks the copy engine. All threads of the warp call it.
+// Of threadIdx.x == 0 the compiler does not see that it is one thread: every copy becomes a loop over the warp's.
+__device__ __forceinline__ bool asks_copy_engine() {
+  return __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0) == 0 && ptx::elect();
+}
+
 // Tiles [keys][columns] of k_hat that was made beforehand, or of K, by one thread.
 template <class C>
 class CopiedKeys {
  public:
-  static constexpr unsigned kThreads = 1;
+  static constexpr bool kByOneThread = true;
   static constexpr unsigned kArrivals = 1;  // that make a tile full
 
   __device__ CopiedKeys(const ForwardParameters& p, const Rows& work, int /*row*/) : p_(p), work_(work) {}
@@ -77,7 +83,7 @@ __device__ inline void copy_queries(const ForwardParameters& p, const Rows& work
   }
 }
 
-// One pass over the tiles of keys, by the first Keys<C>::kThreads threads of the block. They are taken from the last to
+// One pass over the tiles of keys, by one thread or the whole warpgroup (kByOneThread). They are taken from the last to
 // the first, so that those with a mask come first.
 template <class C>
 class Copies {
@@ -92,7 +98,7 @@ class Copies {
     const int row = (tiles_ - 1 - n) * C::kKeys;
     ptx::barrier_wait(shared_.keys_empty(turn.stage), turn.parity ^ 1);
     keys_.fill(shared_.keys(turn.stage), shared_.keys_full(turn.stage), row);
-    if (threadIdx.x == 0 && C::kWithout != Without::values) {
+    if (C::kWithout != Without::values && (Keys<C>::kByOneThread || threadIdx.x == 0)) {
       ptx::barrier_wait(shared_.values_empty(turn.stage), turn.parity ^ 1);
       ptx::barrier_arrive_expect(shared_.values_full(turn.stage), C::ValueTile::kBytes);
       copy_tile<typename C::ValueTile>(shared_.values(turn.stage), p_.v, shared_.values_full(turn.stage), row,
@@ -115,10 +121,10 @@ class Copies {
 template <class C>
 __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles,
                                 int used) {
-  if (threadIdx.x >= Keys<C>::kThreads) {
+  if (Keys<C>::kByOneThread && !asks_copy_engine()) {
     return;
   }
-  if (threadIdx.x == 0 && used == 0) {
+  if (used == 0 && (Keys<C>::kByOneThread || threadIdx.x == 0)) {
     copy_queries<C>(p, work, shared);
   }
   Copies<C> copies(p, work, shared, tiles, used);
@@ -132,14 +138,14 @@ __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, co
   copies.finish();
 }
 
-// Where there is no such warpgroup: the first thread of the block copies, between its halves of tiles.
+// Where there is no such warpgroup: a thread of the first consumer copies, between its halves of tiles.
 template <class C>
 class OwnCopies {
  public:
   __device__ __forceinline__ OwnCopies(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles,
                                        int used)
       : copies_(p, work, shared, tiles, used) {
-    if (threadIdx.x == 0) {
+    if (asks_copy_engine()) {
       if (used == 0) {
         copy_queries<C>(p, work, shared);
       }
@@ -153,7 +159,7 @@ class OwnCopies {
   // This warp is through with tile n, so the others soon will be with the one before, which makes room.
   __device__ __forceinline__ void follow(int n) {
     const int next = n - 1 + C::kStages;
-    if (n > 0 && threadIdx.x == 0 && next < copies_.tiles()) {
+    if (n > 0 && next < copies_.tiles() && asks_copy_engine()) {
       copies_.copy(next);
     }
     __syncwarp();

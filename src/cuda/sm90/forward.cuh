@@ -234,7 +234,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) forward(const __grid_
   const Shared<C> shared{__shfl_sync(~0U, ptx::shared_address(memory), 0),
                          __shfl_sync(~0U, ptx::shared_address(barriers), 0)};
 
-  const Rows work = Rows::of(blockIdx.x, C::kRows, p);
+  const Rows work = p.tiles.at(blockIdx.x);
   const DeviceProblem& problem = p.problem;
   std::int64_t keys = problem.seq_k;
   if (problem.causal) {

@@ -96,7 +96,6 @@ class Call {
     p_.problem = device_problem(problem, grouping, nullptr);
     p_.o = tensors.o;
     p_.lse = static_cast<float*>(tensors.lse);
-    p_.section = heads_in_cache(problem);
     p_.order = tensors.order;
   }
 
@@ -168,7 +167,7 @@ class Call {
       p_.k = map(*k, variant.keys, variant.columns);
     }
     p_.v = map(operands_.v, variant.keys, variant.values);
-    p_.row_begin = begin;
+    p_.tiles = Tiles(p_.problem, heads_in_cache(problem_), begin, end, variant.rows);
     p_.row_end = end;
     variant.launch(p_, stream_);
   }

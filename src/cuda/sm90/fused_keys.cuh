@@ -20,14 +20,15 @@ namespace distr::cuda::sm90 {
 template <class C>
 class KeyRows {
  public:
-  static constexpr unsigned kThreads = C::kWarpgroup;
+  static constexpr bool kByOneThread = false;
   static constexpr unsigned kArrivals = C::kWarpgroup / 32;  // that make a tile full
 
   __device__ KeyRows(const ForwardParameters& p, const Rows& work) : last_(p.column_stride - kChunk) {
     const DeviceProblem& problem = p.problem;
     const int columns = problem.head_dim;  // the row of K^T after them is zero
     const std::int64_t query_head = work.batch * problem.heads_q + work.head;
-    const std::int32_t* order = p.order + (query_head * problem.blocks + work.row / problem.block) * columns;
+    const std::int32_t* order =
+        p.order + (query_head * problem.blocks + static_cast<unsigned>(work.row) / problem.rows_of_block) * columns;
     // A warp makes its rows of the tile by itself, so that this table needs no barrier.
     constexpr int kWarpRows = kRowsAPass * 32 / C::kWarpgroup;
     const int first = static_cast<int>(threadIdx.x) / 32 * kWarpRows;
@@ -92,7 +93,7 @@ class PickedKeys : KeyRows<C> {
 
  public:
   using Base::kArrivals;
-  using Base::kThreads;
+  using Base::kByOneThread;
 
   __device__ PickedKeys(const ForwardParameters& p, const Rows& work, int /*row*/) : Base(p, work) {
 #pragma unroll
@@ -141,7 +142,7 @@ class FusedKeys : KeyRows<C> {
 
  public:
   using Base::kArrivals;
-  using Base::kThreads;
+  using Base::kByOneThread;
 
   // `row`: the first key of the first tile.
   __device__ FusedKeys(const ForwardParameters& p, const Rows& work, int row) : Base(p, work) {

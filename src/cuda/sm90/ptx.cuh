@@ -41,6 +41,17 @@ __device__ inline void barrier_wait(std::uint32_t barrier, unsigned parity) {
 }
 
 // Copies the box of `map` at (column, row, head, batch) to shared memory; zeros where that is outside the tensor.
+// Whether the calling lane is the one of its warp that is elected.
+__device__ inline bool elect() {
+  unsigned elected;
+  asm volatile(
+      "{\n.reg .pred p;\n"
+      "elect.sync _|p, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, p;\n}"
+      : "=r"(elected));
+  return elected != 0;
+}
+
 __device__ inline void copy_box(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int column,
                                 int row, int head, int batch) {
   asm volatile(

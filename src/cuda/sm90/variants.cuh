@@ -10,9 +10,7 @@ namespace distr::cuda::sm90 {
 
 template <class C>
 void launch_variant(const ForwardParameters& p, void* stream) {
-  const std::int64_t tiles = (p.row_end - p.row_begin + C::kRows - 1) / C::kRows;
-  const std::int64_t blocks = tiles * p.problem.batch * p.problem.heads_q;
-  launch_early(forward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, C::kSharedBytes, stream, p);
+  launch_early(forward<C>, dim3(p.tiles.count()), C::kThreads, C::kSharedBytes, stream, p);
 }
 
 template <class C>
