@@ -7,10 +7,9 @@
 //   K  sums and squares of the differences from a key of the run's first strip. Where a strip of keys ends, lanes,
 //      warps and groups are added in a fixed order, and mean and spread of the run so far go to the workspace.
 //   Q  squares, added in the same order.
-// With `own` a run is one strip. With `previous` block b needs the keys j < b l + c: strips end there, and the keys of
-// a block are some whole runs and the first strips of one more. In order_blocks two threads share two columns, each
-// adds up every second run, around the mean of the last; thread c counts the columns that come before c. A block
-// without rows before it (`previous`) has energies of 0, hence the identity.
+// With `own` a run is one strip. With `previous` block b needs the keys j < b l + c: strips end there, and its keys are
+// some whole runs and the first strips of one more. In order_blocks two threads share two columns, each adds up every
+// second run, around the mean of the last; thread c counts the columns before c. A first block has energies of 0 then.
 #include "cuda/early.cuh"
 #include "cuda/grouping.h"
 #include "cuda/grouping_rows.cuh"
@@ -156,16 +155,15 @@ __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
     }
     __syncthreads();   // the sums have been read
     if (count == 1) {  // that strip was its pivot alone: go on around a key of the next one
-      float alone[8];
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        alone[i] = pivots[i];
+        run.sums[i] = pivots[i];
       }
       pivot_row = middle_of(next);
       take_pivots();
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
-        run.sums[i] = keeps_pivots ? alone[i] - pivots[i] : 0;
+        run.sums[i] = keeps_pivots ? run.sums[i] - pivots[i] : 0;
         run.squares[i] = run.sums[i] * run.sums[i];
       }
     }

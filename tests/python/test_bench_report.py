@@ -59,16 +59,26 @@ def test_sums_of_four_columns_err_as_the_log_says(tmp_path):
     command = [sys.executable, str(ROOT / "bench/roundings.py"), "--json-out", str(tmp_path / "r.json"), "--problems"]
     done = subprocess.run([*command, "40"], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "r.json").read_text())["summary"]
-    committed = json.loads((ROOT / "bench/results/cpu/roundings.json").read_text())["summary"]
+    found, committed = (
+        json.loads(path.read_text())["summary"]
+        for path in (tmp_path / "r.json", ROOT / "bench/results/cpu/roundings.json")
+    )
     words = re.sub(r"\s+", " ", (ROOT / "docs/kernel-log.md").read_text())
     for order_from in ("own", "previous"):
-        sums, luck = (committed[order_from][way] for way in ("each addition", "another draw"))
-        assert f"{sums['root_mean_square']:.2f} times the plain" in words
-        assert f"{100 * sums['above_2']:.2g} % of problems, where {100 * luck['above_2']:.2g} % do by chance" in words
-        assert found[order_from]["each addition"]["root_mean_square"] == pytest.approx(
-            sums["root_mean_square"], abs=0.15
-        )
+        ways = committed[order_from]
+        each, pairs, of_k_hat, of_both = (ways[way]["root_mean_square"] for way in ways)
+        assert list(ways) == ["each addition", "pairs", "another draw of k_hat", "another draw of both"]
+        assert each > pairs > 1.1 and abs(of_k_hat - 1) < 0.05 > abs(of_both - 1)
+        broken, by_luck = (ways[way]["above_2"] for way in ("each addition", "another draw of k_hat"))
+        assert f"{each:.2f} times the plain" in words
+        assert re.search(rf"in {broken} of 10000 problems, where luck alone breaks it [^;.]*in {by_luck}[;.]", words)
+        for way, numbers in ways.items():
+            assert found[order_from][way]["root_mean_square"] == pytest.approx(numbers["root_mean_square"], abs=0.06)
+    pairs = [ways["pairs"]["root_mean_square"] for ways in committed.values()]
+    assert "{:.2f} and {:.2f} times the plain".format(*pairs) in words
+    design = re.sub(r"\s+", " ", (ROOT / "DESIGN.md").read_text())
+    by_luck = committed["own"]["another draw of both"]["above_2"]
+    assert f"in one of {10000 / by_luck:.0f} (`bench/results/cpu/roundings.json`)" in design
     wrong = subprocess.run([*command, "0"], capture_output=True, text=True)
     assert wrong.returncode == 2 and "--problems is 0; allowed: 1 or more" in wrong.stderr
 
