@@ -12,6 +12,7 @@
 // second run, around the mean of the last; thread c counts the columns before c. A first block has energies of 0 then.
 #include "cuda/early.cuh"
 #include "cuda/grouping.h"
+#include "cuda/grouping_rank.cuh"
 #include "cuda/grouping_rows.cuh"
 #include "cuda/grouping_spread.cuh"
 
@@ -226,32 +227,6 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_tensors(const Arguments a
   return sum;
 }
 
-// The largest float below one that is not negative.
-[[nodiscard]] __device__ inline float below(float x) {
-  return __uint_as_float(x > 0 ? __float_as_uint(x) - 1 : 0x80000001U);
-}
-
-// How many columns come before the thread's: those of more energy, and of as much those to its left. Thread c has
-// column c; `energies`: as many as threads, less than 0 where there is no column.
-[[nodiscard]] __device__ inline int rank_of(float energy, const float* energies) {
-  const float energy_below = below(energy);
-  float4 sum{};
-#pragma unroll 1
-  for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) {
-    const float bound = warp < threadIdx.x / 32 ? energy_below : energy;
-#pragma unroll
-    for (unsigned j = 0; j < 8; ++j) {
-      const float4 others = reinterpret_cast<const float4*>(energies)[warp * 8 + j];
-      sum.x += others.x > bound ? 1.0F : 0.0F;
-      sum.y += others.y > bound ? 1.0F : 0.0F;
-      sum.z += others.z > bound ? 1.0F : 0.0F;
-      sum.w += others.w > bound ? 1.0F : 0.0F;
-    }
-  }
-  const unsigned equal = __match_any_sync(~0U, __float_as_uint(energy));  // of the warp's columns
-  return static_cast<int>(sum.x + sum.y + (sum.z + sum.w)) + __popc(equal & ((1U << threadIdx.x % 32) - 1));
-}
-
 // A block of threads orders part_blocks blocks of Q of a head, one after another.
 template <int kLoads>
 __global__ void __maxnreg__(kLoads <= kRunLoads ? 72 : 128) order_blocks(const Arguments a) {
@@ -289,7 +264,7 @@ __global__ void __maxnreg__(kLoads <= kRunLoads ? 72 : 128) order_blocks(const A
     const float product = square * spread;
     s_energies[column] = column >= a.head_dim ? -1 : isnan(product) ? INFINITY : product;
     __syncthreads();
-    const int rank = rank_of(s_energies[thread], s_energies);
+    const int rank = grouping::rank_by_energy(s_energies[thread], s_energies);
     if (thread < a.head_dim) {
       order[rank] = thread;
     }

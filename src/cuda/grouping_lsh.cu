@@ -22,6 +22,7 @@
 #include "common/projection.h"
 #include "cuda/early.cuh"
 #include "cuda/grouping.h"
+#include "cuda/grouping_rank.cuh"
 #include "cuda/grouping_rows.cuh"
 #include "cuda/ptx.cuh"
 
@@ -168,36 +169,6 @@ __device__ void write_keys(const float4 (&sums)[kCount], int tile, int i, int he
   }
 }
 
-// Column c comes behind those of smaller keys. Two lanes count them, each in every second four columns.
-__device__ void write_order(const float* keys, int tiles, int head_dim, std::int32_t* order) {
-  constexpr int kHalf = 16;
-  const int in_warp = static_cast<int>(threadIdx.x % 32);
-  for (int first = static_cast<int>(threadIdx.x) / 32 * kHalf; first < head_dim;
-       first += static_cast<int>(blockDim.x) / 32 * kHalf) {
-    const int column = first + in_warp % kHalf;
-    const float key = keys[column];
-    const auto* others = reinterpret_cast<const float4*>(keys) + in_warp / kHalf;
-    float4 smaller{};
-#pragma unroll 1
-    for (int tile = 0; tile < tiles; ++tile) {
-#pragma unroll
-      for (int j = 0; j < kTileColumns / 8; ++j) {
-        const float4 other = others[2 * j];
-        smaller.x += other.x < key ? 1.0F : 0.0F;
-        smaller.y += other.y < key ? 1.0F : 0.0F;
-        smaller.z += other.z < key ? 1.0F : 0.0F;
-        smaller.w += other.w < key ? 1.0F : 0.0F;
-      }
-      others += kTileColumns / 4;
-    }
-    float rank = smaller.x + smaller.y + (smaller.z + smaller.w);
-    rank += __shfl_xor_sync(~0U, rank, kHalf);
-    if (in_warp < kHalf && column < head_dim) {
-      order[static_cast<int>(rank)] = column;
-    }
-  }
-}
-
 template <class T, int kVector>
 __global__ void __launch_bounds__(kMaxThreads, kVector == 1 ? 1 : 2) order_blocks(const Arguments a) {
   using Round = grouping::Round<T, kVector>;
@@ -275,7 +246,8 @@ __global__ void __launch_bounds__(kMaxThreads, kVector == 1 ? 1 : 2) order_block
     }
     __syncthreads();
     if (a.sums == nullptr) {
-      write_order(shared.keys, a.tiles, a.head_dim, a.order + static_cast<std::int64_t>(piece) * a.head_dim);
+      grouping::write_order_by_key(shared.keys, a.tiles, a.head_dim,
+                                   a.order + static_cast<std::int64_t>(piece) * a.head_dim);
     }
   }
 }
@@ -306,7 +278,8 @@ __global__ void __launch_bounds__(kSumThreads, 1) add_pieces(const Arguments a) 
     write_keys<kVector>(total, i / (kFragments * 32), i / 32 % kFragments, a.head_dim, s_keys);
   }
   __syncthreads();
-  write_order(s_keys, a.tiles, a.head_dim, a.order + static_cast<std::int64_t>(blockIdx.x) * a.head_dim);
+  grouping::write_order_by_key(s_keys, a.tiles, a.head_dim,
+                               a.order + static_cast<std::int64_t>(blockIdx.x) * a.head_dim);
 }
 
 // The reads of order_blocks and nothing else.

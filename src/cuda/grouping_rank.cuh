@@ -1,0 +1,68 @@
+// SPDX-License-Identifier: Apache-2.0
+// How many columns come before a column. Comparing and counting in floats takes fewer instructions than in integers.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/grouping_rows.cuh"
+
+namespace distr::cuda::grouping {
+
+// The largest float below one that is not negative.
+[[nodiscard]] __device__ inline float below(float x) {
+  return __uint_as_float(x > 0 ? __float_as_uint(x) - 1 : 0x80000001U);
+}
+
+// How many columns come before the thread's: those of more energy, and of as much those to its left. Thread c has
+// column c; `energies`: as many as threads, less than 0 where there is no column.
+[[nodiscard]] __device__ inline int rank_by_energy(float energy, const float* energies) {
+  const float energy_below = below(energy);
+  float4 sum{};
+#pragma unroll 1
+  for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) {
+    const float bound = warp < threadIdx.x / 32 ? energy_below : energy;
+#pragma unroll
+    for (unsigned j = 0; j < 8; ++j) {
+      const float4 others = reinterpret_cast<const float4*>(energies)[warp * 8 + j];
+      sum.x += others.x > bound ? 1.0F : 0.0F;
+      sum.y += others.y > bound ? 1.0F : 0.0F;
+      sum.z += others.z > bound ? 1.0F : 0.0F;
+      sum.w += others.w > bound ? 1.0F : 0.0F;
+    }
+  }
+  const unsigned equal = __match_any_sync(~0U, __float_as_uint(energy));  // of the warp's columns
+  return static_cast<int>(sum.x + sum.y + (sum.z + sum.w)) + __popc(equal & ((1U << threadIdx.x % 32) - 1));
+}
+
+// The order of columns by keys of which no two are the same: column c comes behind those of smaller ones. Two lanes
+// count them, each in every second four columns. `keys`: of `tiles` tiles, infinite where there is no column.
+__device__ inline void write_order_by_key(const float* keys, int tiles, int head_dim, std::int32_t* order) {
+  constexpr int kHalf = 16;
+  const int in_warp = static_cast<int>(threadIdx.x % 32);
+  for (int first = static_cast<int>(threadIdx.x) / 32 * kHalf; first < head_dim;
+       first += static_cast<int>(blockDim.x) / 32 * kHalf) {
+    const int column = first + in_warp % kHalf;
+    const float key = keys[column];
+    const auto* others = reinterpret_cast<const float4*>(keys) + in_warp / kHalf;
+    float4 smaller{};
+#pragma unroll 1
+    for (int tile = 0; tile < tiles; ++tile) {
+#pragma unroll
+      for (int j = 0; j < kTileColumns / 8; ++j) {
+        const float4 other = others[2 * j];
+        smaller.x += other.x < key ? 1.0F : 0.0F;
+        smaller.y += other.y < key ? 1.0F : 0.0F;
+        smaller.z += other.z < key ? 1.0F : 0.0F;
+        smaller.w += other.w < key ? 1.0F : 0.0F;
+      }
+      others += kTileColumns / 4;
+    }
+    float rank = smaller.x + smaller.y + (smaller.z + smaller.w);
+    rank += __shfl_xor_sync(~0U, rank, kHalf);
+    if (in_warp < kHalf && column < head_dim) {
+      order[static_cast<int>(rank)] = column;
+    }
+  }
+}
+
+}  // namespace distr::cuda::grouping
