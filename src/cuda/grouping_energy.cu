@@ -4,8 +4,9 @@
 //   e_c = sum_n Q_b[n, c]^2 * sum_j (K[j, c] - mean_j K[:, c])^2,  order = columns by descending e, then by column
 //
 // read_tensors reads Q and K once. Its first blocks of threads take runs of keys, the others pieces of blocks of Q:
-//   K  sums and squares of the differences from a key of the run's first strip. Where a strip of keys ends, lanes,
-//      warps and groups are added in a fixed order, and mean and spread of the run so far go to the workspace.
+//   K  sums and squares of the differences from a key of the run's first strip (of its second, where the first is one
+//      key). Where a strip ends, lanes, warps and groups are added in a fixed order, and mean and spread of the run so
+//      far go to the workspace.
 //   Q  squares, added in the same order.
 // With `own` a run is one strip. With `previous` block b needs the keys j < b l + c: strips end there, and its keys are
 // some whole runs and the first strips of one more. In order_blocks two threads share two columns, each adds up every

@@ -121,6 +121,12 @@ void warp_sync(std::uint32_t mask) {
   block().meet<char>("__syncwarp", mask, nothing, [](char* const(&)[32], std::uint32_t) {});
 }
 
+bool elect() {
+  bool elected = false;
+  block().meet<bool>("an election", ~0U, elected, [](bool* const(&all)[32], std::uint32_t) { *all[13] = true; });
+  return elected;
+}
+
 std::uint32_t ballot(std::uint32_t mask, bool holds) {
   Voice own{holds, 0};
   block().meet<Voice>("a vote", mask, own, [](Voice* const(&all)[32], std::uint32_t lanes) {

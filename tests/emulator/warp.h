@@ -13,6 +13,8 @@ enum class Element : std::uint8_t { f16, bf16 };
 
 void warp_sync(std::uint32_t mask);
 [[nodiscard]] std::uint32_t ballot(std::uint32_t mask, bool holds);
+// Of all lanes one, always the same, but not the first, which a kernel could count on.
+[[nodiscard]] bool elect();
 // The 64 bits of lane `from` of the same segment of `width` lanes.
 [[nodiscard]] std::uint64_t shuffle(std::uint32_t mask, std::uint64_t bits, int from);
 

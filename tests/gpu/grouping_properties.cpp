@@ -65,8 +65,8 @@ std::string survives_a_large_mean(const GroupingKernel& kernel, DType dtype) {
   return "";
 }
 
-// The head's first key is far from all others: alone in the first strip where a block's last row sees one key more than
-// the row above it has rows, and where blocks are rows; or one of many.
+// The head's first key is far from all others: alone in the first strip of keys where there is one key more than rows,
+// and where blocks are rows; or one of many.
 std::string survives_a_far_first_key(const GroupingKernel& kernel, DType dtype) {
   struct Shape {
     std::int64_t rows, keys, block;

@@ -6,6 +6,7 @@
 
 #include <map>
 #include <tuple>
+#include <utility>
 
 namespace distr::cuda {
 namespace {
@@ -34,6 +35,31 @@ TEST(Rows, AreEveryTileOfEveryHeadOnce) {
       ASSERT_EQ(++seen[std::tuple(rows.batch, rows.head, rows.row)], 1) << "section " << section;
     }
   }
+}
+
+TEST(Rows, KnowTheHeadsOfTheirKeys) {
+  for (const auto& [heads_q, heads_kv] : {std::pair{6, 6}, std::pair{6, 3}, std::pair{6, 1}, std::pair{1, 1}}) {
+    DeviceProblem problem{};
+    problem.batch = 2;
+    problem.heads_q = heads_q;
+    problem.heads_kv = heads_kv;
+    const Tiles tiles(problem, 4, 0, 500, 192);  // 3 tiles of a head, the last of 116 rows
+    ASSERT_EQ(tiles.count(), static_cast<unsigned>(2 * heads_q * 3));
+    for (unsigned index = 0; index < tiles.count(); ++index) {
+      const Rows rows = tiles.at(index);
+      ASSERT_EQ(rows.head_kv, rows.head / (heads_q / heads_kv)) << heads_q << " heads, " << heads_kv << " of keys";
+      ASSERT_EQ(rows.row % 192, 0);
+      ASSERT_LT(rows.row, 500);
+    }
+  }
+}
+
+TEST(Rows, CountUpTo31Bits) {
+  DeviceProblem problem{};
+  problem.batch = problem.heads_q = problem.heads_kv = 1;
+  const Tiles tiles(problem, 1, 0, 0x7FFFFFFF, 1);
+  EXPECT_EQ(tiles.at(0).row, 0x7FFFFFFE);
+  EXPECT_EQ(tiles.at(0x7FFFFFFE).row, 0);
 }
 
 TEST(Rows, GoThroughOneSectionAfterTheOtherLastRowsFirst) {

@@ -42,11 +42,9 @@ struct Shared {
   }
 };
 
-// Whether this thread is the one of the block's first warp that asks the copy engine. All threads of the warp call it.
-// Of threadIdx.x == 0 the compiler does not see that it is one thread: every copy becomes a loop over the warp's.
-__device__ __forceinline__ bool asks_copy_engine() {
-  return __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0) == 0 && ptx::elect();
-}
+// Whether it is the block's first warp, of which ptx::elect() then names the thread that asks the copy engine. Of
+// threadIdx.x == 0 the compiler does not see that it is one thread: every copy becomes a loop over the warp's.
+__device__ inline bool is_first_warp() { return __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0) == 0; }
 
 // Tiles [keys][columns] of k_hat that was made beforehand, or of K, by one thread.
 template <class C>
@@ -121,7 +119,7 @@ class Copies {
 template <class C>
 __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles,
                                 int used) {
-  if (Keys<C>::kByOneThread && !asks_copy_engine()) {
+  if (Keys<C>::kByOneThread && !(is_first_warp() && ptx::elect())) {
     return;
   }
   if (used == 0 && (Keys<C>::kByOneThread || threadIdx.x == 0)) {
@@ -141,11 +139,13 @@ __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, co
 // Where there is no such warpgroup: a thread of the first consumer copies, between its halves of tiles.
 template <class C>
 class OwnCopies {
+  static_assert(Keys<C>::kByOneThread);
+
  public:
   __device__ __forceinline__ OwnCopies(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles,
                                        int used)
-      : copies_(p, work, shared, tiles, used) {
-    if (asks_copy_engine()) {
+      : copies_(p, work, shared, tiles, used), copies_here_(is_first_warp()) {
+    if (copies_here_ && ptx::elect()) {
       if (used == 0) {
         copy_queries<C>(p, work, shared);
       }
@@ -159,7 +159,7 @@ class OwnCopies {
   // This warp is through with tile n, so the others soon will be with the one before, which makes room.
   __device__ __forceinline__ void follow(int n) {
     const int next = n - 1 + C::kStages;
-    if (n > 0 && next < copies_.tiles() && asks_copy_engine()) {
+    if (copies_here_ && n > 0 && next < copies_.tiles() && ptx::elect()) {
       copies_.copy(next);
     }
     __syncwarp();
@@ -167,6 +167,7 @@ class OwnCopies {
 
  private:
   Copies<C> copies_;
+  const bool copies_here_;
 };
 
 // What a consumer beside a warpgroup that copies does about it: nothing.

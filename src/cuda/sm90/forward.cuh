@@ -13,7 +13,7 @@
 //     O += P V of the last half
 //     O / rowsum, LSE
 //   Where two blocks share an SM, each has registers for one half's scores: S_j is started with the product before it,
-//   and both are waited for. A consumer's first thread copies, as there is no other warpgroup.
+//   and both are waited for. A thread of a consumer copies, as there is no other warpgroup.
 //   In tiles with a mask and in the first without, nothing is started ahead, and the references of the softmax follow
 //   the scores. From then on they stay; where q_hat carries the scale, there are none at all. Where a row turns out to
 //   need better ones, the block starts again with references that follow.

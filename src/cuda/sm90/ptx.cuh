@@ -40,8 +40,7 @@ __device__ inline void barrier_wait(std::uint32_t barrier, unsigned parity) {
   __trap();
 }
 
-// Copies the box of `map` at (column, row, head, batch) to shared memory; zeros where that is outside the tensor.
-// Whether the calling lane is the one of its warp that is elected.
+// Whether the calling lane is the one of its warp that is elected. All lanes call it.
 __device__ inline bool elect() {
   unsigned elected;
   asm volatile(
@@ -52,6 +51,7 @@ __device__ inline bool elect() {
   return elected != 0;
 }
 
+// Copies the box of `map` at (column, row, head, batch) to shared memory; zeros where that is outside the tensor.
 __device__ inline void copy_box(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int column,
                                 int row, int head, int batch) {
   asm volatile(

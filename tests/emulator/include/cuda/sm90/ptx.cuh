@@ -37,7 +37,7 @@ inline unsigned load_acquire(const unsigned* global) {
 }
 inline void store_release(unsigned* global, unsigned x) { *global = x; }
 
-inline bool elect() { return threadIdx.x % 32 == 0; }
+inline bool elect() { return emulator::elect(); }
 
 inline void copy_box(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int column, int row, int head,
                      int batch) {
