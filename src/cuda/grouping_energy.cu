@@ -10,7 +10,8 @@
 //   Q  squares, added in the same order.
 // With `own` a run is one strip. With `previous` block b needs the keys j < b l + c: strips end there, and its keys are
 // some whole runs and the first strips of one more. In order_blocks two threads share two columns, each adds up every
-// second run, around the mean of the last; thread c counts the columns before c. A first block has energies of 0 then.
+// second run, around the mean of the last; thread c counts the columns before c. A first block has energies of 0 then,
+// hence the identity.
 #include "cuda/early.cuh"
 #include "cuda/grouping.h"
 #include "cuda/grouping_rank.cuh"
