@@ -136,12 +136,6 @@ __global__ void fuse_kernel(const uint4* kt, const std::int32_t* order, Fusion f
 
 }  // namespace
 
-int heads_in_cache(const Problem& problem) noexcept {
-  const std::int64_t head_bytes = problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2;
-  const std::int64_t heads = std::max(problem.batch * problem.heads_q, std::int64_t{1});
-  return static_cast<int>(std::clamp(kCacheBytes / std::max(head_bytes, std::int64_t{1}), std::int64_t{1}, heads));
-}
-
 std::string grid_refusal(const Problem& problem) {
   constexpr double kSplitBlocks = 1 << 20;  // that may be added where tiles are split
   const std::int64_t tiles = common::ceil_div(std::max(problem.seq_q, problem.seq_k), std::int64_t{kSide});

@@ -16,12 +16,6 @@ struct Extent {
   std::int64_t batch, heads, rows, columns;
 };
 
-// Of the L2, what the heads may fill that are worked on at the same time.
-inline constexpr std::int64_t kCacheBytes = std::int64_t{36} << 20;
-
-// How many heads' K and V stay in the L2 together: so many are worked on at the same time.
-[[nodiscard]] int heads_in_cache(const Problem& problem) noexcept;
-
 // Why a grid of a block a tile, of 64 queries or keys, is too large; empty: it is not.
 [[nodiscard]] std::string grid_refusal(const Problem& problem);
 

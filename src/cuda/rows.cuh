@@ -4,8 +4,10 @@
 
 #include <cuda_runtime.h>
 
+#include <algorithm>
 #include <cstdint>
 
+#include "common/element.h"
 #include "cuda/divisor.cuh"
 #include "cuda/problem.h"
 
@@ -17,56 +19,58 @@ struct Rows {
   int row;  // the first
 };
 
-// The tiles of all heads, in the order that thread blocks take them: section after section of heads, the short one
-// first; in each, the last rows first, which are the longest where it is causal. What a thread block finds its tile by
-// is in the form that takes it least time, for nothing else runs until it has it.
+// The tiles of all heads, in the order that thread blocks take them: head after head, so that blocks that run together
+// read the same K and V, each from its last rows on. Those of the last `together` heads are taken by turns, so that
+// where it is causal the longest come first and the shortest end all. What a thread block finds its tile by is in the
+// form that takes it least time, for nothing else runs until it has it.
 class Tiles {
  public:
   Tiles() = default;
-  // Of `rows` queries each, from begin to end - 1; sections of so many heads.
-  Tiles(const DeviceProblem& problem, int section, std::int64_t begin, std::int64_t end, int rows)
+  // Of `rows` queries each, from begin to end - 1.
+  Tiles(const DeviceProblem& problem, int together, std::int64_t begin, std::int64_t end, int rows)
       : heads_q_(static_cast<unsigned>(problem.heads_q)),
         heads_of_kv_(static_cast<unsigned>(problem.heads_q / problem.heads_kv)),
-        first_heads_((all_heads(problem) - 1) % static_cast<unsigned>(section) + 1),
-        section_heads_(static_cast<unsigned>(section)),
+        together_(static_cast<unsigned>(together)),
         of_head_(static_cast<unsigned>((end - begin + rows - 1) / rows)),
-        of_section_(section_heads_.value() * of_head_),
-        count_(all_heads(problem) * of_head_),
-        last_row_(static_cast<int>(begin) + (static_cast<int>(of_head_) - 1) * rows),
+        heads_before_(static_cast<unsigned>(problem.batch * problem.heads_q) - static_cast<unsigned>(together)),
+        count_((heads_before_ + static_cast<unsigned>(together)) * of_head_.value()),
+        last_row_(static_cast<int>(begin) + (static_cast<int>(of_head_.value()) - 1) * rows),
         rows_(rows) {}
 
   [[nodiscard]] unsigned count() const { return count_; }
 
   [[nodiscard]] __host__ __device__ Rows at(unsigned index) const {
-    unsigned head = 0;  // of all batches
-    unsigned turn = 0;  // tiles of this head before this one
-    const unsigned of_first = first_heads_.value() * of_head_;
-    if (index < of_first) {
-      turn = index / first_heads_;
-      head = index % first_heads_;
-    } else {
-      const unsigned section = (index - of_first) / of_section_;
-      const unsigned in_section = (index - of_first) % of_section_;
-      turn = in_section / section_heads_;
-      head = first_heads_.value() + section * section_heads_.value() + in_section % section_heads_;
-    }
+    const unsigned before = heads_before_ * of_head_.value();
+    const bool is_before = index < before;
+    const unsigned head =
+        is_before ? index / of_head_ : heads_before_ + (index - before) % together_;    // of all batches
+    const unsigned turn = is_before ? index % of_head_ : (index - before) / together_;  // tiles of its head before it
     const unsigned of_batch = head % heads_q_;
     return {static_cast<int>(head / heads_q_), static_cast<int>(of_batch), static_cast<int>(of_batch / heads_of_kv_),
             last_row_ - static_cast<int>(turn) * rows_};
   }
 
  private:
-  static unsigned all_heads(const DeviceProblem& problem) {
-    return static_cast<unsigned>(problem.batch * problem.heads_q);
-  }
-
-  Divisor heads_q_, heads_of_kv_;        // of a batch, and of a KV head
-  Divisor first_heads_, section_heads_;  // of the first section, and of each other
-  unsigned of_head_ = 0;
-  Divisor of_section_;  // tiles of each section but the first
+  Divisor heads_q_, heads_of_kv_;  // of a batch, and of a KV head
+  Divisor together_, of_head_;     // heads at the end, and tiles of a head
+  unsigned heads_before_ = 0;
   unsigned count_ = 0;
   int last_row_ = 0;  // a head's last tile's first query
   int rows_ = 0;
 };
+
+// How many heads a launch of so many tiles a head takes together, where so many thread blocks run at the same time:
+// none but where it is causal. There, enough for an even end, or all whose K and V stay in the L2.
+[[nodiscard]] inline int heads_together(const Problem& problem, std::int64_t tiles_of_head, std::int64_t blocks) {
+  if (problem.causal == Causal::none) {
+    return 0;
+  }
+  constexpr std::int64_t kEndBytes = std::int64_t{24} << 20;
+  constexpr std::int64_t kTilesABlock = 3;
+  const std::int64_t head_bytes = problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2;
+  const std::int64_t in_cache = kEndBytes / std::max(head_bytes, std::int64_t{1});
+  const std::int64_t even = common::ceil_div(kTilesABlock * blocks, std::max(tiles_of_head, std::int64_t{1}));
+  return static_cast<int>(std::min(std::max(in_cache, even), problem.batch * problem.heads_q));
+}
 
 }  // namespace distr::cuda

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which queries a tile has, for any number of heads in a section; needs no GPU.
+// Which queries a tile has, in which order tiles are taken; needs no GPU.
 #include "cuda/rows.cuh"
 
 #include <gtest/gtest.h>
@@ -11,18 +11,18 @@
 namespace distr::cuda {
 namespace {
 
-Tiles tiles_of(int section) {
+Tiles tiles_of(int together) {
   DeviceProblem problem{};
   problem.batch = 3;
   problem.heads_q = 4;
   problem.heads_kv = 2;
-  return {problem, section, 64, 400, 64};  // 6 tiles of a head
+  return {problem, together, 64, 400, 64};  // 12 heads, 6 tiles each
 }
 
 TEST(Rows, AreEveryTileOfEveryHeadOnce) {
-  for (int section = 1; section <= 12; ++section) {
+  for (int together = 0; together <= 12; ++together) {
     std::map<std::tuple<int, int, int>, int> seen;
-    const Tiles tiles = tiles_of(section);
+    const Tiles tiles = tiles_of(together);
     ASSERT_EQ(tiles.count(), 72U);
     for (unsigned index = 0; index < 72; ++index) {
       const Rows rows = tiles.at(index);
@@ -32,7 +32,7 @@ TEST(Rows, AreEveryTileOfEveryHeadOnce) {
       ASSERT_EQ((rows.row - 64) % 64, 0);
       ASSERT_GE(rows.row, 64);
       ASSERT_LT(rows.row, 400);
-      ASSERT_EQ(++seen[std::tuple(rows.batch, rows.head, rows.row)], 1) << "section " << section;
+      ASSERT_EQ(++seen[std::tuple(rows.batch, rows.head, rows.row)], 1) << together << " together";
     }
   }
 }
@@ -57,20 +57,45 @@ TEST(Rows, KnowTheHeadsOfTheirKeys) {
 TEST(Rows, CountUpTo31Bits) {
   DeviceProblem problem{};
   problem.batch = problem.heads_q = problem.heads_kv = 1;
-  const Tiles tiles(problem, 1, 0, 0x7FFFFFFF, 1);
-  EXPECT_EQ(tiles.at(0).row, 0x7FFFFFFE);
-  EXPECT_EQ(tiles.at(0x7FFFFFFE).row, 0);
+  for (int together = 0; together <= 1; ++together) {
+    const Tiles tiles(problem, together, 0, 0x7FFFFFFF, 1);
+    EXPECT_EQ(tiles.at(0).row, 0x7FFFFFFE);
+    EXPECT_EQ(tiles.at(0x7FFFFFFE).row, 0);
+  }
 }
 
-TEST(Rows, GoThroughOneSectionAfterTheOtherLastRowsFirst) {
-  const Tiles tiles = tiles_of(5);  // 12 heads: 2, 5 and 5
-  EXPECT_EQ(tiles.at(0).row, 64 + 5 * 64);
-  EXPECT_EQ(tiles.at(11).row, 64);
+TEST(Rows, GoThroughHeadAfterHeadThenTheLastByTurns) {
+  const Tiles tiles = tiles_of(5);  // 7 heads before them
   for (unsigned index = 0; index < 72; ++index) {
     const Rows rows = tiles.at(index);
-    const int head = rows.batch * 4 + rows.head;
-    EXPECT_EQ(head < 2 ? 0 : head < 7 ? 1 : 2, index < 12 ? 0 : index < 42 ? 1 : 2) << "tile " << index;
+    const bool is_before = index < 42;
+    const unsigned head = is_before ? index / 6 : 7 + (index - 42) % 5;
+    const unsigned turn = is_before ? index % 6 : (index - 42) / 5;
+    EXPECT_EQ(static_cast<unsigned>(rows.batch * 4 + rows.head), head) << "tile " << index;
+    EXPECT_EQ(rows.row, 64 + (5 - static_cast<int>(turn)) * 64) << "tile " << index;
   }
+}
+
+Problem problem_of(std::int64_t heads, std::int64_t n, std::int64_t d, Causal causal) {
+  Problem problem;
+  problem.batch = 2;
+  problem.heads_q = problem.heads_kv = heads;
+  problem.seq_q = problem.seq_k = n;
+  problem.head_dim = problem.head_dim_v = d;
+  problem.causal = causal;
+  return problem;
+}
+
+TEST(Rows, AreTakenHeadAfterHeadWhereAllAreOfOneLength) {
+  EXPECT_EQ(heads_together(problem_of(32, 1024, 128, Causal::none), 8, 132), 0);
+}
+
+TEST(Rows, HaveAnEvenEndWhereTheyAreCausal) {
+  // Heads of 1 MiB and 16 tiles: 24 fit the cache, 25 have three tiles for each of 132 blocks.
+  EXPECT_EQ(heads_together(problem_of(32, 2048, 128, Causal::top_left), 16, 132), 25);
+  EXPECT_EQ(heads_together(problem_of(32, 2048, 128, Causal::bottom_right), 16, 40), 24);
+  EXPECT_EQ(heads_together(problem_of(5, 2048, 128, Causal::top_left), 16, 132), 10);  // all there are
+  EXPECT_EQ(heads_together(problem_of(32, 65536, 128, Causal::top_left), 512, 132), 1);
 }
 
 }  // namespace

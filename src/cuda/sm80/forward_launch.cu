@@ -79,6 +79,7 @@ thread_local std::int64_t forced_rows = 0;  // of tiles, by ForcedRows; 0: as ch
 struct Launch {
   const Variant* variant;
   std::int64_t row_begin, row_end;
+  int together;  // heads: Tiles
   Split split;
   bool early;
 
@@ -88,21 +89,23 @@ struct Launch {
     const DeviceProperties& device = device_properties();
     const std::int64_t fitting = device.shared_bytes_processor / (variant.shared_bytes + kReservedBytes);
     Launched launched{};
-    launched.tiles = p.batch * p.heads_q * common::ceil_div(row_end - row_begin, variant.rows);
+    const std::int64_t tiles_of_head = common::ceil_div(row_end - row_begin, variant.rows);
+    launched.tiles = p.batch * p.heads_q * tiles_of_head;
     launched.processors = device.processors;
     launched.resident = std::clamp(fitting, std::int64_t{1}, std::int64_t{variant.blocks_a_processor});
     launched.causal = p.causal != Causal::none;
     const std::int64_t keys =
         launched.causal ? std::clamp(row_end + common::causal_offset(p), std::int64_t{0}, p.seq_k) : p.seq_k;
     launched.key_tiles = common::ceil_div(keys, variant.keys);
-    if (launched.causal && heads_in_cache(p) >= p.batch * p.heads_q) {
+    const int together = heads_together(p, tiles_of_head, launched.processors * launched.resident);
+    if (launched.causal && together == p.batch * p.heads_q) {
       const std::int64_t long_rows = row_end + common::causal_offset(p) - keys * 3 / 5;
       launched.long_tiles = p.batch * p.heads_q *
                             common::ceil_div(std::clamp(long_rows, std::int64_t{0}, row_end - row_begin), variant.rows);
     }
     // Blocks that all run at once should be spread evenly over the SMs: not those that are free first.
     const bool early = launched.causal || launched.tiles > launched.processors * launched.resident;
-    return {&variant, row_begin, row_end, plan_split(launched), early};
+    return {&variant, row_begin, row_end, together, plan_split(launched), early};
   }
   [[nodiscard]] std::int64_t split_rows() const noexcept { return split.blocks() * variant->rows; }
 
@@ -209,7 +212,7 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
   p.order = tensors.order;
 
   const auto run = [&](const Launch& launch) {
-    p.tiles = Tiles(p.problem, heads_in_cache(problem), launch.row_begin, launch.row_end, launch.variant->rows);
+    p.tiles = Tiles(p.problem, launch.together, launch.row_begin, launch.row_end, launch.variant->rows);
     p.row_end = launch.row_end;
     p.split = launch.split;
     p.split.o = space.piece_o;

@@ -34,6 +34,7 @@ namespace {
 // for several blocks an SM. Then few blocks of one head wait for each other, and where attention is causal the long
 // ones of the last heads do not begin late.
 [[nodiscard]] int section_of(const Problem& problem, const BackwardVariant& variant) {
+  constexpr std::int64_t kCacheBytes = std::int64_t{36} << 20;
   constexpr std::int64_t kBlocksAProcessor = 4;
   const std::int64_t bytes_a_head = problem.seq_q * (2 * (variant.columns + variant.values) + 4 * variant.columns);
   const std::int64_t blocks_a_head = common::ceil_div(problem.seq_k, std::int64_t{kKeyTileRows});

@@ -167,7 +167,9 @@ class Call {
       p_.k = map(*k, variant.keys, variant.columns);
     }
     p_.v = map(operands_.v, variant.keys, variant.values);
-    p_.tiles = Tiles(p_.problem, heads_in_cache(problem_), begin, end, variant.rows);
+    const int blocks = device_properties().processors * variant.blocks;  // that run at the same time
+    const int together = heads_together(problem_, common::ceil_div(end - begin, variant.rows), blocks);
+    p_.tiles = Tiles(p_.problem, together, begin, end, variant.rows);
     p_.row_end = end;
     variant.launch(p_, stream_);
   }
