@@ -145,7 +145,7 @@ Thread* Block::choose() {
         all += warp.runnable != 0 ? warp.weight : 0;
       }
       if (all == 0) {
-        if (left_ == 0 && !end_transfers()) {
+        if (left_ == 0 && !can_end()) {
           return nullptr;
         }
         if (complete_one()) {
@@ -281,13 +281,19 @@ bool Block::complete_one() {
 }
 
 // All threads have ended: shared memory is gone, and whatever still reads or writes it is a mistake.
-bool Block::end_transfers() {
+bool Block::can_end() {
   const auto found = std::find_if(transfers_.begin(), transfers_.end(),
                                   [](const Transfer& transfer) { return transfer.read != nullptr; });
   if (found != transfers_.end()) {
     fault_ = where() + "the block ends while " + found->what + " is under way";
   }
-  return found == transfers_.end();
+  const auto* const awaited =
+      std::find_if(std::begin(named), std::end(named), [](const NamedBarrier& barrier) { return barrier.arrived > 0; });
+  if (awaited != std::end(named)) {
+    fault_ = where() + "the block ends after " + std::to_string(awaited->arrived) + " of " +
+             std::to_string(awaited->expected) + " arrivals at named barrier " + std::to_string(awaited - named);
+  }
+  return found == transfers_.end() && awaited == std::end(named);
 }
 
 bool Block::is_done(std::uint64_t number, bool reads) const {

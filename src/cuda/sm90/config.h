@@ -71,6 +71,9 @@ struct Config {
   // makes the others; more polynomials cost more than they save (docs/kernel-log.md, sm90/forward, step 39).
   static constexpr bool by_polynomial(int i) { return kValues <= 64 && kMembers < 2 && !kShares && i % 16 == 8; }
 
+  // Up to how many tiles of keys consumers start their products by turns (turns.cuh).
+  static constexpr int kTilesByTurns = kValues > 64 && kConsumers == 2 ? 16 : 0;
+
   using QueryTile = Panels<64, kColumns>;                                                        // of a consumer
   using KeyTile = std::conditional_t<kFuses, Panels<kColumns, kKeys>, Panels<kKeys, kColumns>>;  // k_hat^T or k_hat
   using ValueTile = Panels<kKeys, kValues>;
@@ -93,6 +96,7 @@ struct ForwardParameters {
   bool keys_of_query_head;      // k is [B, Hq, Nk, r], fused for each query head
   Tiles tiles;                  // of the queries of this launch
   std::int64_t row_end;         // behind the last of them
+  unsigned next_tile;           // tiles on, the one that an SM has next, more or less
   bool is_second;               // of two launches that may run side by side: it waits for the first at its end
 };
 

@@ -115,6 +115,27 @@ class Copies {
   Keys<C> keys_;
 };
 
+// Brings to the L2 what the SM's next block starts with: its queries, and of its head's keys and values the rows of the
+// same numbers, so that the blocks of a head together bring all of them.
+template <class C>
+__device__ inline void prefetch_next(const ForwardParameters& p) {
+  const unsigned index = blockIdx.x + p.next_tile;
+  if (index >= gridDim.x) {
+    return;
+  }
+  const Rows next = p.tiles.at(index);
+#pragma unroll
+  for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
+    prefetch_tile<typename C::QueryTile>(p.q, next.row + 64 * consumer, next.head, next.batch);
+  }
+  if (next.row < p.problem.seq_k) {
+    if constexpr (!C::kFuses) {
+      prefetch_tile<typename C::KeyTile>(p.k, next.row, p.keys_of_query_head ? next.head : next.head_kv, next.batch);
+    }
+    prefetch_tile<typename C::ValueTile>(p.v, next.row, next.head_kv, next.batch);
+  }
+}
+
 // What a warpgroup that only copies does.
 template <class C>
 __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles,
@@ -134,6 +155,9 @@ __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, co
     }
   }
   copies.finish();
+  if (used == 0 && (Keys<C>::kByOneThread || threadIdx.x == 0)) {
+    prefetch_next<C>(p);
+  }
 }
 
 // Where there is no such warpgroup: a thread of the first consumer copies, between its halves of tiles.

@@ -26,6 +26,7 @@
 #include "cuda/sm90/products.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/softmax.cuh"
+#include "cuda/sm90/turns.cuh"
 
 namespace distr::cuda::sm90 {
 
@@ -102,6 +103,33 @@ __device__ __forceinline__ void release(std::uint32_t barrier) {
   if (threadIdx.x % 32 == 0) {
     ptx::barrier_arrive(barrier);
   }
+}
+
+// The tiles from n on, of which there is one at least: products are started before the exponentials of the half before
+// theirs. The functions are compute()'s.
+template <class Turns, class Scores, class Output, class Weigh>
+__device__ __forceinline__ void compute_ahead(int n, int tiles, const Turns& turns, const Scores& scores,
+                                              const Output& output, const Weigh& weigh) {
+  scores.template operator()<0>(n);
+#pragma unroll 1
+  for (; n < tiles - 1; ++n) {
+    turns.take();
+    output.template operator()<1>(n - 1);
+    scores.template operator()<1>(n);
+    turns.give();
+    weigh.template operator()<0, 2>(n);
+    turns.take();
+    output.template operator()<0>(n);
+    scores.template operator()<0>(n + 1);
+    turns.give();
+    weigh.template operator()<1, 2>(n);
+  }
+  turns.end();
+  output.template operator()<1>(n - 1);
+  scores.template operator()<1>(n);
+  weigh.template operator()<0, 2>(n);
+  output.template operator()<0>(n);
+  weigh.template operator()<1, 1>(n);
 }
 
 // A consumer's 64 queries over all keys. `used`: tiles that went through the ring before. `references`: in the tiles
@@ -205,21 +233,7 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
       copies.follow(n);
     }
   } else if (n < tiles) {
-    scores.template operator()<0>(n);
-#pragma unroll 1
-    for (; n < tiles - 1; ++n) {
-      output.template operator()<1>(n - 1);
-      scores.template operator()<1>(n);
-      weigh.template operator()<0, 2>(n);
-      output.template operator()<0>(n);
-      scores.template operator()<0>(n + 1);
-      weigh.template operator()<1, 2>(n);
-    }
-    output.template operator()<1>(n - 1);
-    scores.template operator()<1>(n);
-    weigh.template operator()<0, 2>(n);
-    output.template operator()<0>(n);
-    weigh.template operator()<1, 1>(n);
+    compute_ahead(n, tiles, ProductTurns<C>(consumer, tiles), scores, output, weigh);
   }
   output.template operator()<1>(tiles - 1);
   ptx::wgmma_wait<0>();

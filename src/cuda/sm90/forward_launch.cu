@@ -171,6 +171,7 @@ class Call {
     const int together = heads_together(problem_, common::ceil_div(end - begin, variant.rows), blocks);
     p_.tiles = Tiles(p_.problem, together, begin, end, variant.rows);
     p_.row_end = end;
+    p_.next_tile = static_cast<unsigned>(blocks);
     variant.launch(p_, stream_);
   }
 

@@ -25,4 +25,12 @@ __device__ inline void copy_tile(std::uint32_t tile, const CUtensorMap& map, std
   }
 }
 
+template <class P>
+__device__ inline void prefetch_tile(const CUtensorMap& map, int row, int head, int batch) {
+#pragma unroll
+  for (int panel = 0; panel < P::kCount; ++panel) {
+    ptx::prefetch_box(map, panel * P::kPanelColumns, row, head, batch);
+  }
+}
+
 }  // namespace distr::cuda::sm90

@@ -61,6 +61,13 @@ __device__ inline void copy_box(std::uint32_t shared, const CUtensorMap& map, st
       : "memory");
 }
 
+// Brings what copy_box() would copy to the L2.
+__device__ inline void prefetch_box(const CUtensorMap& map, int column, int row, int head, int batch) {
+  asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(column),
+               "r"(row), "r"(head), "r"(batch)
+               : "memory");
+}
+
 // `bytes` from global to shared memory, both aligned to 16 bytes, counted by the barrier.
 __device__ inline void copy_bulk(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
@@ -93,9 +100,20 @@ __device__ inline void bulk_wait() {
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// Barriers of some of a block's warps; id 0 is __syncthreads().
+// Barriers of some of a block's warps; id 0 is __syncthreads(). The second and third, where `is_used`, the same for all
+// threads of a warp: to wait until all others have arrived, and to arrive without waiting.
 __device__ inline void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void named_barrier_sync_if(bool is_used, int id, int threads) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p bar.sync %1, %2;\n}" ::"r"(unsigned{is_used}), "r"(id),
+               "r"(threads)
+               : "memory");
+}
+__device__ inline void named_barrier_arrive_if(bool is_used, int id, int threads) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p bar.arrive %1, %2;\n}" ::"r"(unsigned{is_used}), "r"(id),
+               "r"(threads)
+               : "memory");
 }
 
 // Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
