@@ -175,6 +175,16 @@ void copy_box_in(std::uint32_t shared, const CUtensorMap& map, std::uint32_t bar
   block().yield();
 }
 
+void prefetch_box(const CUtensorMap& map, const int* place, int rank) {
+  const TensorMap of = tensor_map(map, rank);
+  for (int axis = 2; axis < rank; ++axis) {  // columns and rows may be fewer than a box has
+    if (place[axis] < 0 || static_cast<std::uint64_t>(place[axis]) >= of.sizes[axis]) {
+      block().fail("cp.async.bulk.prefetch.tensor of " + std::to_string(place[axis]) + " of " +
+                   std::to_string(of.sizes[axis]) + " along axis " + std::to_string(axis));
+    }
+  }
+}
+
 void copy_bulk_in(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t barrier) {
   require_bulk(global, bytes);
   begin_write(shared, bytes, "cp.async.bulk");

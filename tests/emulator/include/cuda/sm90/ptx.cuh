@@ -49,7 +49,10 @@ inline void store_release(unsigned* global, unsigned x) { *global = x; }
 
 inline bool elect() { return emulator::elect(); }
 
-inline void prefetch_box(const CUtensorMap& /*map*/, int /*column*/, int /*row*/, int /*head*/, int /*batch*/) {}
+inline void prefetch_box(const CUtensorMap& map, int column, int row, int head, int batch) {
+  const int place[] = {column, row, head, batch};
+  emulator::prefetch_box(map, place, 4);
+}
 inline void copy_box(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int column, int row, int head,
                      int batch) {
   const int place[] = {column, row, head, batch};
