@@ -26,17 +26,20 @@ struct Rows {
 class Tiles {
  public:
   Tiles() = default;
-  // Of `rows` queries each, from begin to end - 1.
+  // Of `rows` queries each, from begin to end - 1. `together`: not more heads than there are.
   Tiles(const DeviceProblem& problem, int together, std::int64_t begin, std::int64_t end, int rows)
       : heads_q_(static_cast<unsigned>(problem.heads_q)),
         heads_of_kv_(static_cast<unsigned>(problem.heads_q / problem.heads_kv)),
         together_(static_cast<unsigned>(together)),
-        of_head_(static_cast<unsigned>((end - begin + rows - 1) / rows)),
+        of_head_(static_cast<unsigned>(of_head(begin, end, rows))),
         heads_before_(static_cast<unsigned>(problem.batch * problem.heads_q) - static_cast<unsigned>(together)),
-        count_((heads_before_ + static_cast<unsigned>(together)) * of_head_.value()),
+        count_(static_cast<unsigned>(problem.batch * problem.heads_q * of_head(begin, end, rows))),
         last_row_(static_cast<int>(begin) + (static_cast<int>(of_head_.value()) - 1) * rows),
         rows_(rows) {}
 
+  [[nodiscard]] static std::int64_t of_head(std::int64_t begin, std::int64_t end, std::int64_t rows) {
+    return common::ceil_div(end - begin, rows);
+  }
   [[nodiscard]] unsigned count() const { return count_; }
 
   [[nodiscard]] __host__ __device__ Rows at(unsigned index) const {
@@ -60,15 +63,16 @@ class Tiles {
 };
 
 // How many heads a launch of so many tiles a head takes together, where so many thread blocks run at the same time:
-// none but where it is causal. There, enough for an even end, or all whose K and V stay in the L2.
+// none but where it is causal. There, enough for an even end, or all whose K and V stay in the L2 (docs/kernel-log.md,
+// sm90/forward, step 48).
 [[nodiscard]] inline int heads_together(const Problem& problem, std::int64_t tiles_of_head, std::int64_t blocks) {
   if (problem.causal == Causal::none) {
     return 0;
   }
-  constexpr std::int64_t kEndBytes = std::int64_t{24} << 20;
+  constexpr std::int64_t kTogetherBytes = std::int64_t{24} << 20;
   constexpr std::int64_t kTilesABlock = 3;
   const std::int64_t head_bytes = problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2;
-  const std::int64_t in_cache = kEndBytes / std::max(head_bytes, std::int64_t{1});
+  const std::int64_t in_cache = kTogetherBytes / std::max(head_bytes, std::int64_t{1});
   const std::int64_t even = common::ceil_div(kTilesABlock * blocks, std::max(tiles_of_head, std::int64_t{1}));
   return static_cast<int>(std::min(std::max(in_cache, even), problem.batch * problem.heads_q));
 }

@@ -145,7 +145,10 @@ Thread* Block::choose() {
         all += warp.runnable != 0 ? warp.weight : 0;
       }
       if (all == 0) {
-        if (left_ == 0 && !can_end()) {
+        if (left_ == 0) {
+          check_end();
+        }
+        if (!fault_.empty()) {
           return nullptr;
         }
         if (complete_one()) {
@@ -281,7 +284,7 @@ bool Block::complete_one() {
 }
 
 // All threads have ended: shared memory is gone, and whatever still reads or writes it is a mistake.
-bool Block::can_end() {
+void Block::check_end() {
   const auto found = std::find_if(transfers_.begin(), transfers_.end(),
                                   [](const Transfer& transfer) { return transfer.read != nullptr; });
   if (found != transfers_.end()) {
@@ -293,7 +296,6 @@ bool Block::can_end() {
     fault_ = where() + "the block ends after " + std::to_string(awaited->arrived) + " of " +
              std::to_string(awaited->expected) + " arrivals at named barrier " + std::to_string(awaited - named);
   }
-  return found == transfers_.end() && awaited == std::end(named);
 }
 
 bool Block::is_done(std::uint64_t number, bool reads) const {

@@ -134,7 +134,7 @@ class Block {
   void go_on();
   Thread* choose();
   bool complete_one();
-  bool can_end();
+  void check_end();
   bool wake_polling();
   bool others_run();
   [[nodiscard]] std::string where() const;

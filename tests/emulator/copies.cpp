@@ -177,8 +177,9 @@ void copy_box_in(std::uint32_t shared, const CUtensorMap& map, std::uint32_t bar
 
 void prefetch_box(const CUtensorMap& map, const int* place, int rank) {
   const TensorMap of = tensor_map(map, rank);
-  for (int axis = 2; axis < rank; ++axis) {  // columns and rows may be fewer than a box has
-    if (place[axis] < 0 || static_cast<std::uint64_t>(place[axis]) >= of.sizes[axis]) {
+  for (int axis = 1; axis < rank; ++axis) {  // a block of three boxes of rows may begin with the tensor's last
+    const std::uint64_t end = of.sizes[axis] + (axis == 1 ? 2 * of.box[1] : 0);
+    if (place[axis] < 0 || static_cast<std::uint64_t>(place[axis]) >= end) {
       block().fail("cp.async.bulk.prefetch.tensor of " + std::to_string(place[axis]) + " of " +
                    std::to_string(of.sizes[axis]) + " along axis " + std::to_string(axis));
     }

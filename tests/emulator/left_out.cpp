@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the emulated check does without: the kernels of the CPU, which take long to compile, cases that take long to
-// run, and streams, whose work is done at once here.
+// What the emulated check does without: the kernels of the CPU, which take long to compile, most cases that take long
+// to run, and streams, whose work is done at once here.
 #include "gpu/device_api.h"
 #include "gpu/large_cases.h"
 #include "kernel.h"
@@ -11,7 +11,24 @@ Backend cpu_backend() { return {}; }
 
 namespace test {
 
-std::vector<Case> large_cases() { return {}; }
+// Blocks on both sides of as many tiles of keys as sm90's consumers take by turns.
+std::vector<Case> large_cases() {
+  std::vector<Case> result;
+  for (const Strategy strategy : {Strategy::exact, Strategy::energy}) {
+    Case keys;
+    keys.name = strategy == Strategy::exact ? "many keys, exact" : "many keys, energy";
+    keys.problem.seq_q = 200;
+    keys.problem.seq_k = 2060;
+    keys.problem.head_dim = keys.problem.head_dim_v = 72;
+    keys.problem.causal = Causal::bottom_right;
+    keys.problem = contiguous(keys.problem);
+    keys.grouping.strategy = strategy;
+    keys.grouping.group_size = strategy == Strategy::exact ? 1 : 4;
+    keys.grouping.block = 128;
+    result.push_back(keys);
+  }
+  return result;
+}
 std::string judge_streams(DType) { return ""; }
 std::string judge_memory() { return ""; }
 

@@ -105,7 +105,7 @@ std::vector<Case> large_cases() {
   waves.problem.heads_q = waves.problem.heads_kv = 10;
   waves.problem = contiguous(waves.problem);
   result.push_back(waves);
-  // More tiles of queries than a GPU runs at once, some split over the keys and some not, in two sections of heads.
+  // More tiles of queries than a GPU runs at once, some split over the keys and some not.
   for (const Strategy strategy : {exact, energy, lsh}) {
     Case many =
         large_case("large, many heads, " + std::string(name_of(strategy)), 129, 584, 128, 128, strategy, 2, 128);
@@ -113,6 +113,22 @@ std::vector<Case> large_cases() {
     many.problem.heads_q = many.problem.heads_kv = 19;
     many.problem = contiguous(many.problem);
     result.push_back(many);
+  }
+  // Causal heads of which the last are together, and not the first (cuda/rows.cuh).
+  Case mixed = large_case("large, many causal heads", 400, 420, 128, 128, exact, 1, 128);
+  mixed.problem.batch = 7;
+  mixed.problem.heads_q = mixed.problem.heads_kv = 19;
+  mixed.problem.causal = Causal::bottom_right;
+  mixed.problem = contiguous(mixed.problem);
+  result.push_back(mixed);
+  // Blocks on both sides of as many tiles of keys as sm90's consumers take by turns.
+  for (const Strategy strategy : {exact, energy, lsh}) {
+    Case keys = large_case("large, many keys, " + std::string(name_of(strategy)), 1030, 2500, 128, 128, strategy,
+                           strategy == exact ? 1 : 2, strategy == lsh ? 1 << 20 : 128);
+    keys.problem.heads_q = keys.problem.heads_kv = 4;
+    keys.problem.causal = Causal::bottom_right;
+    keys.problem = contiguous(keys.problem);
+    result.push_back(keys);
   }
   return result;
 }

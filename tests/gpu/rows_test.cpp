@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <map>
 #include <tuple>
 #include <utility>
@@ -43,7 +44,7 @@ TEST(Rows, KnowTheHeadsOfTheirKeys) {
     problem.batch = 2;
     problem.heads_q = heads_q;
     problem.heads_kv = heads_kv;
-    const Tiles tiles(problem, 4, 0, 500, 192);  // 3 tiles of a head, the last of 116 rows
+    const Tiles tiles(problem, std::min(4, 2 * heads_q), 0, 500, 192);  // 3 tiles of a head, the last of 116 rows
     ASSERT_EQ(tiles.count(), static_cast<unsigned>(2 * heads_q * 3));
     for (unsigned index = 0; index < tiles.count(); ++index) {
       const Rows rows = tiles.at(index);
@@ -52,6 +53,12 @@ TEST(Rows, KnowTheHeadsOfTheirKeys) {
       ASSERT_LT(rows.row, 500);
     }
   }
+}
+
+TEST(Rows, AreNoneWhereThereAreNone) {
+  DeviceProblem problem{};
+  problem.batch = problem.heads_q = problem.heads_kv = 2;
+  EXPECT_EQ(Tiles(problem, 0, 64, 64, 64).count(), 0U);
 }
 
 TEST(Rows, CountUpTo31Bits) {
@@ -96,6 +103,10 @@ TEST(Rows, HaveAnEvenEndWhereTheyAreCausal) {
   EXPECT_EQ(heads_together(problem_of(32, 2048, 128, Causal::bottom_right), 16, 40), 24);
   EXPECT_EQ(heads_together(problem_of(5, 2048, 128, Causal::top_left), 16, 132), 10);  // all there are
   EXPECT_EQ(heads_together(problem_of(32, 65536, 128, Causal::top_left), 512, 132), 1);
+  Problem unequal = problem_of(32, 2048, 64, Causal::top_left);
+  unequal.seq_k = 4096;
+  unequal.head_dim_v = 192;  // 2 MiB a head
+  EXPECT_EQ(heads_together(unequal, 16, 40), 12);
 }
 
 }  // namespace

@@ -45,6 +45,18 @@ TEST(Split, DividesCausalTilesOnlyWhereAllRunAtOnce) {
   EXPECT_EQ(plan_split(causal).blocks(), 0);
 }
 
+TEST(Split, TakesCausalTilesThatAreAllLongForWhatTheyAre) {
+  for (const std::int64_t tiles : {140, 200, 256, 264}) {
+    Launched causal = launched(tiles, 256, 2);
+    const Split split = plan_split(causal);
+    causal.causal = true;
+    causal.long_tiles = tiles;
+    EXPECT_EQ(plan_split(causal).begin, split.begin) << tiles;
+    EXPECT_EQ(plan_split(causal).pieces, split.pieces) << tiles;
+  }
+  EXPECT_EQ(plan_split(launched(256, 256, 2)).blocks(), 0);
+}
+
 // Whatever the sizes are, the blocks of the launch are all pieces of all tiles, each once.
 TEST(Split, CoversEveryPieceOnce) {
   for (const std::int64_t tiles : {1, 7, 131, 132, 133, 200, 263, 320, 396, 397, 640, 1280, 2048}) {

@@ -89,7 +89,7 @@ struct Launch {
     const DeviceProperties& device = device_properties();
     const std::int64_t fitting = device.shared_bytes_processor / (variant.shared_bytes + kReservedBytes);
     Launched launched{};
-    const std::int64_t tiles_of_head = common::ceil_div(row_end - row_begin, variant.rows);
+    const std::int64_t tiles_of_head = Tiles::of_head(row_begin, row_end, variant.rows);
     launched.tiles = p.batch * p.heads_q * tiles_of_head;
     launched.processors = device.processors;
     launched.resident = std::clamp(fitting, std::int64_t{1}, std::int64_t{variant.blocks_a_processor});
@@ -98,7 +98,7 @@ struct Launch {
         launched.causal ? std::clamp(row_end + common::causal_offset(p), std::int64_t{0}, p.seq_k) : p.seq_k;
     launched.key_tiles = common::ceil_div(keys, variant.keys);
     const int together = heads_together(p, tiles_of_head, launched.processors * launched.resident);
-    if (launched.causal && together == p.batch * p.heads_q) {
+    if (launched.causal) {  // they are looked at where all tiles run at once, and then all heads are together
       const std::int64_t long_rows = row_end + common::causal_offset(p) - keys * 3 / 5;
       launched.long_tiles = p.batch * p.heads_q *
                             common::ceil_div(std::clamp(long_rows, std::int64_t{0}, row_end - row_begin), variant.rows);

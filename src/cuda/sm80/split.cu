@@ -80,8 +80,9 @@ Split plan_split(const Launched& l) noexcept {
   constexpr double kAlone = 0.4;    // what an SM achieves with hardly a block; with all that fit: 1
   constexpr std::int64_t kFewestTiles = 4;
   const std::int64_t slots = l.processors * l.resident;
-  if (l.causal && l.tiles >= l.processors) {
-    // Blocks that all run at once take as long as the longest of them alone; more blocks even out by themselves.
+  if (l.causal && l.long_tiles < l.tiles && l.tiles >= l.processors) {
+    // Blocks that all run at once take as long as the longest of them alone; more blocks even out by themselves. Where
+    // all are long, it is as if nothing were causal.
     return l.tiles <= slots && l.key_tiles >= 2 * kFewestTiles ? split_of(0, l.long_tiles, 2) : Split{};
   }
   // The first blocks are dealt out to the SMs one by one, later ones to whichever SM is free, as many as it takes.

@@ -115,8 +115,8 @@ class Copies {
   Keys<C> keys_;
 };
 
-// Brings to the L2 what the SM's next block starts with: its queries, and of its head's keys and values the rows of the
-// same numbers, so that the blocks of a head together bring all of them.
+// Brings to the L2 what is read soon: the queries of the block that this SM has next, more or less, and of its head's
+// keys and values those from the number of its first query on, so that a head's blocks together bring most of them.
 template <class C>
 __device__ inline void prefetch_next(const ForwardParameters& p) {
   const unsigned index = blockIdx.x + p.next_tile;
@@ -132,7 +132,9 @@ __device__ inline void prefetch_next(const ForwardParameters& p) {
     if constexpr (!C::kFuses) {
       prefetch_tile<typename C::KeyTile>(p.k, next.row, p.keys_of_query_head ? next.head : next.head_kv, next.batch);
     }
-    prefetch_tile<typename C::ValueTile>(p.v, next.row, next.head_kv, next.batch);
+    if constexpr (C::kWithout != Without::values) {
+      prefetch_tile<typename C::ValueTile>(p.v, next.row, next.head_kv, next.batch);
+    }
   }
 }
 

@@ -12,11 +12,12 @@
 //       P_j, as soon as S_j is there                             while these products still run
 //     O += P V of the last half
 //     O / rowsum, LSE
-//   Where two blocks share an SM, each has registers for one half's scores: S_j is started with the product before it,
-//   and both are waited for. A thread of a consumer copies, as there is no other warpgroup.
-//   In tiles with a mask and in the first without, nothing is started ahead, and the references of the softmax follow
-//   the scores. From then on they stay; where q_hat carries the scale, there are none at all. Where a row turns out to
-//   need better ones, the block starts again with references that follow.
+//   Where there are few tiles of many columns, two consumers start products by turns (turns.cuh). At its end the
+//   copying warpgroup brings to the L2 what comes next (copies.cuh). Where two blocks share an SM, each has registers
+//   for one half's scores: S_j is started with the product before it, and both are waited for. A thread of a consumer
+//   copies, as there is no other warpgroup. In tiles with a mask and in the first without, nothing is started ahead,
+//   and the references of the softmax follow the scores. From then on they stay; where q_hat carries the scale, there
+//   are none at all. Where a row turns out to need better ones, the block starts again with references that follow.
 #pragma once
 
 #include "cuda/early.cuh"

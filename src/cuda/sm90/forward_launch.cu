@@ -168,7 +168,7 @@ class Call {
     }
     p_.v = map(operands_.v, variant.keys, variant.values);
     const int blocks = device_properties().processors * variant.blocks;  // that run at the same time
-    const int together = heads_together(problem_, common::ceil_div(end - begin, variant.rows), blocks);
+    const int together = heads_together(problem_, Tiles::of_head(begin, end, variant.rows), blocks);
     p_.tiles = Tiles(p_.problem, together, begin, end, variant.rows);
     p_.row_end = end;
     p_.next_tile = static_cast<unsigned>(blocks);

@@ -100,8 +100,8 @@ __device__ inline void bulk_wait() {
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// Barriers of some of a block's warps; id 0 is __syncthreads(). The second and third, where `is_used`, the same for all
-// threads of a warp: to wait until all others have arrived, and to arrive without waiting.
+// Barriers of some of a block's warps; id 0 is __syncthreads(). The second waits and the third arrives without waiting
+// where `is_used`, the same for all threads of a warp: without a branch, as they stand where wgmma is under way.
 __device__ inline void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
