@@ -229,9 +229,60 @@ def hopper() -> str:
                     lines) + "\n\n" + source(name, result["meta"])
 
 
+GAINS = {  # what is measured: (result file, op, peer, N from, to, the time)
+    "Hopper's, bf16, forward : cuDNN": ("torch", "forward", "cuDNN", 8192, 32768, "ms"),
+    "Hopper's, bf16, forward, called from Python : cuDNN": ("torch", "forward", "cuDNN", 1024, 4096, "ms"),
+    "Hopper's, bf16, forward in a CUDA graph : cuDNN": ("torch", "forward", "cuDNN", 1024, 4096, "ms_graph"),
+    "Hopper's, fp16, forward : cuDNN": ("torch_f16", "forward", "cuDNN", 16384, 16384, "ms"),
+    "Hopper's, bf16, forward + backward : cuDNN": ("torch", "forward_backward", "cuDNN", 8192, 32768, "ms"),
+    "Hopper's, bf16, forward : FA2": ("torch", "forward", "FA2", 8192, 32768, "ms"),
+    "portable, bf16, forward : FA2": ("torch_portable", "forward", "FA2", 4096, 32768, "ms"),
+    "portable, bf16, forward + backward : FA2": ("torch_portable", "forward_backward", "FA2", 8192, 32768, "ms")}
+
+
+def gpu_gains() -> str:
+    """How many times as quick as a peer on the GPU: the least and the most over batch sizes, lengths and causality."""
+    ours = [method for method, key in GPU_METHODS.items() if key[0] == "distr"]
+    lines, names = [], {}
+    for work, (name, op, peer, first, last, time) in GAINS.items():
+        result = names.setdefault(name, load(f"h200/{name}.json"))
+        settings = {(row["batch"], row["seq_q"], row["causal"]) for row in result["rows"]
+                    if first <= row["seq_q"] <= last}
+        for dim in (64, 128):
+            found = [gpu_rows(result, op=op, head_dim=dim, batch=batch, seq_q=n, causal=causal)
+                     for batch, n, causal in sorted(settings)]
+            cells = []
+            for method in ours:
+                key = GPU_METHODS[method]
+                gains = [rows[GPU_METHODS[peer]][time] / rows[key][time] for rows in found if key in rows]
+                cells.append(f"{min(gains):.2f} to {max(gains):.2f}" if gains else "")
+            lines.append([work, str(first) if first == last else f"{first} to {last}", str(dim), *cells])
+    commits = ", ".join(sorted({result["meta"]["commit"] for result in names.values()}))
+    files = ",\n".join(f"[bench/results/h200/{name}.json](bench/results/h200/{name}.json)" for name in names)
+    return markdown(["kernels, op : peer", "N", "d", *ours], lines) + f"\n\n(NVIDIA H200; commit {commits};\n{files})"
+
+
+def gpu_free_order() -> str:
+    """The exact backward on the GPU with sums in any order, relative to sums in a fixed one."""
+    name = "h200/kernels.json"
+    result = load(name)
+    ms = {(row["kernel"], row["head_dim"], row["seq_q"], row["causal"]): row["ms"] for row in result["rows"]
+          if row["op"] == "backward" and row["strategy"] == "exact"}
+    lines = []
+    for kernel in ("sm90/backward", "sm80/backward"):
+        for dim in (64, 128):
+            gains = [time / ms[kernel + "_atomics", *key] for (of, *key), time in ms.items() if of == kernel
+                     and key[0] == dim]
+            lengths = sorted({key[2] for key in ms if key[:2] == (kernel, dim)})
+            lines.append([f"`{kernel}`", str(dim), " and ".join(map(str, lengths)),
+                          f"{min(gains):.2f} to {max(gains):.2f}"])
+    return markdown(["kernel", "d", "N", "sums in any order : in a fixed one"], lines) + "\n\n" + source(
+        name, result["meta"])
+
+
 TABLES = {"compare": compare, "quality": quality, "performance": performance, "grouping": grouping, "memory": memory,
           "errors": errors, "semantic_search": semantic_search, "torch_speed": torch_speed, "gpu_speed": gpu_speed,
-          "hopper": hopper}
+          "gpu_gains": gpu_gains, "hopper": hopper, "gpu_free_order": gpu_free_order}
 
 
 def main(check: bool) -> int:
