@@ -37,7 +37,7 @@ STALLS = (
 METRICS |= {f"stall_{name}": f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in STALLS}
 
 
-# Config's parameters behind the element type: columns, values, consumers, scores, members, the stage left out, blocks.
+# Config's parameters behind the element type: columns, values, consumers, scores, key source, stage left out, blocks.
 SHAPE = re.compile(r"Config<__nv_bfloat16, (\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\d+)>")
 
 

@@ -3,7 +3,7 @@
 // on), so that their start costs nothing: launch_early() launches them, and they call wait_for_inputs(), all threads,
 // before they read or write global memory (but for the second launch of sm90/forward, which runs beside the first: it
 // waits at its end, in one warpgroup of each block). They do not read by __ldg: nothing keeps the compiler from sending
-// such a load off before the wait, and it has done so (sm90/fused_keys.cuh does all the same, and says why).
+// such a load off before the wait, and it has done so.
 // wait_for_inputs() returns when all that came before in the stream is done, if each kernel before waited so as well or
 // was launched as usual. A kernel that calls release_dependent() lets the next one start as soon as all its blocks have
 // called it and there is room: first thing, unless the next one counts on its inputs.

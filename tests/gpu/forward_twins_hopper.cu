@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // sm90/forward and sm90/forward_blocks without one of their stages (cuda/without.h): bf16, d = 64 and 128, exact
-// attention and r = d/2.
+// attention and r = d/2; by blocks energy alone, as lsh runs in the other's shapes.
 #include <array>
 
 #include "cuda/sm90/forward_launch.h"
@@ -13,12 +13,15 @@ namespace {
 using cuda::Without;
 namespace sm90 = cuda::sm90;
 
-template <Without kWithout, int kColumns, int kValues, sm90::Scores kScores, int kMembers = 0, int kConsumers = 2,
-          int kBlocks = 1>
+template <Without kWithout, int kColumns, int kValues, sm90::Scores kScores,
+          sm90::KeySource kSource = sm90::KeySource::copied, int kConsumers = 2, int kBlocks = 1>
 constexpr sm90::Variant twin() {
   return sm90::variant<
-      sm90::Config<__nv_bfloat16, kColumns, kValues, kConsumers, kScores, kMembers, kWithout, kBlocks>>();
+      sm90::Config<__nv_bfloat16, kColumns, kValues, kConsumers, kScores, kSource, kWithout, kBlocks>>();
 }
+
+constexpr auto kCopied = sm90::KeySource::copied;
+constexpr auto kPicked = sm90::KeySource::picked;
 
 std::string refusal_of_twins(const Problem& problem, const Grouping& grouping) {
   const bool has_one = problem.dtype == DType::bf16 && problem.head_dim % 64 == 0 && grouping.group_size <= 2;
@@ -27,10 +30,12 @@ std::string refusal_of_twins(const Problem& problem, const Grouping& grouping) {
 
 template <Without kWithout>
 struct Twins {
-  static constexpr std::array kVariants = {
-      twin<kWithout, 32, 64, sm90::Scores::logarithms>(),  twin<kWithout, 32, 64, sm90::Scores::logarithms, 0, 3>(),
-      twin<kWithout, 64, 64, sm90::Scores::raw>(),         twin<kWithout, 64, 64, sm90::Scores::raw, 0, 2, 2>(),
-      twin<kWithout, 64, 128, sm90::Scores::logarithms>(), twin<kWithout, 128, 128, sm90::Scores::raw>()};
+  static constexpr std::array kVariants = {twin<kWithout, 32, 64, sm90::Scores::logarithms>(),
+                                           twin<kWithout, 32, 64, sm90::Scores::logarithms, kCopied, 3>(),
+                                           twin<kWithout, 64, 64, sm90::Scores::raw>(),
+                                           twin<kWithout, 64, 64, sm90::Scores::raw, kCopied, 2, 2>(),
+                                           twin<kWithout, 64, 128, sm90::Scores::logarithms>(),
+                                           twin<kWithout, 128, 128, sm90::Scores::raw>()};
   static constexpr auto supports = sm90::forward_supports;
   static constexpr auto workspace_bytes = sm90::forward_workspace_bytes;
   static constexpr auto run = sm90::run_forward;
@@ -40,13 +45,15 @@ struct Twins {
 
 template <Without kWithout>
 struct BlocksTwins {
-  static constexpr std::array kVariants = {
-      twin<kWithout, 32, 64, sm90::Scores::logarithms, 1>(), twin<kWithout, 32, 64, sm90::Scores::logarithms, 2>(),
-      twin<kWithout, 64, 128, sm90::Scores::logarithms, 1>(), twin<kWithout, 64, 128, sm90::Scores::logarithms, 2>()};
+  static constexpr std::array kVariants = {twin<kWithout, 32, 64, sm90::Scores::logarithms, kPicked>(),
+                                           twin<kWithout, 64, 128, sm90::Scores::logarithms, kPicked>()};
   static constexpr auto supports = sm90::forward_blocks_supports;
   static constexpr auto workspace_bytes = sm90::forward_workspace_bytes;
   static constexpr auto run = sm90::run_forward;
-  static constexpr auto refusal = refusal_of_twins;
+  static std::string refusal(const Problem& problem, const Grouping& grouping) {
+    const std::string reason = refusal_of_twins(problem, grouping);
+    return reason.empty() && grouping.strategy == Strategy::lsh ? "has twins for energy" : reason;
+  }
 };
 
 }  // namespace

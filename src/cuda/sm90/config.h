@@ -39,43 +39,45 @@ constexpr int registers_at_entry(int threads) { return 65536 / threads / 8 * 8; 
 // What q_hat k_hat^T is. Where q_hat was multiplied by scale * log2(e) beforehand: log2 P, but for the sum.
 enum class Scores : std::uint8_t { raw, logarithms };
 
+// Where tiles of k_hat come from: it was made beforehand, or is K, and tiles of it are copied; or the copying warpgroup
+// picks the rows of K^T that are k_hat^T in the grouping of each block of queries.
+enum class KeySource : std::uint8_t { copied, picked };
+
 // kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is kConsumers warpgroups that
 // compute, each for 64 queries, and one that copies; where kBlocks blocks share an SM there is none, and a consumer
-// copies as well. kMembers: rows of K^T, 1 or 2, that the copying warpgroup adds for a column of k_hat, as the grouping
-// of each block of queries needs them; 0: k_hat was made beforehand, or is K.
-template <class T, int kColumns_, int kValues_, int kConsumers_, Scores kScores_, int kMembers_ = 0,
-          Without kWithout_ = Without::nothing, int kBlocks_ = 1>
+// copies as well.
+template <class T, int kColumns_, int kValues_, int kConsumers_, Scores kScores_,
+          KeySource kKeySource = KeySource::copied, Without kWithout_ = Without::nothing, int kBlocks_ = 1>
 struct Config {
   using Element = T;
   static constexpr int kColumns = kColumns_;
   static constexpr Scores kScores = kScores_;
   static constexpr int kValues = kValues_;
   static constexpr int kConsumers = kConsumers_;
-  static constexpr int kMembers = kMembers_;
-  static constexpr bool kFuses = kMembers > 0;
+  static constexpr bool kPicks = kKeySource == KeySource::picked;
   static constexpr Without kWithout = kWithout_;
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kBlocks = kBlocks_;
   static constexpr bool kShares = kBlocks > 1;
-  static constexpr int kKeys = kValues <= 64 && kConsumers == 2 && kMembers < 2 && !kShares ? 256 : 128;  // of a tile
+  static constexpr int kKeys = kValues <= 64 && kConsumers == 2 && !kShares ? 256 : 128;  // of a tile
   static constexpr int kHalf = kKeys / 2;
   static constexpr int kScoreBuffers = kShares ? 1 : 2;                                // registers bound it, and kHalf
   static constexpr bool kQueriesStay = kShares || (kConsumers == 3 && kColumns > 32);  // in shared memory: registers
-  static constexpr int kStages = kShares || kMembers == 1 ? 3 : 2;
+  static constexpr int kStages = kShares || kPicks ? 3 : 2;
   static constexpr int kWarpgroup = 128;  // threads
   static constexpr int kThreads = kWarpgroup * (kConsumers + (kShares ? 0 : 1));
-  static constexpr int kCopyRegisters = kMembers > 1 ? 56 : kMembers == 1 ? 40 : kConsumers == 2 ? 24 : 32;
-  static constexpr int kComputeRegisters = kMembers > 1 ? 224 : kMembers == 1 ? 232 : kConsumers == 2 ? 240 : 160;
+  static constexpr int kCopyRegisters = kPicks ? 40 : kConsumers == 2 ? 24 : 32;
+  static constexpr int kComputeRegisters = kPicks ? 232 : kConsumers == 2 ? 240 : 160;
 
   // Whether a thread makes the i-th exponential of a half by a polynomial. At d = 64 a tile waits for the unit that
   // makes the others; more polynomials cost more than they save (docs/kernel-log.md, sm90/forward, step 39).
-  static constexpr bool by_polynomial(int i) { return kValues <= 64 && kMembers < 2 && !kShares && i % 16 == 8; }
+  static constexpr bool by_polynomial(int i) { return kValues <= 64 && !kShares && i % 16 == 8; }
 
   // Up to how many tiles of keys consumers start their products by turns (turns.cuh).
   static constexpr int kTilesByTurns = kValues > 64 && kConsumers == 2 ? 16 : 0;
 
   using QueryTile = Panels<64, kColumns>;                                                        // of a consumer
-  using KeyTile = std::conditional_t<kFuses, Panels<kColumns, kKeys>, Panels<kKeys, kColumns>>;  // k_hat^T or k_hat
+  using KeyTile = std::conditional_t<kPicks, Panels<kColumns, kKeys>, Panels<kKeys, kColumns>>;  // k_hat^T or k_hat
   using ValueTile = Panels<kKeys, kValues>;
   static constexpr int kSharedBytes = kConsumers * QueryTile::kBytes + kStages * (KeyTile::kBytes + ValueTile::kBytes);
   static_assert(kBlocks * (kSharedBytes + kOtherSharedBytes + kReservedSharedBytes) <=
@@ -87,7 +89,7 @@ struct Config {
 // What the kernel takes by value.
 struct ForwardParameters {
   CUtensorMap q, k, v;          // [columns, rows, heads, batch], boxes of a panel: 64 rows of q, kKeys of k and v
-  const void* keys_transposed;  // K^T as transpose() leaves it, where the kernel fuses it; else k is read
+  const void* keys_transposed;  // K^T as transpose() leaves it, where its rows are picked; else k is read
   std::int64_t column_stride;   // of K^T
   const std::int32_t* order;    // [B, Hq, blocks, d]
   DeviceProblem problem;        // with the sizes and strides of O

@@ -7,7 +7,7 @@
 
 #include "cuda/rows.cuh"
 #include "cuda/sm90/config.h"
-#include "cuda/sm90/fused_keys.cuh"
+#include "cuda/sm90/picked_keys.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/ptx.cuh"
 
@@ -53,7 +53,7 @@ class CopiedKeys {
   static constexpr bool kByOneThread = true;
   static constexpr unsigned kArrivals = 1;  // that make a tile full
 
-  __device__ CopiedKeys(const ForwardParameters& p, const Rows& work, int /*row*/) : p_(p), work_(work) {}
+  __device__ CopiedKeys(const ForwardParameters& p, const Rows& work) : p_(p), work_(work) {}
 
   __device__ void fill(std::uint32_t tile, std::uint32_t full, int row) {
     ptx::barrier_arrive_expect(full, C::KeyTile::kBytes);
@@ -69,8 +69,7 @@ class CopiedKeys {
 };
 
 template <class C>
-using Keys = std::conditional_t<C::kMembers == 0, CopiedKeys<C>,
-                                std::conditional_t<C::kMembers == 1, PickedKeys<C>, FusedKeys<C>>>;
+using Keys = std::conditional_t<C::kPicks, PickedKeys<C>, CopiedKeys<C>>;
 
 template <class C>
 __device__ inline void copy_queries(const ForwardParameters& p, const Rows& work, const Shared<C>& shared) {
@@ -88,7 +87,7 @@ class Copies {
  public:
   // `used`: tiles that went through the ring before.
   __device__ Copies(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles, int used)
-      : p_(p), work_(work), shared_(shared), tiles_(tiles), used_(used), keys_(p, work, (tiles - 1) * C::kKeys) {}
+      : p_(p), work_(work), shared_(shared), tiles_(tiles), used_(used), keys_(p, work) {}
 
   // Fills the stage of tile n, as soon as it is empty.
   __device__ __forceinline__ void copy(int n) {
@@ -129,7 +128,7 @@ __device__ inline void prefetch_next(const ForwardParameters& p) {
     prefetch_tile<typename C::QueryTile>(p.q, next.row + 64 * consumer, next.head, next.batch);
   }
   if (next.row < p.problem.seq_k) {
-    if constexpr (!C::kFuses) {
+    if constexpr (!C::kPicks) {
       prefetch_tile<typename C::KeyTile>(p.k, next.row, p.keys_of_query_head ? next.head : next.head_kv, next.batch);
     }
     if constexpr (C::kWithout != Without::values) {
@@ -152,7 +151,7 @@ __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, co
 #pragma unroll 1
   for (int n = 0; n < tiles; ++n) {
     copies.copy(n);
-    if constexpr (C::kFuses) {
+    if constexpr (C::kPicks) {
       __syncwarp();
     }
   }

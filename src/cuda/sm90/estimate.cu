@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// x_hat[row, g * copies + i] = the sum, the mean or the first of x[row, c] over the columns c of group g, in fp32.
+// x_hat[row, g] = the sum, the mean or the first of x[row, c] over the columns c of group g, in fp32; or, spread,
+// x_hat[row, c], the same for all columns c of the group.
 //
 // A block takes rows of a query head of Q or of K that have one order, 64 at a time: they are staged in shared memory,
 // 16 bytes a thread, with a column of zeros behind the last. Then a thread makes the same two neighbouring columns of
@@ -30,7 +31,8 @@ struct Job {
   Estimate kind;
   unsigned head_rows, heads, columns;  // of x
   unsigned block, blocks, first_row;   // of Q's or K's rows
-  unsigned estimates, copies, pairs;   // columns of x_hat without and with those that are added
+  unsigned estimates, pairs;           // columns of x_hat without and with those that are added
+  bool spread;
   float scale;
   unsigned chunk_bits;            // of a row, 1 << chunk_bits at least
   unsigned run_rows, runs, grid;  // rows of a thread block; runs of a head, and of all
@@ -47,6 +49,7 @@ template <class T>
 struct Shared {
   alignas(16) T x[kRows][kPitch];
   std::int32_t order[kMostColumns];
+  std::uint32_t place[kMostColumns];  // of a column in the order
 };
 
 // A column of x_hat: of its group the first place in the order, how many columns count, and their factor.
@@ -54,9 +57,10 @@ struct Column {
   unsigned begin, taken;
   float factor;
 
-  __device__ Column(const Job& job, unsigned members, unsigned column) {
-    begin = column / job.copies * members;
-    const unsigned size = column < job.estimates ? min(members, job.columns - begin) : 0;
+  __device__ Column(const Job& job, unsigned members, const std::uint32_t* place, unsigned column) {
+    const bool is_there = column < job.estimates;
+    begin = is_there && job.spread ? place[column] / members * members : column * members;
+    const unsigned size = is_there ? min(members, job.columns - begin) : 0;
     taken = job.kind == Estimate::first ? min(size, 1U) : size;
     factor = job.kind == Estimate::mean && size > 1 ? job.scale / static_cast<float>(size) : job.scale;
   }
@@ -71,7 +75,7 @@ class ColumnPair {
       : pairs_(job.pairs),
         pair_(threadIdx.x % job.pairs),
         step_(kThreads / job.pairs),
-        columns_{{job, members, 2 * pair_}, {job, members, 2 * pair_ + 1}} {
+        columns_{{job, members, shared.place, 2 * pair_}, {job, members, shared.place, 2 * pair_ + 1}} {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -148,8 +152,10 @@ __global__ void __launch_bounds__(kThreads) estimate_kernel(const __grid_constan
   }
   wait_for_inputs();
   if (threadIdx.x < job.columns) {
-    shared.order[threadIdx.x] =
+    const std::int32_t column =
         a.order[(std::int64_t{head} * job.blocks + begin / job.block) * job.columns + threadIdx.x];
+    shared.order[threadIdx.x] = column;
+    shared.place[column] = threadIdx.x;
   }
   load(begin);
   __syncthreads();
@@ -193,8 +199,8 @@ __global__ void __launch_bounds__(kThreads) estimate_kernel(const __grid_constan
           number(common::ceil_div(extent.rows, e.block)),
           number(e.first_row),
           number(e.columns),
-          number(e.copies),
           number(packed_columns(e.columns) / 2),
+          e.spread,
           e.scale,
           static_cast<unsigned>(std::bit_width(number(common::ceil_div(extent.columns, kChunk) - 1))),
           number(run_rows),

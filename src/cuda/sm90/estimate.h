@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// q_hat of every block's grouping, and k_hat of one grouping for the whole sequence (method, 2: steps 4 and 5).
+// q_hat of every block's grouping, as it is or spread over the d columns, and k_hat of one grouping for the whole
+// sequence (method, 2: steps 4 and 5; 3: Q~).
 #pragma once
 
 #include <cstdint>
@@ -19,8 +20,8 @@ struct Estimation {
   Estimate kind;
   std::int64_t block;
   std::int64_t first_row;  // of a block; those before it are left as they are
-  std::int64_t columns;    // of the estimates
-  int copies;              // of a group's estimate, beside each other
+  std::int64_t columns;    // of the estimates: one for each group, or, if they are spread, x's
+  bool spread;             // each column of a group holds the group's estimate
   float scale;             // of the estimates, before they are rounded
   void* estimated;
 

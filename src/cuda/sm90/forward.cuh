@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // O = softmax(scale * q_hat k_hat^T) V with wgmma and the copy engine, for sm_90a (paper, Section 3.3), on q_hat that
-// was made beforehand, and so was k_hat for exact attention and one grouping for the whole sequence. Where blocks of
-// queries have groupings of their own, k_hat is made from K^T here, tile by tile.
+// was made beforehand, and so was k_hat of one grouping for the whole sequence. Where blocks of queries have groupings
+// of their own, k_hat of energy is made from K^T here, tile by tile, and lsh has Q~ for q_hat and K for k_hat.
 //
 //   A thread block takes kRows queries of one head. Its first warpgroup copies q_hat and then tile after tile of k_hat
 //   and V to shared memory, kStages of each. Every other warpgroup owns 64 queries, q_hat in registers where there are

@@ -18,11 +18,11 @@
 namespace distr::cuda::sm90 {
 namespace {
 
-// What a launch needs of a compiled kernel, but for its rows. `members`: Config's kMembers.
+// What a launch needs of a compiled kernel, but for its rows.
 struct Wanted {
   Scores scores;
   std::int64_t columns;
-  int members = 0;
+  bool picks = false;
 };
 
 // The narrowest shape of so many rows, and blocks an SM, that the problem fits; null: there is none.
@@ -30,7 +30,7 @@ struct Wanted {
   const Variant* found = nullptr;
   for (const Variant& variant : OtherVariants<Variant>::or_else(variants())) {
     const bool fits = variant.dtype == problem.dtype && variant.scores == wanted.scores &&
-                      variant.members == wanted.members && variant.columns >= wanted.columns &&
+                      variant.picks == wanted.picks && variant.columns >= wanted.columns &&
                       variant.values >= problem.head_dim_v && variant.rows == rows && variant.blocks == blocks;
     const auto width = [](const Variant& of) { return of.columns + of.values; };
     if (fits && (found == nullptr || width(variant) < width(*found))) {
@@ -40,27 +40,28 @@ struct Wanted {
   return found;
 }
 
-// The columns of q_hat and k_hat.
-struct Columns {
-  std::int64_t count;
-  int of_group;
-
-  // The kernel that fuses K adds pairs of its rows, so that a sum is rounded once. A group is several columns of k_hat
-  // there, one for each pair, all with the group's q_hat.
-  [[nodiscard]] static Columns of(const Problem& problem, const Grouping& grouping) {
-    const int members = device_problem(problem, grouping, nullptr).members;
-    return is_by_blocks(problem, grouping) && members > 1
-               ? Columns{common::ceil_div(problem.head_dim, std::int64_t{2}), members / 2}
-               : Columns{num_groups(problem, grouping), 1};
-  }
+// The product that makes grouped scores.
+enum class Product : std::uint8_t {
+  made,    // q_hat k_hat^T, both made beforehand: one grouping for the whole sequence
+  picked,  // q_hat k_hat^T, where k_hat^T is rows of K^T: energy by blocks
+  spread   // Q~ K^T, where Q~ is q_hat spread over the d columns: lsh by blocks. Sums of K's columns for each block of
+           // queries take longer than the columns that they save (docs/kernel-log.md, sm90/forward, step 55)
 };
+
+[[nodiscard]] Product product_of(const Problem& problem, const Grouping& grouping) {
+  if (!is_by_blocks(problem, grouping)) {
+    return Product::made;
+  }
+  return device_problem(problem, grouping, nullptr).members == 1 ? Product::picked : Product::spread;
+}
 
 // The tensors as the kernel reads them, and room for what is made of them.
 struct Operands {
   Operand q, k, v;
+  std::int64_t columns = 0;  // of q_hat, or of Q~
   void* q_hat = nullptr;
-  void* k_hat = nullptr;            // of one grouping for the whole sequence
-  void* keys_transposed = nullptr;  // where blocks have groupings of their own
+  void* k_hat = nullptr;            // Product::made
+  void* keys_transposed = nullptr;  // Product::picked
 
   Operands(const Problem& p, const Grouping& grouping, Workspace& workspace)
       : q(copied(p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace)),
@@ -69,13 +70,14 @@ struct Operands {
     if (common::count_exact_rows(p, grouping) == p.seq_q) {
       return;
     }
-    const std::int64_t columns = Columns::of(p, grouping).count;
+    const Product product = product_of(p, grouping);
+    columns = product == Product::spread ? p.head_dim : num_groups(p, grouping);
     q_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_q, columns}));
-    if (is_by_blocks(p, grouping)) {
+    if (product == Product::made) {
+      k_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_k, columns}));
+    } else if (product == Product::picked) {
       const std::int64_t rows = p.batch * p.heads_kv * (p.head_dim + 1);
       keys_transposed = workspace.take<std::uint16_t>(rows * column_stride(p.seq_k));
-    } else {
-      k_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_k, columns}));
     }
   }
 };
@@ -109,29 +111,32 @@ class Call {
     // backward that reads it has none.
     const bool scaled = problem_.dtype == DType::bf16 && tensors_.lse == nullptr;
     const float scale = scaled ? std::exchange(p_.problem.scale_log2, 1.0F) : 1.0F;
-    const Columns columns = Columns::of(problem_, grouping_);
+    const Product product = product_of(problem_, grouping_);
+    const std::int64_t columns = operands_.columns;
+    const Operand& k = operands_.k;
     const Groups groups{problem_.dtype, tensors_.order, problem_.heads_q, p_.problem.members};
     const Estimation q_hat{operands_.q,     p_.problem.mean ? Estimate::mean : Estimate::first,
                            grouping_.block, row,
-                           columns.count,   columns.of_group,
+                           columns,         product == Product::spread,
                            scale,           operands_.q_hat};
-    Wanted wanted{scaled ? Scores::logarithms : Scores::raw, columns.count};
-    if (is_by_blocks(problem_, grouping_)) {
-      const Operand& k = operands_.k;
-      estimate(groups, std::span(&q_hat, 1), stream_);
+    const Operand q = q_hat.result(problem_.heads_q);
+    const Wanted wanted{scaled ? Scores::logarithms : Scores::raw, columns, product == Product::picked};
+    if (product == Product::made) {
+      p_.keys_of_query_head = true;
+      const Estimation k_hat{k, Estimate::sum, problem_.seq_k, 0, columns, false, 1, operands_.k_hat};
+      estimate(groups, std::array{q_hat, k_hat}, stream_);
+      const Operand made = k_hat.result(problem_.heads_q);
+      launch(wanted, row, problem_.seq_q, q, &made);
+      return;
+    }
+    estimate(groups, std::span(&q_hat, 1), stream_);
+    if (product == Product::picked) {
       transpose(k.data, k.strides, k.extent, operands_.keys_transposed, stream_);
       p_.keys_transposed = operands_.keys_transposed;
       p_.column_stride = column_stride(problem_.seq_k);
-      p_.problem.groups = static_cast<int>(columns.count);
-      p_.problem.members = std::min(p_.problem.members, 2);
-      wanted.members = p_.problem.members;
-      launch(wanted, row, problem_.seq_q, q_hat.result(problem_.heads_q), nullptr);
+      launch(wanted, row, problem_.seq_q, q, nullptr);
     } else {
-      p_.keys_of_query_head = true;
-      const Estimation k_hat{operands_.k, Estimate::sum, problem_.seq_k, 0, columns.count, 1, 1, operands_.k_hat};
-      estimate(groups, std::array{q_hat, k_hat}, stream_);
-      const Operand k = k_hat.result(problem_.heads_q);
-      launch(wanted, row, problem_.seq_q, q_hat.result(problem_.heads_q), &k);
+      launch(wanted, row, problem_.seq_q, q, &k);
     }
   }
 
@@ -216,13 +221,13 @@ std::string forward_blocks_supports(const Problem& problem, const Grouping& grou
   if (!is_by_blocks(problem, grouping)) {
     return "takes groupings of blocks of less than seq_q rows";
   }
-  constexpr int kRows = 128;  // of a thread block
-  if (grouping.block % kRows != 0) {
-    return "takes blocks of a multiple of 128 rows";
+  constexpr int kRows = 128;          // of a thread block, which picks keys for all of them
+  constexpr int kEstimatedRows = 64;  // at a time
+  if (product_of(problem, grouping) == Product::picked && grouping.block % kRows != 0) {
+    return "takes energy with blocks of a multiple of 128 rows";
   }
-  const int members = device_problem(problem, grouping, nullptr).members;
-  if (members != 1 && members % 2 != 0) {
-    return "takes lsh with groups of an even number of columns";
+  if (grouping.block % kEstimatedRows != 0) {
+    return "takes blocks of a multiple of 64 rows";
   }
   const std::string reason = device_refusal();
   return reason.empty() ? preference(problem) : reason;

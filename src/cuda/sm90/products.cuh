@@ -89,9 +89,9 @@ __device__ __forceinline__ void start_scores(float (&s)[C::kHalf / 2], const Que
   const SharedOperand<typename C::KeyTile> keys(tile);
 #pragma unroll
   for (int step = 0; step < C::kColumns / 16; ++step) {
-    constexpr auto kRight = C::kFuses ? ptx::Rows::along_n : ptx::Rows::along_k;
+    constexpr auto kRight = C::kPicks ? ptx::Rows::along_n : ptx::Rows::along_k;
     queries.template multiply<typename C::Element, kRight>(
-        s, step, C::kFuses ? keys.across_k(step * 16, first) : keys.along_k(first, step), 0);
+        s, step, C::kPicks ? keys.across_k(step * 16, first) : keys.along_k(first, step), 0);
   }
   ptx::wgmma_commit();
 }

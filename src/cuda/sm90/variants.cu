@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of compiled shapes of the kernel in forward.cuh, for both element types:
-//   d = 64    exact, r = 32, r = 16   two consumers and three; exact, two blocks an SM: waves.h
-//   d = 128   exact, r = 64, r = 32   two: more registers
-// and where blocks have groupings of their own two consumers, for energy and for lsh, whose pairs are at least r = d
-// / 2. Columns are padded with zeros, so each serves every smaller r and dv as well. A new head dim is a line here.
+//   d = 64    r = 64, r = 32, r = 16    two consumers and three; r = 64, two blocks an SM: waves.h
+//   d = 128   r = 128, r = 64, r = 32   two: more registers
+// and where k_hat is picked two consumers, for r = d / 2 and d / 4. Columns are padded with zeros, so each serves every
+// smaller r and dv as well. A new head dim is a line here.
 #include "cuda/sm90/variants.h"
 
 #include <algorithm>
@@ -14,23 +14,26 @@
 namespace distr::cuda::sm90 {
 namespace {
 
-template <class T, int kColumns, int kValues, int kConsumers, Scores kScores, int kMembers = 0, int kBlocks = 1>
+template <class T, int kColumns, int kValues, int kConsumers, Scores kScores, KeySource kSource = KeySource::copied,
+          int kBlocks = 1>
 constexpr Variant kVariant =
-    variant<Config<T, kColumns, kValues, kConsumers, kScores, kMembers, Without::nothing, kBlocks>>();
+    variant<Config<T, kColumns, kValues, kConsumers, kScores, kSource, Without::nothing, kBlocks>>();
 
 template <class T, Scores kScores>
-constexpr std::array kWhole = {kVariant<T, 16, 64, 2, kScores>,  kVariant<T, 16, 64, 3, kScores>,
-                               kVariant<T, 32, 64, 2, kScores>,  kVariant<T, 32, 64, 3, kScores>,
-                               kVariant<T, 32, 128, 2, kScores>, kVariant<T, 64, 128, 2, kScores>};
-
-template <class T, Scores kScores>
-constexpr std::array kByBlocks = {kVariant<T, 16, 64, 2, kScores, 1>,  kVariant<T, 32, 64, 2, kScores, 1>,
-                                  kVariant<T, 32, 64, 2, kScores, 2>,  kVariant<T, 32, 128, 2, kScores, 1>,
-                                  kVariant<T, 64, 128, 2, kScores, 1>, kVariant<T, 64, 128, 2, kScores, 2>};
-
-template <class T>
-constexpr std::array kExact = {kVariant<T, 64, 64, 2, Scores::raw>, kVariant<T, 64, 64, 3, Scores::raw>,
-                               kVariant<T, 64, 64, 2, Scores::raw, 0, 2>, kVariant<T, 128, 128, 2, Scores::raw>};
+constexpr std::array kShapes = {kVariant<T, 16, 64, 2, kScores>,
+                                kVariant<T, 16, 64, 3, kScores>,
+                                kVariant<T, 32, 64, 2, kScores>,
+                                kVariant<T, 32, 64, 3, kScores>,
+                                kVariant<T, 64, 64, 2, kScores>,
+                                kVariant<T, 64, 64, 3, kScores>,
+                                kVariant<T, 64, 64, 2, kScores, KeySource::copied, 2>,
+                                kVariant<T, 32, 128, 2, kScores>,
+                                kVariant<T, 64, 128, 2, kScores>,
+                                kVariant<T, 128, 128, 2, kScores>,
+                                kVariant<T, 16, 64, 2, kScores, KeySource::picked>,
+                                kVariant<T, 32, 64, 2, kScores, KeySource::picked>,
+                                kVariant<T, 32, 128, 2, kScores, KeySource::picked>,
+                                kVariant<T, 64, 128, 2, kScores, KeySource::picked>};
 
 template <std::size_t... kSizes>
 constexpr auto joined(const std::array<Variant, kSizes>&... lists) {
@@ -41,10 +44,8 @@ constexpr auto joined(const std::array<Variant, kSizes>&... lists) {
 }
 
 // With the scale in q_hat only in bf16, whose range it cannot leave before fp32 would.
-constexpr auto kVariants =
-    joined(kExact<__half>, kWhole<__half, Scores::raw>, kByBlocks<__half, Scores::raw>, kExact<__nv_bfloat16>,
-           kWhole<__nv_bfloat16, Scores::raw>, kByBlocks<__nv_bfloat16, Scores::raw>,
-           kWhole<__nv_bfloat16, Scores::logarithms>, kByBlocks<__nv_bfloat16, Scores::logarithms>);
+constexpr auto kVariants = joined(kShapes<__half, Scores::raw>, kShapes<__nv_bfloat16, Scores::raw>,
+                                  kShapes<__nv_bfloat16, Scores::logarithms>);
 
 }  // namespace
 

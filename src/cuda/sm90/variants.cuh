@@ -21,7 +21,7 @@ constexpr Variant variant() {
           C::kValues,
           C::kRows,
           C::kKeys,
-          C::kMembers,
+          C::kPicks,
           C::kBlocks,
           &launch_variant<C>};
 }

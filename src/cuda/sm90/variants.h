@@ -11,7 +11,9 @@ namespace distr::cuda::sm90 {
 struct Variant {
   DType dtype;
   Scores scores;
-  int columns, values, rows, keys, members, blocks;  // Config's
+  int columns, values, rows, keys;  // Config's, as all that follow
+  bool picks;
+  int blocks;
   void (*launch)(const ForwardParameters& parameters, void* stream);
 };
 
