@@ -141,10 +141,11 @@ __device__ inline void prefetch_next(const ForwardParameters& p) {
 template <class C>
 __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles,
                                 int used) {
-  if (Keys<C>::kByOneThread && !(is_first_warp() && ptx::elect())) {
+  const bool asks = Keys<C>::kByOneThread ? is_first_warp() && ptx::elect() : threadIdx.x == 0;  // the copy engine
+  if (Keys<C>::kByOneThread && !asks) {
     return;
   }
-  if (used == 0 && (Keys<C>::kByOneThread || threadIdx.x == 0)) {
+  if (used == 0 && asks) {
     copy_queries<C>(p, work, shared);
   }
   Copies<C> copies(p, work, shared, tiles, used);
@@ -156,7 +157,7 @@ __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, co
     }
   }
   copies.finish();
-  if (used == 0 && (Keys<C>::kByOneThread || threadIdx.x == 0)) {
+  if (used == 0 && asks) {
     prefetch_next<C>(p);
   }
 }
