@@ -114,6 +114,15 @@ std::vector<Case> large_cases() {
     many.problem = contiguous(many.problem);
     result.push_back(many);
   }
+  // As many short ones that blocks share an H200's SMs (sm90/waves.h).
+  for (const Strategy strategy : {exact, lsh}) {
+    Case shared = large_case("large, many short heads, " + std::string(name_of(strategy)), 129, 130, 64, 64, strategy,
+                             strategy == exact ? 1 : 4, 64);
+    shared.problem.batch = 7;
+    shared.problem.heads_q = shared.problem.heads_kv = 19;
+    shared.problem = contiguous(shared.problem);
+    result.push_back(shared);
+  }
   // Causal heads of which the last are together, and not the first (cuda/rows.cuh).
   Case mixed = large_case("large, many causal heads", 400, 420, 128, 128, exact, 1, 128);
   mixed.problem.batch = 7;
