@@ -4,8 +4,8 @@
 
 Runs `distr_gpu time` (N 16384, B 1, H 10, bf16, not causal; d 64 and 128) under ncu. A row for each kernel: cycles, the
 clock in Hz that ncu fixes, per cent of its cycles that a pipe was busy, bytes through the L2, and warps' stalls in
-cycles an issued instruction, of all warps, those that only copy included. At d = 64 `sm90/forward` gives most queries
-to blocks of three consumers, and what is left to blocks of two.
+cycles an issued instruction, of all warps, those that only copy included. At d = 64 most queries go
+to blocks of three consumers, and what is left to blocks of two, but for `energy` by blocks.
 
 Writes {"meta", "rows"} (bench/results/h200/ncu.json).
 """

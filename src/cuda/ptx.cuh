@@ -36,24 +36,12 @@ __device__ inline void store_shared_16(std::uint32_t shared, uint4 x) {
                : "memory");
 }
 
-__device__ inline std::uint32_t load_shared_4(std::uint32_t shared) {
-  std::uint32_t x;
-  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
-  return x;
-}
-
 __device__ inline uint4 load_shared_16(std::uint32_t shared) {
   uint4 x;
   asm volatile("ld.shared.v4.b32 {%0, %1, %2, %3}, [%4];"
                : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                : "r"(shared)
                : "memory");
-  return x;
-}
-
-__device__ inline std::uint64_t load_shared_8(std::uint32_t shared) {
-  std::uint64_t x;
-  asm volatile("ld.shared.b64 %0, [%1];" : "=l"(x) : "r"(shared) : "memory");
   return x;
 }
 

@@ -11,9 +11,9 @@ Backend cpu_backend() { return {}; }
 
 namespace test {
 
-// Blocks on both sides of as many tiles of keys as sm90's consumers take by turns.
 std::vector<Case> large_cases() {
   std::vector<Case> result;
+  // Blocks on both sides of as many tiles of keys as sm90's consumers take by turns.
   for (const Strategy strategy : {Strategy::exact, Strategy::energy}) {
     Case keys;
     keys.name = strategy == Strategy::exact ? "many keys, exact" : "many keys, energy";
@@ -27,6 +27,18 @@ std::vector<Case> large_cases() {
     keys.grouping.block = 128;
     result.push_back(keys);
   }
+  // On three SMs blocks of three consumers and of two, of more than 32 columns (sm90/waves.h).
+  Case sizes;
+  sizes.name = "many keys, lsh, blocks of two sizes";
+  sizes.problem.heads_q = sizes.problem.heads_kv = 3;
+  sizes.problem.seq_q = 700;
+  sizes.problem.seq_k = 2820;
+  sizes.problem.head_dim = sizes.problem.head_dim_v = 40;
+  sizes.problem = contiguous(sizes.problem);
+  sizes.grouping.strategy = Strategy::lsh;
+  sizes.grouping.group_size = 5;
+  sizes.grouping.block = 192;
+  result.push_back(sizes);
   return result;
 }
 std::string judge_streams(DType) { return ""; }

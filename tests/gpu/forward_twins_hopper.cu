@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // sm90/forward and sm90/forward_blocks without one of their stages (cuda/without.h): bf16, d = 64 and 128, exact
-// attention and r = d/2; by blocks energy alone, as lsh runs in the other's shapes.
+// attention and r = d/2; by blocks also lsh, which has no fusion to leave out.
 #include <array>
 
 #include "cuda/sm90/forward_launch.h"
@@ -46,13 +46,18 @@ struct Twins {
 template <Without kWithout>
 struct BlocksTwins {
   static constexpr std::array kVariants = {twin<kWithout, 32, 64, sm90::Scores::logarithms, kPicked>(),
-                                           twin<kWithout, 64, 128, sm90::Scores::logarithms, kPicked>()};
+                                           twin<kWithout, 64, 128, sm90::Scores::logarithms, kPicked>(),
+                                           twin<kWithout, 64, 64, sm90::Scores::logarithms>(),
+                                           twin<kWithout, 64, 64, sm90::Scores::logarithms, kCopied, 3>(),
+                                           twin<kWithout, 64, 64, sm90::Scores::logarithms, kCopied, 2, 2>(),
+                                           twin<kWithout, 128, 128, sm90::Scores::logarithms>()};
   static constexpr auto supports = sm90::forward_blocks_supports;
   static constexpr auto workspace_bytes = sm90::forward_workspace_bytes;
   static constexpr auto run = sm90::run_forward;
   static std::string refusal(const Problem& problem, const Grouping& grouping) {
     const std::string reason = refusal_of_twins(problem, grouping);
-    return reason.empty() && grouping.strategy == Strategy::lsh ? "has twins for energy" : reason;
+    const bool fuses = grouping.strategy == Strategy::energy;
+    return reason.empty() && kWithout == Without::fusion && !fuses ? "sums no columns of K for lsh" : reason;
   }
 };
 

@@ -43,7 +43,8 @@ struct Shared {
 };
 
 // Whether it is the block's first warp, of which ptx::elect() then names the thread that asks the copy engine. Of
-// threadIdx.x == 0 the compiler does not see that it is one thread: every copy becomes a loop over the warp's.
+// threadIdx.x == 0, and of both in one function, the compiler does not see that it is one thread: every copy becomes a
+// loop over the warp's.
 __device__ inline bool is_first_warp() { return __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0) == 0; }
 
 // Tiles [keys][columns] of k_hat that was made beforehand, or of K, by one thread.
@@ -95,7 +96,7 @@ class Copies {
     const int row = (tiles_ - 1 - n) * C::kKeys;
     ptx::barrier_wait(shared_.keys_empty(turn.stage), turn.parity ^ 1);
     keys_.fill(shared_.keys(turn.stage), shared_.keys_full(turn.stage), row);
-    if (C::kWithout != Without::values && (Keys<C>::kByOneThread || threadIdx.x == 0)) {
+    if (C::kWithout != Without::values && (Keys<C>::kByOneThread || (is_first_warp() && ptx::elect()))) {
       ptx::barrier_wait(shared_.values_empty(turn.stage), turn.parity ^ 1);
       ptx::barrier_arrive_expect(shared_.values_full(turn.stage), C::ValueTile::kBytes);
       copy_tile<typename C::ValueTile>(shared_.values(turn.stage), p_.v, shared_.values_full(turn.stage), row,
@@ -141,7 +142,7 @@ __device__ inline void prefetch_next(const ForwardParameters& p) {
 template <class C>
 __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles,
                                 int used) {
-  const bool asks = Keys<C>::kByOneThread ? is_first_warp() && ptx::elect() : threadIdx.x == 0;  // the copy engine
+  const bool asks = is_first_warp() && ptx::elect();
   if (Keys<C>::kByOneThread && !asks) {
     return;
   }

@@ -155,7 +155,9 @@ __global__ void __launch_bounds__(kThreads) estimate_kernel(const __grid_constan
     const std::int32_t column =
         a.order[(std::int64_t{head} * job.blocks + begin / job.block) * job.columns + threadIdx.x];
     shared.order[threadIdx.x] = column;
-    shared.place[column] = threadIdx.x;
+    if (job.spread) {
+      shared.place[column] = threadIdx.x;
+    }
   }
   load(begin);
   __syncthreads();

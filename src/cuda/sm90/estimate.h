@@ -21,7 +21,7 @@ struct Estimation {
   std::int64_t block;
   std::int64_t first_row;  // of a block; those before it are left as they are
   std::int64_t columns;    // of the estimates: one for each group, or, if they are spread, x's
-  bool spread;             // each column of a group holds the group's estimate
+  bool spread;             // each column of a group holds the group's estimate; every column has a group
   float scale;             // of the estimates, before they are rounded
   void* estimated;
 
