@@ -235,9 +235,11 @@ GAINS = {  # what is measured: (result file, op, peer, N from, to, the time)
     "Hopper's, bf16, forward in a CUDA graph : cuDNN": ("torch", "forward", "cuDNN", 1024, 4096, "ms_graph"),
     "Hopper's, fp16, forward : cuDNN": ("torch_f16", "forward", "cuDNN", 16384, 16384, "ms"),
     "Hopper's, bf16, forward + backward : cuDNN": ("torch", "forward_backward", "cuDNN", 8192, 32768, "ms"),
+    "Hopper's, bf16, forward + backward, short : cuDNN": ("torch", "forward_backward", "cuDNN", 1024, 4096, "ms"),
     "Hopper's, bf16, forward : FA2": ("torch", "forward", "FA2", 8192, 32768, "ms"),
     "portable, bf16, forward : FA2": ("torch_portable", "forward", "FA2", 4096, 32768, "ms"),
-    "portable, bf16, forward + backward : FA2": ("torch_portable", "forward_backward", "FA2", 8192, 32768, "ms")}
+    "portable, bf16, forward + backward : FA2": ("torch_portable", "forward_backward", "FA2", 8192, 32768, "ms"),
+    "portable, bf16, forward + backward, short : FA2": ("torch_portable", "forward_backward", "FA2", 1024, 4096, "ms")}
 
 
 def gpu_gains() -> str:
