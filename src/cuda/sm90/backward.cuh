@@ -109,7 +109,8 @@ class Consumer {
     ptx::wgmma_wait<1>();  // S^T is there. Under way is what was started behind it, dP^T or dQ of the tile before
     if (n > 0) {
       const int stage = Turn<C>(n - 1).stage;
-      release(shared_.queries_empty(stage));
+      // Every thread, not one of a warp: each has read LSE and D there, and racecheck knows no other order.
+      ptx::barrier_arrive(shared_.queries_empty(stage));
       release(shared_.outputs_empty(stage));
     }
     if (edge) {
@@ -266,7 +267,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
     ptx::barrier_init(shared.values_full(), 1);
     for (int stage = 0; stage < C::kStages; ++stage) {
       ptx::barrier_init(shared.queries_full(stage), 1);
-      ptx::barrier_init(shared.queries_empty(stage), kComputingWarps);
+      ptx::barrier_init(shared.queries_empty(stage), 32 * kComputingWarps);
       ptx::barrier_init(shared.outputs_full(stage), 1);
       ptx::barrier_init(shared.outputs_empty(stage), kComputingWarps);
       ptx::barrier_init(shared.sums_full(stage), kComputingWarps);
