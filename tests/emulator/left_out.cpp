@@ -27,6 +27,19 @@ std::vector<Case> large_cases() {
     keys.grouping.block = 128;
     result.push_back(keys);
   }
+  // So many that energy's keys are picked at d = 64 too (forward_launch.cu, product_of).
+  for (const std::int64_t group_size : {2, 4}) {
+    Case picked;
+    picked.name = "many keys, picked, G " + std::to_string(group_size);
+    picked.problem.seq_q = 130;
+    picked.problem.seq_k = 4100;
+    picked.problem.head_dim = picked.problem.head_dim_v = 56;
+    picked.problem = contiguous(picked.problem);
+    picked.grouping.strategy = Strategy::energy;
+    picked.grouping.group_size = group_size;
+    picked.grouping.block = 128;
+    result.push_back(picked);
+  }
   // On three SMs blocks of three consumers and of two, of more than 32 columns (sm90/waves.h).
   Case sizes;
   sizes.name = "many keys, lsh, blocks of two sizes";

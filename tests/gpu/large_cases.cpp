@@ -24,6 +24,56 @@ Case large_case(const std::string& name, std::int64_t seq_q, std::int64_t seq_k,
   return result;
 }
 
+// About the order of tiles and the choice of a kernel. Of those named "large, many" suite.cpp leaves out the backward.
+std::vector<Case> many_cases() {
+  using enum Strategy;
+  std::vector<Case> result;
+  // More tiles of queries than a GPU runs at once, some split over the keys and some not.
+  for (const Strategy strategy : {exact, energy, lsh}) {
+    Case many =
+        large_case("large, many heads, " + std::string(name_of(strategy)), 129, 584, 128, 128, strategy, 2, 128);
+    many.problem.batch = 7;
+    many.problem.heads_q = many.problem.heads_kv = 19;
+    many.problem = contiguous(many.problem);
+    result.push_back(many);
+  }
+  // As many short ones that blocks share an H200's SMs (sm90/waves.h).
+  for (const Strategy strategy : {exact, lsh}) {
+    Case shared = large_case("large, short heads, " + std::string(name_of(strategy)), 129, 130, 64, 64, strategy,
+                             strategy == exact ? 1 : 4, 64);
+    shared.problem.batch = 7;
+    shared.problem.heads_q = shared.problem.heads_kv = 19;
+    shared.problem = contiguous(shared.problem);
+    result.push_back(shared);
+  }
+  // Causal heads of which the last are together, and not the first (cuda/rows.cuh).
+  Case mixed = large_case("large, many causal heads", 400, 420, 128, 128, exact, 1, 128);
+  mixed.problem.batch = 7;
+  mixed.problem.heads_q = mixed.problem.heads_kv = 19;
+  mixed.problem.causal = Causal::bottom_right;
+  mixed.problem = contiguous(mixed.problem);
+  result.push_back(mixed);
+  // Blocks on both sides of as many tiles of keys as sm90's consumers take by turns.
+  for (const Strategy strategy : {exact, energy, lsh}) {
+    Case keys = large_case("large, many keys, " + std::string(name_of(strategy)), 1030, 2500, 128, 128, strategy,
+                           strategy == exact ? 1 : 2, strategy == lsh ? 1 << 20 : 128);
+    keys.problem.heads_q = keys.problem.heads_kv = 4;
+    keys.problem.causal = Causal::bottom_right;
+    keys.problem = contiguous(keys.problem);
+    result.push_back(keys);
+  }
+  // So many that energy's keys are picked at d = 64 too (sm90/forward_launch.cu, product_of).
+  for (const std::int64_t group_size : {2, 4}) {
+    Case picked = large_case("large, many keys, picked, G " + std::to_string(group_size), 1430, 4200, 64, 64, energy,
+                             group_size, 128);
+    picked.problem.heads_q = picked.problem.heads_kv = 3;
+    picked.problem.causal = group_size == 2 ? Causal::none : Causal::bottom_right;
+    picked.problem = contiguous(picked.problem);
+    result.push_back(picked);
+  }
+  return result;
+}
+
 }  // namespace
 
 std::vector<Case> large_cases() {
@@ -105,39 +155,8 @@ std::vector<Case> large_cases() {
   waves.problem.heads_q = waves.problem.heads_kv = 10;
   waves.problem = contiguous(waves.problem);
   result.push_back(waves);
-  // More tiles of queries than a GPU runs at once, some split over the keys and some not.
-  for (const Strategy strategy : {exact, energy, lsh}) {
-    Case many =
-        large_case("large, many heads, " + std::string(name_of(strategy)), 129, 584, 128, 128, strategy, 2, 128);
-    many.problem.batch = 7;
-    many.problem.heads_q = many.problem.heads_kv = 19;
-    many.problem = contiguous(many.problem);
+  for (const Case& many : many_cases()) {
     result.push_back(many);
-  }
-  // As many short ones that blocks share an H200's SMs (sm90/waves.h).
-  for (const Strategy strategy : {exact, lsh}) {
-    Case shared = large_case("large, many short heads, " + std::string(name_of(strategy)), 129, 130, 64, 64, strategy,
-                             strategy == exact ? 1 : 4, 64);
-    shared.problem.batch = 7;
-    shared.problem.heads_q = shared.problem.heads_kv = 19;
-    shared.problem = contiguous(shared.problem);
-    result.push_back(shared);
-  }
-  // Causal heads of which the last are together, and not the first (cuda/rows.cuh).
-  Case mixed = large_case("large, many causal heads", 400, 420, 128, 128, exact, 1, 128);
-  mixed.problem.batch = 7;
-  mixed.problem.heads_q = mixed.problem.heads_kv = 19;
-  mixed.problem.causal = Causal::bottom_right;
-  mixed.problem = contiguous(mixed.problem);
-  result.push_back(mixed);
-  // Blocks on both sides of as many tiles of keys as sm90's consumers take by turns.
-  for (const Strategy strategy : {exact, energy, lsh}) {
-    Case keys = large_case("large, many keys, " + std::string(name_of(strategy)), 1030, 2500, 128, 128, strategy,
-                           strategy == exact ? 1 : 2, strategy == lsh ? 1 << 20 : 128);
-    keys.problem.heads_q = keys.problem.heads_kv = 4;
-    keys.problem.causal = Causal::bottom_right;
-    keys.problem = contiguous(keys.problem);
-    result.push_back(keys);
   }
   return result;
 }

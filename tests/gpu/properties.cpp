@@ -265,6 +265,7 @@ std::vector<Instance> with_non_finite(const Case& test_case) {
     for (const auto buffer : {&Instance::q, &Instance::k, &Instance::v}) {
       Instance instance(test_case);
       (instance.*buffer).set((instance.*buffer).count() / 2, value);
+      instance.make_order();
       instance.test_case.name += ", " + std::to_string(value) + " in " +
                                  (buffer == &Instance::q   ? "Q"
                                   : buffer == &Instance::k ? "K"

@@ -254,13 +254,18 @@ Instance::Instance(Case wanted, std::uint64_t seed) : test_case(std::move(wanted
     boolean_mask.push_back(kept ? 1 : 0);
     mask.set(index, kept ? draw(random, Values::normal) : -std::numeric_limits<double>::infinity());
   }
-  const auto shape = order_shape(p, test_case.grouping);
-  order.resize(static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]), -1);
-  Execution execution;
-  execution.threads = 1;
-  reference_backend().grouping[0].run(p, test_case.grouping, {q_data(), k_data(), order.data()}, execution);
+  make_order();
   o = output();
   lse = lse_output();
+}
+
+void Instance::make_order() {
+  const auto shape = order_shape(test_case.problem, test_case.grouping);
+  order.assign(static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]), -1);
+  Execution execution;
+  execution.threads = 1;
+  reference_backend().grouping[0].run(test_case.problem, test_case.grouping, {q_data(), k_data(), order.data()},
+                                      execution);
 }
 
 Buffer Instance::output() const {

@@ -60,6 +60,7 @@ class Buffer {
 struct Instance {
   explicit Instance(Case wanted, std::uint64_t seed = 1);
 
+  void make_order();  // anew, of the values as they are
   [[nodiscard]] ForwardTensors forward();
   [[nodiscard]] ForwardTensors forward_into(Buffer& o_buffer, Buffer& lse_buffer);
   [[nodiscard]] Buffer output() const;      // poisoned, O's extent

@@ -193,12 +193,12 @@ void run(const Problem& problem, const Grouping& grouping, const BackwardTensors
                      stream);
   if (space.q_hat != nullptr) {
     const Estimate kind = p.problem.mean ? Estimate::mean : Estimate::first;
-    const std::array estimations{
-        Estimation{space.q, kind, problem.seq_q, 0, space.groups, false, 1, space.q_hat},
-        Estimation{space.k, Estimate::sum, problem.seq_k, 0, space.groups, false, 1, space.k_hat}};
-    estimate({problem.dtype, tensors.order, problem.heads_q, p.problem.members}, estimations, stream);
-    space.q = estimations[0].result(problem.heads_q);
-    space.k = estimations[1].result(problem.heads_q);
+    const Groups groups{problem.dtype, tensors.order, problem.heads_q, p.problem.members, p.problem.groups};
+    const std::array estimations{Estimation{space.q, kind, problem.seq_q, 0, false, 1, space.q_hat},
+                                 Estimation{space.k, Estimate::sum, problem.seq_k, 0, false, 1, space.k_hat}};
+    estimate(groups, estimations, stream);
+    space.q = estimations[0].result(groups);
+    space.k = estimations[1].result(groups);
     p.keys_of_query_head = true;
   }
   constexpr int kMostColumns = 64;  // of a box

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // x_hat[row, g] = the sum, the mean or the first of x[row, c] over the columns c of group g, in fp32; or, spread,
-// x_hat[row, c], the same for all columns c of the group.
+// x_hat[row, c], the same for all columns c of the group, and 0 where c has no group.
 //
 // A block takes rows of a query head of Q or of K that have one order, 64 at a time: they are staged in shared memory,
 // 16 bytes a thread, with a column of zeros behind the last. Then a thread makes the same two neighbouring columns of
@@ -42,7 +42,7 @@ struct Job {
 struct Arguments {
   Job jobs[2];
   const std::int32_t* order;
-  unsigned heads_q, members;
+  unsigned heads_q, members, groups;
 };
 
 template <class T>
@@ -57,10 +57,11 @@ struct Column {
   unsigned begin, taken;
   float factor;
 
-  __device__ Column(const Job& job, unsigned members, const std::uint32_t* place, unsigned column) {
+  __device__ Column(const Job& job, const Arguments& a, const std::uint32_t* place, unsigned column) {
     const bool is_there = column < job.estimates;
-    begin = is_there && job.spread ? place[column] / members * members : column * members;
-    const unsigned size = is_there ? min(members, job.columns - begin) : 0;
+    const unsigned group = is_there && job.spread ? place[column] / a.members : column;
+    begin = group * a.members;
+    const unsigned size = is_there && group < a.groups ? min(a.members, job.columns - begin) : 0;
     taken = job.kind == Estimate::first ? min(size, 1U) : size;
     factor = job.kind == Estimate::mean && size > 1 ? job.scale / static_cast<float>(size) : job.scale;
   }
@@ -71,11 +72,11 @@ struct Column {
 template <class T, int kMembers>
 class ColumnPair {
  public:
-  __device__ ColumnPair(const Job& job, unsigned members, const Shared<T>& shared)
+  __device__ ColumnPair(const Job& job, const Arguments& a, const Shared<T>& shared)
       : pairs_(job.pairs),
         pair_(threadIdx.x % job.pairs),
         step_(kThreads / job.pairs),
-        columns_{{job, members, shared.place, 2 * pair_}, {job, members, shared.place, 2 * pair_ + 1}} {
+        columns_{{job, a, shared.place, 2 * pair_}, {job, a, shared.place, 2 * pair_ + 1}} {
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
 #pragma unroll
@@ -161,7 +162,7 @@ __global__ void __launch_bounds__(kThreads) estimate_kernel(const __grid_constan
   }
   load(begin);
   __syncthreads();
-  const ColumnPair<T, kMembers> pair(job, a.members, shared);
+  const ColumnPair<T, kMembers> pair(job, a, shared);
   for (unsigned first = begin; first < end; first += kRows) {
     if (first > begin) {
       __syncthreads();  // the rows before have been read
@@ -200,8 +201,8 @@ __global__ void __launch_bounds__(kThreads) estimate_kernel(const __grid_constan
           number(std::min(e.block, extent.rows)),
           number(common::ceil_div(extent.rows, e.block)),
           number(e.first_row),
-          number(e.columns),
-          number(packed_columns(e.columns) / 2),
+          number(e.columns(groups)),
+          number(packed_columns(e.columns(groups)) / 2),
           e.spread,
           e.scale,
           static_cast<unsigned>(std::bit_width(number(common::ceil_div(extent.columns, kChunk) - 1))),
@@ -225,17 +226,21 @@ void run(const Arguments& a, void* stream) {
 
 }  // namespace
 
-Operand Estimation::result(std::int64_t heads_q) const {
+Operand Estimation::result(const Groups& groups) const {
   Operand made = x;
   made.data = estimated;
-  made.extent.heads = heads_q;
-  made.extent.columns = columns;
+  made.extent.heads = groups.heads_q;
+  made.extent.columns = columns(groups);
   made.strides = packed_strides(made.extent);
   return made;
 }
 
 void estimate(const Groups& groups, std::span<const Estimation> estimations, void* stream) {
-  Arguments a{{}, groups.order, static_cast<unsigned>(groups.heads_q), static_cast<unsigned>(groups.members)};
+  Arguments a{{},
+              groups.order,
+              static_cast<unsigned>(groups.heads_q),
+              static_cast<unsigned>(groups.members),
+              static_cast<unsigned>(groups.count)};
   std::transform(estimations.begin(), estimations.end(), a.jobs,
                  [&](const Estimation& e) { return job_of(groups, e); });
   if (groups.dtype == DType::f16) {

@@ -44,15 +44,23 @@ struct Wanted {
 enum class Product : std::uint8_t {
   made,    // q_hat k_hat^T, both made beforehand: one grouping for the whole sequence
   picked,  // q_hat k_hat^T, where k_hat^T is rows of K^T: energy by blocks
-  spread   // Q~ K^T, where Q~ is q_hat spread over the d columns: lsh by blocks. Sums of K's columns for each block of
-           // queries take longer than the columns that they save (docs/kernel-log.md, sm90/forward, step 55)
+  spread   // Q~ K^T, where Q~ is q_hat spread over the d columns: other groupings by blocks
 };
 
+constexpr std::int64_t kPickingRows = 128;  // of a thread block, which picks keys for all of them
+
+// By blocks, sums of K's columns for each block of queries take longer than the columns that they save, so lsh has none
+// (docs/kernel-log.md, sm90/forward, step 55). Columns that energy drops are saved, but beside K^T, which is made
+// first, and at d = 64 without the kernels of three consumers and of two blocks an SM: that pays for many keys (step
+// 56).
 [[nodiscard]] Product product_of(const Problem& problem, const Grouping& grouping) {
   if (!is_by_blocks(problem, grouping)) {
     return Product::made;
   }
-  return device_problem(problem, grouping, nullptr).members == 1 ? Product::picked : Product::spread;
+  constexpr std::int64_t kFewKeys = 4096;
+  const bool pays = problem.head_dim > 64 || problem.seq_k > kFewKeys;
+  const bool can_be = grouping.strategy == Strategy::energy && grouping.block % kPickingRows == 0;
+  return can_be && pays ? Product::picked : Product::spread;
 }
 
 // The tensors as the kernel reads them, and room for what is made of them.
@@ -112,20 +120,22 @@ class Call {
     const bool scaled = problem_.dtype == DType::bf16 && tensors_.lse == nullptr;
     const float scale = scaled ? std::exchange(p_.problem.scale_log2, 1.0F) : 1.0F;
     const Product product = product_of(problem_, grouping_);
-    const std::int64_t columns = operands_.columns;
     const Operand& k = operands_.k;
-    const Groups groups{problem_.dtype, tensors_.order, problem_.heads_q, p_.problem.members};
-    const Estimation q_hat{operands_.q,     p_.problem.mean ? Estimate::mean : Estimate::first,
-                           grouping_.block, row,
-                           columns,         product == Product::spread,
-                           scale,           operands_.q_hat};
-    const Operand q = q_hat.result(problem_.heads_q);
-    const Wanted wanted{scaled ? Scores::logarithms : Scores::raw, columns, product == Product::picked};
+    const Groups groups{problem_.dtype, tensors_.order, problem_.heads_q, p_.problem.members, p_.problem.groups};
+    const Estimation q_hat{operands_.q,
+                           p_.problem.mean ? Estimate::mean : Estimate::first,
+                           grouping_.block,
+                           row,
+                           product == Product::spread,
+                           scale,
+                           operands_.q_hat};
+    const Operand q = q_hat.result(groups);
+    const Wanted wanted{scaled ? Scores::logarithms : Scores::raw, operands_.columns, product == Product::picked};
     if (product == Product::made) {
       p_.keys_of_query_head = true;
-      const Estimation k_hat{k, Estimate::sum, problem_.seq_k, 0, columns, false, 1, operands_.k_hat};
+      const Estimation k_hat{k, Estimate::sum, problem_.seq_k, 0, false, 1, operands_.k_hat};
       estimate(groups, std::array{q_hat, k_hat}, stream_);
-      const Operand made = k_hat.result(problem_.heads_q);
+      const Operand made = k_hat.result(groups);
       launch(wanted, row, problem_.seq_q, q, &made);
       return;
     }
@@ -221,11 +231,7 @@ std::string forward_blocks_supports(const Problem& problem, const Grouping& grou
   if (!is_by_blocks(problem, grouping)) {
     return "takes groupings of blocks of less than seq_q rows";
   }
-  constexpr int kRows = 128;          // of a thread block, which picks keys for all of them
   constexpr int kEstimatedRows = 64;  // at a time
-  if (product_of(problem, grouping) == Product::picked && grouping.block % kRows != 0) {
-    return "takes energy with blocks of a multiple of 128 rows";
-  }
   if (grouping.block % kEstimatedRows != 0) {
     return "takes blocks of a multiple of 64 rows";
   }
