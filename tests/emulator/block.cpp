@@ -290,12 +290,6 @@ void Block::check_end() {
   if (found != transfers_.end()) {
     fault_ = where() + "the block ends while " + found->what + " is under way";
   }
-  const auto* const awaited =
-      std::find_if(std::begin(named), std::end(named), [](const NamedBarrier& barrier) { return barrier.arrived > 0; });
-  if (awaited != std::end(named)) {
-    fault_ = where() + "the block ends after " + std::to_string(awaited->arrived) + " of " +
-             std::to_string(awaited->expected) + " arrivals at named barrier " + std::to_string(awaited - named);
-  }
 }
 
 bool Block::is_done(std::uint64_t number, bool reads) const {

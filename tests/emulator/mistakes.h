@@ -41,7 +41,6 @@ enum class Mistake {
   splits_collective,
   waits_for_later_block,
   omits_wait_for_inputs,
-  leaves_arrivals,
 };
 
 inline constexpr int kTileBytes = 16 * 64 * 2;
@@ -164,7 +163,6 @@ inline void store(float* d, Mistake mistake) {
   if (mistake != Mistake::omits_sync) {
     ptx::named_barrier_sync(1, 128);
   }
-  ptx::named_barrier_arrive_if(mistake == Mistake::leaves_arrivals, 2, 160);
   if (thread == 0) {
     ptx::store_bulk(d, base, 128 * 16);
     ptx::bulk_commit();

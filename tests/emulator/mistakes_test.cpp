@@ -113,7 +113,6 @@ const Wrong kWrong[] = {
     {"OverwritesBeforeRead", run_store, Mistake::overwrites_before_read, "which a read under way may not have seen"},
     {"WritesOutside", run_store, Mistake::writes_outside, "outside the 2048 bytes"},
     {"EndsBeforeRead", run_store, Mistake::ends_early, "the block ends while a bulk copy"},
-    {"LeavesArrivals", run_store, Mistake::leaves_arrivals, "the block ends after 128 of 160 arrivals"},
     {"SplitsCollective", run_store, Mistake::splits_collective, "while lanes of its warp are in"},
     {"WaitsForLaterBlock", run_chain, Mistake::waits_for_later_block, "no thread can go on"},
     {"OmitsWaitForInputs", run_early, Mistake::omits_wait_for_inputs, "without having waited for the kernels before"},

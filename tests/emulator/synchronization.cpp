@@ -79,10 +79,8 @@ void barrier_wait(std::uint32_t address, unsigned parity) {
 
 void wait_for_inputs() { block().has_waited = true; }
 
-namespace {
-
-// Whether it ends the phase.
-bool arrive(NamedBarrier& barrier, int number, int threads) {
+void named_barrier_sync(int number, int threads) {
+  NamedBarrier& barrier = block().named[number];
   const auto expected = static_cast<std::uint32_t>(threads);
   if (barrier.arrived > 0 && barrier.expected != expected) {
     block().fail("named barrier " + std::to_string(number) + " is for " + std::to_string(threads) +
@@ -93,29 +91,14 @@ bool arrive(NamedBarrier& barrier, int number, int threads) {
   }
   barrier.expected = expected;
   ++barrier.arrived;
-  if (barrier.arrived < barrier.expected) {
-    return false;
-  }
-  barrier.arrived = 0;
-  ++barrier.phase;
-  block().wake(&barrier);
-  return true;
-}
-
-}  // namespace
-
-void named_barrier_arrive(int number, int threads) {
-  arrive(block().named[number], number, threads);
-  block().yield();
-}
-
-void named_barrier_sync(int number, int threads) {
-  NamedBarrier& barrier = block().named[number];
-  const std::uint64_t phase = barrier.phase;
-  if (arrive(barrier, number, threads)) {
+  if (barrier.arrived == barrier.expected) {
+    barrier.arrived = 0;
+    ++barrier.phase;
+    block().wake(&barrier);
     block().yield();
+    return;
   }
-  while (barrier.phase == phase) {
+  for (const std::uint64_t phase = barrier.phase; barrier.phase == phase;) {
     block().sleep(&barrier, "named barrier", static_cast<std::uint64_t>(number));
   }
 }

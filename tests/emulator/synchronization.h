@@ -13,7 +13,6 @@ void barrier_complete(std::uint32_t barrier, std::int64_t bytes, const char* use
 void barrier_wait(std::uint32_t barrier, unsigned parity);
 
 void named_barrier_sync(int number, int threads);
-void named_barrier_arrive(int number, int threads);
 // For the kernels before this one, which the emulator runs to their end.
 void wait_for_inputs();
 

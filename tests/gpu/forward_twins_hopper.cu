@@ -45,8 +45,7 @@ struct Twins {
 
 template <Without kWithout>
 struct BlocksTwins {
-  static constexpr std::array kVariants = {twin<kWithout, 32, 64, sm90::Scores::logarithms, kPicked>(),
-                                           twin<kWithout, 64, 128, sm90::Scores::logarithms, kPicked>(),
+  static constexpr std::array kVariants = {twin<kWithout, 64, 128, sm90::Scores::logarithms, kPicked>(),
                                            twin<kWithout, 64, 64, sm90::Scores::logarithms>(),
                                            twin<kWithout, 64, 64, sm90::Scores::logarithms, kCopied, 3>(),
                                            twin<kWithout, 64, 64, sm90::Scores::logarithms, kCopied, 2, 2>(),
@@ -56,8 +55,8 @@ struct BlocksTwins {
   static constexpr auto run = sm90::run_forward;
   static std::string refusal(const Problem& problem, const Grouping& grouping) {
     const std::string reason = refusal_of_twins(problem, grouping);
-    const bool fuses = grouping.strategy == Strategy::energy;
-    return reason.empty() && kWithout == Without::fusion && !fuses ? "sums no columns of K for lsh" : reason;
+    const bool picks = grouping.strategy == Strategy::energy && problem.head_dim > 64;
+    return reason.empty() && kWithout == Without::fusion && !picks ? "picks no columns of K" : reason;
   }
 };
 

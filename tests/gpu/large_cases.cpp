@@ -53,21 +53,12 @@ std::vector<Case> many_cases() {
   mixed.problem.causal = Causal::bottom_right;
   mixed.problem = contiguous(mixed.problem);
   result.push_back(mixed);
-  // Blocks on both sides of as many tiles of keys as sm90's consumers take by turns.
-  for (const Strategy strategy : {exact, energy, lsh}) {
-    Case keys = large_case("large, many keys, " + std::string(name_of(strategy)), 1030, 2500, 128, 128, strategy,
-                           strategy == exact ? 1 : 2, strategy == lsh ? 1 << 20 : 128);
-    keys.problem.heads_q = keys.problem.heads_kv = 4;
-    keys.problem.causal = Causal::bottom_right;
-    keys.problem = contiguous(keys.problem);
-    result.push_back(keys);
-  }
   // So many that energy's keys are picked at d = 64 too (sm90/forward_launch.cu, product_of).
-  for (const std::int64_t group_size : {2, 4}) {
-    Case picked = large_case("large, many keys, picked, G " + std::to_string(group_size), 1430, 4200, 64, 64, energy,
-                             group_size, 128);
+  for (const Causal causal : {Causal::none, Causal::bottom_right}) {
+    Case picked = large_case("large, many keys" + std::string(causal == Causal::none ? "" : ", causal"), 1430, 4200, 64,
+                             64, energy, 4, 128);
     picked.problem.heads_q = picked.problem.heads_kv = 3;
-    picked.problem.causal = group_size == 2 ? Causal::none : Causal::bottom_right;
+    picked.problem.causal = causal;
     picked.problem = contiguous(picked.problem);
     result.push_back(picked);
   }

@@ -73,9 +73,6 @@ struct Config {
   // makes the others; more polynomials cost more than they save (docs/kernel-log.md, sm90/forward, step 39).
   static constexpr bool by_polynomial(int i) { return kValues <= 64 && !kShares && i % 16 == 8; }
 
-  // Up to how many tiles of keys consumers start their products by turns (turns.cuh).
-  static constexpr int kTilesByTurns = kValues > 64 && kConsumers == 2 ? 16 : 0;
-
   using QueryTile = Panels<64, kColumns>;                                                        // of a consumer
   using KeyTile = std::conditional_t<kPicks, Panels<kColumns, kKeys>, Panels<kKeys, kColumns>>;  // k_hat^T or k_hat
   using ValueTile = Panels<kKeys, kValues>;

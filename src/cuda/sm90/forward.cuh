@@ -12,12 +12,12 @@
 //       P_j, as soon as S_j is there                             while these products still run
 //     O += P V of the last half
 //     O / rowsum, LSE
-//   Where there are few tiles of many columns, two consumers start products by turns (turns.cuh). At its end the
-//   copying warpgroup brings to the L2 what comes next (copies.cuh). Where two blocks share an SM, each has registers
-//   for one half's scores: S_j is started with the product before it, and both are waited for. A thread of a consumer
-//   copies, as there is no other warpgroup. In tiles with a mask and in the first without, nothing is started ahead,
-//   and the references of the softmax follow the scores. From then on they stay; where q_hat carries the scale, there
-//   are none at all. Where a row turns out to need better ones, the block starts again with references that follow.
+//   At its end the copying warpgroup brings to the L2 what comes next (copies.cuh). Where two blocks share an SM, each
+//   has registers for one half's scores: S_j is started with the product before it, and both are waited for. A thread
+//   of a consumer copies, as there is no other warpgroup. In tiles with a mask and in the first without, nothing is
+//   started ahead, and the references of the softmax follow the scores. From then on they stay; where q_hat carries the
+//   scale, there are none at all. Where a row turns out to need better ones, the block starts again with references
+//   that follow.
 #pragma once
 
 #include "cuda/early.cuh"
@@ -27,7 +27,6 @@
 #include "cuda/sm90/products.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/softmax.cuh"
-#include "cuda/sm90/turns.cuh"
 
 namespace distr::cuda::sm90 {
 
@@ -108,24 +107,19 @@ __device__ __forceinline__ void release(std::uint32_t barrier) {
 
 // The tiles from n on, of which there is one at least: products are started before the exponentials of the half before
 // theirs. The functions are compute()'s.
-template <class Turns, class Scores, class Output, class Weigh>
-__device__ __forceinline__ void compute_ahead(int n, int tiles, const Turns& turns, const Scores& scores,
-                                              const Output& output, const Weigh& weigh) {
+template <class Scores, class Output, class Weigh>
+__device__ __forceinline__ void compute_ahead(int n, int tiles, const Scores& scores, const Output& output,
+                                              const Weigh& weigh) {
   scores.template operator()<0>(n);
 #pragma unroll 1
   for (; n < tiles - 1; ++n) {
-    turns.take();
     output.template operator()<1>(n - 1);
     scores.template operator()<1>(n);
-    turns.give();
     weigh.template operator()<0, 2>(n);
-    turns.take();
     output.template operator()<0>(n);
     scores.template operator()<0>(n + 1);
-    turns.give();
     weigh.template operator()<1, 2>(n);
   }
-  turns.end();
   output.template operator()<1>(n - 1);
   scores.template operator()<1>(n);
   weigh.template operator()<0, 2>(n);
@@ -234,7 +228,7 @@ __device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Ro
       copies.follow(n);
     }
   } else if (n < tiles) {
-    compute_ahead(n, tiles, ProductTurns<C>(consumer, tiles), scores, output, weigh);
+    compute_ahead(n, tiles, scores, output, weigh);
   }
   output.template operator()<1>(tiles - 1);
   ptx::wgmma_wait<0>();

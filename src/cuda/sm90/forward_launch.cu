@@ -51,14 +51,14 @@ constexpr std::int64_t kPickingRows = 128;  // of a thread block, which picks ke
 
 // By blocks, sums of K's columns for each block of queries take longer than the columns that they save, so lsh has none
 // (docs/kernel-log.md, sm90/forward, step 55). Columns that energy drops are saved, but beside K^T, which is made
-// first, and at d = 64 without the kernels of three consumers and of two blocks an SM: that pays for many keys (step
-// 56).
+// first, and at d = 64 without the kernels of three consumers and of two blocks an SM: that pays for few columns and
+// many keys (step 56).
 [[nodiscard]] Product product_of(const Problem& problem, const Grouping& grouping) {
   if (!is_by_blocks(problem, grouping)) {
     return Product::made;
   }
   constexpr std::int64_t kFewKeys = 4096;
-  const bool pays = problem.head_dim > 64 || problem.seq_k > kFewKeys;
+  const bool pays = problem.head_dim > 64 || (num_groups(problem, grouping) <= 16 && problem.seq_k > kFewKeys);
   const bool can_be = grouping.strategy == Strategy::energy && grouping.block % kPickingRows == 0;
   return can_be && pays ? Product::picked : Product::spread;
 }

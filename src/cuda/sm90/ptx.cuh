@@ -100,20 +100,9 @@ __device__ inline void bulk_wait() {
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// Barriers of some of a block's warps; id 0 is __syncthreads(). The second waits and the third arrives without waiting
-// where `is_used`, the same for all threads of a warp: without a branch, as they stand where wgmma is under way.
+// A barrier of some of a block's warps; id 0 is __syncthreads().
 __device__ inline void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ inline void named_barrier_sync_if(bool is_used, int id, int threads) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p bar.sync %1, %2;\n}" ::"r"(unsigned{is_used}), "r"(id),
-               "r"(threads)
-               : "memory");
-}
-__device__ inline void named_barrier_arrive_if(bool is_used, int id, int threads) {
-  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %0, 0;\n@p bar.arrive %1, %2;\n}" ::"r"(unsigned{is_used}), "r"(id),
-               "r"(threads)
-               : "memory");
 }
 
 // Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.

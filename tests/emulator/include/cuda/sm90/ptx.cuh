@@ -27,16 +27,6 @@ inline void fence_proxy_async() { ++emulator::block().thread().proxy_fences; }
 inline void fence_proxy_async_global() {}
 
 inline void named_barrier_sync(int id, int threads) { emulator::named_barrier_sync(id, threads); }
-inline void named_barrier_sync_if(bool is_used, int id, int threads) {
-  if (is_used) {
-    emulator::named_barrier_sync(id, threads);
-  }
-}
-inline void named_barrier_arrive_if(bool is_used, int id, int threads) {
-  if (is_used) {
-    emulator::named_barrier_arrive(id, threads);
-  }
-}
 
 inline void stmatrix_x4(std::uint32_t shared, const std::uint32_t (&r)[4]) { emulator::store_matrices(r, shared); }
 
