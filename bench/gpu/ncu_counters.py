@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What Hopper's forward kernels wait for: pipes and stalls by ncu, one launch of each compiled shape.
+"""What Hopper's forward kernels wait for: pipes and stalls by ncu, the first launch of each grid and shared memory.
 
 Runs `distr_gpu time` (N 16384, B 1, H 10, bf16, not causal; d 64 and 128) under ncu. A row for each kernel: cycles, the
 clock in Hz that ncu fixes, per cent of its cycles that a pipe was busy, bytes through the L2, and warps' stalls in
 cycles an issued instruction, of all warps, those that only copy included. At d = 64 most queries go
-to blocks of three consumers, and what is left to blocks of two, but for `energy` by blocks.
+to blocks of three consumers, and what is left to blocks of two, but where `energy` picks keys. Of shapes with the same
+grid and shared memory one run shows the first alone: at d = 128 by blocks lsh, not `energy` with G = 2.
 
 Writes {"meta", "rows"} (bench/results/h200/ncu.json).
 """

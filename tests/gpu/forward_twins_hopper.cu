@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // sm90/forward and sm90/forward_blocks without one of their stages (cuda/without.h): bf16, d = 64 and 128, exact
-// attention and r = d/2; by blocks also lsh, which has no fusion to leave out.
+// attention and r = d/2; by blocks also lsh, which, as energy at d = 64, has no fusion to leave out.
 #include <array>
 
 #include "cuda/sm90/forward_launch.h"

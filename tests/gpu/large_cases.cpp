@@ -53,6 +53,15 @@ std::vector<Case> many_cases() {
   mixed.problem.causal = Causal::bottom_right;
   mixed.problem = contiguous(mixed.problem);
   result.push_back(mixed);
+  // Twenty tiles of keys.
+  for (const Strategy strategy : {exact, energy}) {
+    Case keys = large_case("large, many keys, d 128, " + std::string(name_of(strategy)), 1030, 2500, 128, 128, strategy,
+                           strategy == exact ? 1 : 2, 128);
+    keys.problem.heads_q = keys.problem.heads_kv = 4;
+    keys.problem.causal = Causal::bottom_right;
+    keys.problem = contiguous(keys.problem);
+    result.push_back(keys);
+  }
   // So many that energy's keys are picked at d = 64 too (sm90/forward_launch.cu, product_of).
   for (const Causal causal : {Causal::none, Causal::bottom_right}) {
     Case picked = large_case("large, many keys" + std::string(causal == Causal::none ? "" : ", causal"), 1430, 4200, 64,
@@ -86,6 +95,7 @@ std::vector<Case> large_cases() {
       large_case("large, energy, d 256, G 2, l 64", 700, 900, 256, 256, energy, 2, 64),
       large_case("large, energy, d 128, G 8, l 256", 1400, 1000, 128, 128, energy, 8, 256),
       large_case("large, energy, d 64, G 2, one block", 1400, 1000, 64, 64, energy, 2, 1 << 20),
+      large_case("large, exact, d 128, long", 600, 2500, 128, 128, exact, 1, 128),
   };
   const std::size_t count = result.size();
   for (std::size_t n = 0; n < count; n += 2) {  // every other one causal as well, in turn with both corners

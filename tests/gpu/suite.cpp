@@ -48,7 +48,7 @@ constexpr const char* kSmall[] = {"smallest",
 // Stands for a kernel's name, and for a case's in --filter.
 constexpr const char* kPublic = "public functions";
 
-// Cases that are about the forward, and whose textbook gradients would take minutes.
+// Cases that are about the forward. Their textbook gradients, anew for each of four kernels, would take minutes.
 bool is_of_forward_alone(const Case& test_case) { return test_case.name.find("large, many") != std::string::npos; }
 
 // The kernel that this thread has under test: check_forward() and check_backward() take plain functions.
