@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What Hopper's forward kernels wait for: pipes and stalls by ncu, the first launch of each grid and shared memory.
+"""What Hopper's forward kernels wait for: pipes and stalls by ncu, one launch of each compiled shape.
 
-Runs `distr_gpu time` (N 16384, B 1, H 10, bf16, not causal; d 64 and 128) under ncu. A row for each kernel: cycles, the
-clock in Hz that ncu fixes, per cent of its cycles that a pipe was busy, bytes through the L2, and warps' stalls in
-cycles an issued instruction, of all warps, those that only copy included. At d = 64 most queries go
-to blocks of three consumers, and what is left to blocks of two, but where `energy` picks keys. Of shapes with the same
-grid and shared memory one run shows the first alone: at d = 128 by blocks lsh, not `energy` with G = 2.
+Runs `distr_gpu time` (N 16384, B 1, H 10, bf16, not causal; d 64 and 128) under ncu, once for each strategy, as ncu
+takes launches of the same grid and shared memory for one. A row for each kernel: cycles, the clock in Hz that ncu
+fixes, per cent of its cycles that a pipe was busy, bytes through the L2, and warps' stalls in cycles an issued
+instruction, of all warps, those that only copy included. At d = 64 most queries go to blocks of three consumers, and
+what is left to blocks of two, but where `energy` picks keys.
 
 Writes {"meta", "rows"} (bench/results/h200/ncu.json).
 """
@@ -48,9 +48,10 @@ def is_shipped(kernel):
     return found is not None and found[6] == "0"
 
 
-def profile(program, head_dim, kernel, limit):
+def profile(program, head_dim, strategy, limit):
     """The rows of one run of `distr_gpu time` under ncu."""
-    timed = [program, "time", "--op", "forward", "--filter", f"H10 d{head_dim} N16384", "--kernel", kernel]
+    timed = [program, "time", "--op", "forward", "--filter", f"H10 d{head_dim} N16384"]
+    timed += ["--kernel", "sm90/forward", "--strategy", strategy]
     ncu = ["ncu", "--csv", "--page", "raw", "--print-units", "base", "--metrics", ",".join(METRICS.values())]
     which = ["-k", "regex:^forward$", "--filter-mode", "per-launch-config", "-c", "1"]
     done = subprocess.run([*ncu, *which, *timed], capture_output=True, text=True, timeout=limit)
@@ -92,11 +93,11 @@ def main():
     }
     rows = []
     for head_dim in (128, 64):
-        for kernel in ("sm90/forward", "sm90/forward_blocks"):
-            launches = profile(options.program, head_dim, kernel, options.limit)
+        for strategy in ("exact", "lsh", "energy"):
+            launches = profile(options.program, head_dim, strategy, options.limit)
             of_run = [row for row in launches if is_shipped(row["kernel"])]
             if not of_run:
-                raise SystemExit(f"no kernel of {kernel} was found, d = {head_dim}: has Config other parameters?")
+                raise SystemExit(f"no kernel for {strategy} was found, d = {head_dim}: has Config other parameters?")
             for row in of_run:
                 if row["kernel"] not in [known["kernel"] for known in rows]:
                     rows.append(row)

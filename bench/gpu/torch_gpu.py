@@ -2,8 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times the package on one GPU against PyTorch's own attention, pinned to FlashAttention-2 and to cuDNN.
 
-One process; random data, in bf16 unless --dtype says f16. Each round calls every contender, one after the other, on the
-next of several sets of inputs, which together are larger than the L2 cache; a time is the median over the rounds of
+One process; random data, in bf16 unless --dtype says f16. Each round calls every contender, one after the other, in an
+order of its own (a card at its power limit gives who follows a light contender a higher clock), on the next of several
+sets of inputs, which together are larger than the L2 cache; a time is the median over the rounds of
 what CUDA events measure around a call of the public function: grouping, fusion and attention, and the launches wherever
 the GPU waits for them. Short calls come `calls_in_a_row` at a time, about a millisecond: what the GPU has yet to do for
 the contender before would else hide the first one's launch, or not, by who that is. What the GPU alone needs, out of a
@@ -20,6 +21,7 @@ import itertools
 import json
 import os
 import pathlib
+import random
 import shlex
 import statistics
 import subprocess
@@ -45,7 +47,7 @@ BLOCK, ESTIMATOR = 128, "mean"
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 CACHE_BYTES = 128 << 20  # of inputs and outputs that are rotated: more than twice the L2 of an H200
-FEWEST, MOST = 3, 60  # rounds
+FEWEST, MOST = 5, 60  # rounds
 ROW_SECONDS, MOST_IN_A_ROW = 1e-3, 16  # of calls of one contender in a round
 TOO_SLOW_MS, TOO_SLOW_RATIO = 150, 4  # a contender is left out where it would take so long and so many times FA2's
 
@@ -150,10 +152,11 @@ def interleaved(calls, seconds):
     in_a_row = int(min(max(ROW_SECONDS * len(calls) / seconds_of_all, 1), MOST_IN_A_ROW))
     rounds = int(min(max(seconds / seconds_of_all / in_a_row, FEWEST), MOST))
     events = {name: [] for name in calls}
+    order = random.Random(0)
     for number in range(rounds):
         numbers = range(number * in_a_row, (number + 1) * in_a_row)
-        for name, (contender, call) in calls.items():
-            events[name].append(timed(contender, call, numbers))
+        for name in order.sample(list(calls), len(calls)):
+            events[name].append(timed(*calls[name], numbers))
     return {name: [ms / in_a_row for ms in elapsed(pairs)] for name, pairs in events.items()}, in_a_row
 
 

@@ -19,8 +19,8 @@ namespace {
 constexpr const char* kUsage =
     "distr_gpu check [--filter CASE] [--case CASE] [--kernel NAME] [--small] [--uninitialized] [--jobs N] "
     "[--time-limit SECONDS] [--cases FILE]\n"
-    "distr_gpu time  [--op forward,backward,grouping] [--filter SHAPE] [--kernel NAME] [--quick] [--out FILE.json] "
-    "[--commit ID] [--driver VERSION]\n"
+    "distr_gpu time  [--op forward,backward,grouping] [--filter SHAPE] [--kernel NAME] [--strategy NAME] [--quick] "
+    "[--out FILE.json] [--commit ID] [--driver VERSION]\n"
     "distr_gpu list  [--small]\n"
     "--filter and --kernel take a part of a name; --cases is tests/cases.json unless given. The first two take\n"
     "--launches FILE.json, for tools/register_table.py. list prints the kernels, or the cases of check --small.\n";
@@ -72,6 +72,7 @@ int run(const std::string& command, const std::string& command_line, Words& word
   }
   time_options.quick = words.flag("--quick");
   time_options.operations = words.value("--op").value_or("");
+  time_options.strategy = words.value("--strategy").value_or("");
   time_options.out = words.value("--out").value_or("");
   time_options.commit = words.value("--commit").value_or("");
   time_options.driver = words.value("--driver").value_or("");

@@ -158,8 +158,9 @@ class Shape {
   [[nodiscard]] bool serves(const Kernel& kernel, const Setting& setting, double flops) const {
     const std::string name = kernel.name;
     const bool plain = name.rfind("plain/", 0) == 0;
-    return name.find(options_.kernel) != std::string::npos && (!plain || flops / kPlainFlops <= kLongestCall) &&
-           kernel.supports(problem_, grouping_of(setting)).empty();
+    return name.find(options_.kernel) != std::string::npos &&
+           (options_.strategy.empty() || options_.strategy == name_of(setting.strategy)) &&
+           (!plain || flops / kPlainFlops <= kLongestCall) && kernel.supports(problem_, grouping_of(setting)).empty();
   }
 
   // The order's kernel, after it has written the orders of all sets. None for exact attention.
@@ -198,8 +199,10 @@ class Shape {
         exact_ms = times.median();
         keep_exact();
       }
-      row["rel_error_out"] =
-          relative_difference(sets_.forward(0).o, exact_o_.data(), problem_.dtype, outputs_, stream_);
+      if (has_exact_) {
+        row["rel_error_out"] =
+            relative_difference(sets_.forward(0).o, exact_o_.data(), problem_.dtype, outputs_, stream_);
+      }
       add(row, times, forward_flops(problem_), exact_ms);
     }
   }
@@ -221,7 +224,8 @@ class Shape {
     }
   }
 
-  void keep_exact() const {
+  void keep_exact() {
+    has_exact_ = true;
     require(cudaMemcpyAsync(exact_o_.data(), sets_.forward(0).o,
                             static_cast<std::size_t>(outputs_) * size_of(problem_.dtype), cudaMemcpyDeviceToDevice,
                             static_cast<cudaStream_t>(stream_)),
@@ -286,6 +290,7 @@ class Shape {
   Sets sets_;
   std::int64_t outputs_;  // elements of O
   Memory exact_o_;        // of set 0
+  bool has_exact_ = false;
 };
 
 Json meta_of(const TimeOptions& options) {
@@ -346,7 +351,7 @@ int time_kernels(const TimeOptions& options) {
     }
   }
   if (rows.empty()) {
-    std::printf("nothing was timed: no shape or no kernel of that name\n");
+    std::printf("nothing was timed: no shape, no kernel or no strategy of that name\n");
   }
   return rows.empty() ? 1 : 0;
 }
