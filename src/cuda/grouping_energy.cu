@@ -9,9 +9,9 @@
 //      far go to the workspace.
 //   Q  squares, added in the same order.
 // With `own` a run is one strip. With `previous` block b needs the keys j < b l + c: strips end there, and its keys are
-// some whole runs and the first strips of one more. In order_blocks two threads share two columns, each adds up every
-// second run, around the mean of the last; thread c counts the columns before c. A first block has energies of 0 then,
-// hence the identity.
+// some whole runs and the first strips of one more. In order_blocks four threads share two columns, each adds up every
+// fourth run, around the mean of the last; two threads count the columns before one. A first block has energies of 0
+// then, hence the identity.
 #include "cuda/early.cuh"
 #include "cuda/grouping.h"
 #include "cuda/grouping_rank.cuh"
@@ -25,9 +25,9 @@ using grouping::kMaxThreads;
 using grouping::kTileColumns;
 
 constexpr int kOrderGrid = 1024;    // blocks of threads of order_blocks, if there are as many blocks of Q
-constexpr int kFewThreads = 40960;  // of order_blocks: so few run at the same time even with 128 registers each
-constexpr int kRunLoads = 8;        // of a thread of order_blocks, under way at the same time
-constexpr int kManyRunLoads = 20;   // where threads are few and runs many
+constexpr int kFewColumns = 32768;  // of all those blocks: so few run at the same time even with 104 registers a thread
+constexpr int kRunLoads = 4;        // of a thread of order_blocks, under way at the same time
+constexpr int kManyRunLoads = 16;   // where columns are few and runs many
 
 struct Arguments {
   QueryPieces queries;
@@ -229,15 +229,17 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_tensors(const Arguments a
   return sum;
 }
 
-// A block of threads orders part_blocks blocks of Q of a head, one after another.
+// A block of threads orders part_blocks blocks of Q of a head, one after another. Of a warp's 16 columns four lanes
+// share two neighbours, and two lanes then count one column's rank.
 template <int kLoads>
-__global__ void __maxnreg__(kLoads <= kRunLoads ? 72 : 128) order_blocks(const Arguments a) {
+__global__ void __maxnreg__(kLoads <= kRunLoads ? 64 : 104) order_blocks(const Arguments a) {
   alignas(16) __shared__ float s_energies[kMaxHeadDim];
   release_dependent();
-  const auto thread = static_cast<int>(threadIdx.x);
-  const unsigned half = threadIdx.x % 32 / 16;
-  const auto columns = static_cast<int>(threadIdx.x / 32 * 32 + threadIdx.x % 16 * 2);  // two, of lanes l and l + 16
-  const int column = columns + static_cast<int>(half);
+  const auto in_warp = static_cast<int>(threadIdx.x % 32);
+  const int warp_columns = static_cast<int>(threadIdx.x) / 32 * 16;
+  const int columns = warp_columns + in_warp % 8 * 2;  // two, of four lanes
+  const int column = columns + in_warp / 8 % 2;        // whose energy the lane has
+  const int ranked = warp_columns + in_warp % 16;      // whose rank it counts
   const std::uint32_t head = blockIdx.x;
   const auto blocks = static_cast<int>(a.queries.blocks.value());
   const auto pieces = static_cast<int>(a.queries.pieces.value());
@@ -249,7 +251,7 @@ __global__ void __maxnreg__(kLoads <= kRunLoads ? 72 : 128) order_blocks(const A
   const std::uint32_t kv_head = head / a.heads_per_kv;
   const SpreadReader spreads{
       a.keys, a.runs + static_cast<std::int64_t>(kv_head) * a.keys.runs.value() * a.width + columns,
-      a.strips + static_cast<std::int64_t>(kv_head) * a.keys.strips * a.width + columns, a.width, half};
+      a.strips + static_cast<std::int64_t>(kv_head) * a.keys.strips * a.width + columns, a.width, in_warp / 8};
   int strips = -1;
   float spread = 0;
 #pragma unroll 1
@@ -264,11 +266,13 @@ __global__ void __maxnreg__(kLoads <= kRunLoads ? 72 : 128) order_blocks(const A
       spread = strips > 0 ? spreads.up_to<kLoads>(strips) : 0;
     }
     const float product = square * spread;
-    s_energies[column] = column >= a.head_dim ? -1 : isnan(product) ? INFINITY : product;
+    if (in_warp < 16) {
+      s_energies[column] = column >= a.head_dim ? -1 : isnan(product) ? INFINITY : product;
+    }
     __syncthreads();
-    const int rank = grouping::rank_by_energy(s_energies[thread], s_energies);
-    if (thread < a.head_dim) {
-      order[rank] = thread;
+    const int rank = grouping::rank_by_energy(s_energies[ranked], s_energies);
+    if (in_warp < 16 && ranked < a.head_dim) {
+      order[rank] = ranked;
     }
     squares += static_cast<std::int64_t>(pieces) * a.width;
     order += a.head_dim;
@@ -331,6 +335,7 @@ Plan plan_of(const Problem& problem, const Grouping& grouping, const GroupingTen
   const std::int64_t heads = problem.batch * problem.heads_q;
   const std::int64_t part_blocks = std::max<std::int64_t>(1, heads * queries.blocks.value() / kOrderGrid);
   const std::int64_t parts = common::ceil_div(queries.blocks.value(), part_blocks);
+  const bool many_loads = keys.runs.value() > 4 * kRunLoads && heads * parts * width <= kFewColumns && width <= 256;
   const Arguments arguments{queries,
                             keys,
                             static_cast<int>(d),
@@ -345,8 +350,7 @@ Plan plan_of(const Problem& problem, const Grouping& grouping, const GroupingTen
                             tensors.order};
   return {arguments,
           warps.count() * 32,
-          keys.runs.value() > 2 * kRunLoads && heads * parts * width <= kFewThreads ? order_blocks<kManyRunLoads>
-                                                                                    : order_blocks<kRunLoads>,
+          many_loads ? order_blocks<kManyRunLoads> : order_blocks<kRunLoads>,
           dim3(static_cast<unsigned>(queries.count + keys.count)),
           dim3(static_cast<unsigned>(heads), static_cast<unsigned>(parts)),
           aligned,
@@ -371,7 +375,7 @@ void run(const Problem& problem, const Grouping& grouping, const GroupingTensors
   grouping::with_loads(problem.dtype, plan.aligned, [&]<class T, int kVector>() {
     launch_early(read_tensors<T, kVector>, plan.read_grid, plan.read_threads, 0, execution.stream, plan.arguments);
   });
-  launch_early(plan.order_blocks, plan.order_grid, plan.arguments.width, 0, execution.stream, plan.arguments);
+  launch_early(plan.order_blocks, plan.order_grid, 2 * plan.arguments.width, 0, execution.stream, plan.arguments);
 }
 
 void run_read_only(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,

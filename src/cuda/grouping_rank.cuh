@@ -13,25 +13,32 @@ namespace distr::cuda::grouping {
   return __uint_as_float(x > 0 ? __float_as_uint(x) - 1 : 0x80000001U);
 }
 
-// How many columns come before the thread's: those of more energy, and of as much those to its left. Thread c has
-// column c; `energies`: as many as threads, less than 0 where there is no column.
+// How many columns come before one: those of more energy, and of as much those to its left. Of warp w lanes l and
+// l + 16 count for column 16 w + l, each in every second four columns; `energies`: half as many as threads, less than 0
+// where there is no column.
 [[nodiscard]] __device__ inline int rank_by_energy(float energy, const float* energies) {
   const float energy_below = below(energy);
+  const unsigned in_warp = threadIdx.x % 32;
+  const unsigned tile = threadIdx.x / 32;
+  const auto* others = reinterpret_cast<const float4*>(energies) + in_warp / 16;
   float4 sum{};
 #pragma unroll 1
-  for (unsigned warp = 0; warp < blockDim.x / 32; ++warp) {
-    const float bound = warp < threadIdx.x / 32 ? energy_below : energy;
+  for (unsigned first = 0; first < blockDim.x / 32; first += 2) {
 #pragma unroll
-    for (unsigned j = 0; j < 8; ++j) {
-      const float4 others = reinterpret_cast<const float4*>(energies)[warp * 8 + j];
-      sum.x += others.x > bound ? 1.0F : 0.0F;
-      sum.y += others.y > bound ? 1.0F : 0.0F;
-      sum.z += others.z > bound ? 1.0F : 0.0F;
-      sum.w += others.w > bound ? 1.0F : 0.0F;
+    for (unsigned j = 0; j < 4; ++j) {
+      const float bound = first + j / 2 < tile ? energy_below : energy;
+      const float4 other = others[2 * j];
+      sum.x += other.x > bound ? 1.0F : 0.0F;
+      sum.y += other.y > bound ? 1.0F : 0.0F;
+      sum.z += other.z > bound ? 1.0F : 0.0F;
+      sum.w += other.w > bound ? 1.0F : 0.0F;
     }
+    others += 8;
   }
-  const unsigned equal = __match_any_sync(~0U, __float_as_uint(energy));  // of the warp's columns
-  return static_cast<int>(sum.x + sum.y + (sum.z + sum.w)) + __popc(equal & ((1U << threadIdx.x % 32) - 1));
+  float rank = sum.x + sum.y + (sum.z + sum.w);
+  rank += __shfl_xor_sync(~0U, rank, 16);
+  const unsigned equal = __match_any_sync(~0U, __float_as_uint(energy));  // of the warp's columns, in either half
+  return static_cast<int>(rank) + __popc(equal & ((1U << in_warp % 16) - 1));
 }
 
 // The order of columns by keys of which no two are the same: column c comes behind those of smaller ones. Two lanes

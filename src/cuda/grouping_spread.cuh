@@ -111,13 +111,14 @@ struct Spreads {
   }
 };
 
-// Adds up the spread of one of two columns: lanes l and l + 16 share both, and each takes every second run.
+// Adds up the spread of one of two columns: four lanes l, l + 8, l + 16, l + 24 share both, and each takes every fourth
+// run.
 struct SpreadReader {
   const KeyStrips& keys;
   const Spread* runs;    // [runs, width] of a KV head, from the two columns on
   const Spread* strips;  // [strips, width]
   int width;             // a multiple of 32
-  unsigned half;         // of the warp, 0 or 1: which runs the lane takes, and which column it is for
+  int quarter;           // of the warp, 0 to 3: which runs the lane takes; even ones are for the left column
 
   struct alignas(16) Two {
     Spread left, right;
@@ -133,15 +134,15 @@ struct SpreadReader {
     Spreads left{last_run.left.mean};
     Spreads right{last_run.right.mean};
     const auto run_keys = static_cast<float>(keys.run_strips * keys.length);  // but for the first run and the last
-    float next_keys = half == 0 ? static_cast<float>(keys.start(keys.run_strips)) : run_keys;
-    const Spread* next = half == 0 ? runs : runs + width;
-    int count = (last + 1 - static_cast<int>(half)) / 2;  // of the lane's runs before the last
+    float next_keys = quarter == 0 ? static_cast<float>(keys.start(keys.run_strips)) : run_keys;
+    const Spread* next = runs + quarter * width;
+    int count = (last + 3 - quarter) / 4;  // of the lane's runs before the last
     do {
       Two loaded[kLoads];
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         loaded[i] = load(i < count, next);
-        next += 2 * width;
+        next += 4 * width;
       }
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
@@ -151,10 +152,13 @@ struct SpreadReader {
       }
       count -= kLoads;
     } while (__any_sync(~0U, count > 0));
-    Spreads own = half == 0 ? left : right;
-    own.sum += __shfl_xor_sync(~0U, half == 0 ? right.sum : left.sum, 16);
-    own.squares += __shfl_xor_sync(~0U, half == 0 ? right.squares : left.squares, 16);
-    own.squares += half == 0 ? last_run.left.squares : last_run.right.squares;
+    const bool is_left = quarter % 2 == 0;
+    Spreads own = is_left ? left : right;
+    own.sum += __shfl_xor_sync(~0U, is_left ? right.sum : left.sum, 8);
+    own.squares += __shfl_xor_sync(~0U, is_left ? right.squares : left.squares, 8);
+    own.sum += __shfl_xor_sync(~0U, own.sum, 16);
+    own.squares += __shfl_xor_sync(~0U, own.squares, 16);
+    own.squares += is_left ? last_run.left.squares : last_run.right.squares;
     return squares_around_mean(static_cast<float>(keys.start(end)), own.sum, own.squares);
   }
 
