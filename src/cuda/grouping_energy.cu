@@ -244,26 +244,25 @@ __global__ void __maxnreg__(kLoads <= kRunLoads ? 64 : 104) order_blocks(const A
   const auto blocks = static_cast<int>(a.queries.blocks.value());
   const auto pieces = static_cast<int>(a.queries.pieces.value());
   const int first = static_cast<int>(blockIdx.y) * a.part_blocks;
-  const int end = min(first + a.part_blocks, blocks);
   const std::int64_t row = static_cast<std::int64_t>(head) * blocks + first;  // of the order
   const float* squares = a.squares + row * pieces * a.width + column;
   std::int32_t* order = a.order + row * a.head_dim;
-  const std::uint32_t kv_head = head / a.heads_per_kv;
-  const SpreadReader spreads{
-      a.keys, a.runs + static_cast<std::int64_t>(kv_head) * a.keys.runs.value() * a.width + columns,
-      a.strips + static_cast<std::int64_t>(kv_head) * a.keys.strips * a.width + columns, a.width, in_warp / 8};
-  int strips = -1;
+  const std::int64_t kv_head = head / a.heads_per_kv;
+  const Spread* runs = a.runs + kv_head * a.keys.runs.value() * a.width + columns;
+  const Spread* strips = a.strips + kv_head * a.keys.strips * a.width + columns;
+  const auto reader_for = [&](int block) {
+    return SpreadReader(a.keys, runs, strips, a.width, in_warp / 8, a.keys.strips_of(block));
+  };
+  SpreadReader reader = reader_for(first);  // before the wait
   float spread = 0;
 #pragma unroll 1
-  for (int block = first; block < end; ++block) {
+  for (int block = first; block < min(first + a.part_blocks, blocks); ++block) {
     if (block == first) {
       wait_for_inputs();  // in the loop, as above
     }
     const float square = sum_of_pieces(squares, pieces, a.width);
-    const int needed = block < a.queries.previous ? 0 : a.keys.strips_of(block);
-    if (needed != strips) {
-      strips = needed;
-      spread = strips > 0 ? spreads.up_to<kLoads>(strips) : 0;
+    if (block == first || a.keys.block_strips > 0) {  // else all blocks need the same keys
+      spread = reader.strips() > 0 ? reader.total<kLoads>() : 0;
     }
     const float product = square * spread;
     if (in_warp < 16) {
@@ -276,6 +275,9 @@ __global__ void __maxnreg__(kLoads <= kRunLoads ? 64 : 104) order_blocks(const A
     }
     squares += static_cast<std::int64_t>(pieces) * a.width;
     order += a.head_dim;
+    if (a.keys.block_strips > 0) {
+      reader = reader_for(block + 1);
+    }
     __syncthreads();  // before the next block's energies
   }
 }

@@ -65,9 +65,9 @@ struct KeyStrips {
     count = all_heads * head_runs;
   }
 
-  // The strips before this one decide block b.
+  // The strips before this one decide block b. With `previous` none do the first block.
   [[nodiscard]] __device__ int strips_of(int block) const {
-    return block_strips == 0 ? strips : min(max(block * block_strips + shift, 0), strips);
+    return block_strips == 0 ? strips : block == 0 ? 0 : min(max(block * block_strips + shift, 0), strips);
   }
   // The run that a strip is in.
   [[nodiscard]] __device__ int run_of(int strip) const { return run_strips == 1 ? strip : strip / run_strips; }
@@ -111,62 +111,81 @@ struct Spreads {
   }
 };
 
-// Adds up the spread of one of two columns: four lanes l, l + 8, l + 16, l + 24 share both, and each takes every fourth
-// run.
-struct SpreadReader {
-  const KeyStrips& keys;
-  const Spread* runs;    // [runs, width] of a KV head, from the two columns on
-  const Spread* strips;  // [strips, width]
-  int width;             // a multiple of 32
-  int quarter;           // of the warp, 0 to 3: which runs the lane takes; even ones are for the left column
-
-  struct alignas(16) Two {
-    Spread left, right;
-  };
-
-  // sum_j (K[j, c] - mean_j K[:, c])^2 over the first `end` strips, of which there is at least one. The runs are added
-  // around the mean of the last one that they touch: the first may be a single key, often far from all others.
-  template <int kLoads>  // under way at the same time
-  [[nodiscard]] __device__ float up_to(int end) const {
-    const int last = keys.run_of(end - 1);
+// The first strips of a KV head, for two columns: four lanes l, l + 8, l + 16, l + 24 of a warp share both, and each
+// takes every fourth run. Where they lie is found before their loads, which may have to wait.
+class SpreadReader {
+ public:
+  // runs: [runs, width] of the head, strips: [strips, width], both from the two columns on; `end`: of the strips;
+  // quarter: of the warp, 0 to 3: which runs the lane takes; even ones are for the left column.
+  __device__ SpreadReader(const KeyStrips& keys, const Spread* runs, const Spread* strips, int width, int quarter,
+                          int end)
+      : step_(4 * width), quarter_(quarter), strips_(end) {
+    const int last_strip = max(end - 1, 0);
+    const int last = keys.run_of(last_strip);
     const bool whole = end == min((last + 1) * keys.run_strips, keys.strips);
-    const Two last_run = load(true, whole ? runs + last * width : strips + static_cast<std::int64_t>(end - 1) * width);
+    last_ = whole ? runs + last * width : strips + static_cast<std::int64_t>(last_strip) * width;
+    next_ = runs + quarter * width;
+    count_ = (last + 3 - quarter) / 4;
+    run_keys_ = static_cast<float>(keys.run_strips * keys.length);
+    first_keys_ = quarter == 0 ? static_cast<float>(keys.start(keys.run_strips)) : run_keys_;
+    all_keys_ = static_cast<float>(keys.start(end));
+  }
+
+  [[nodiscard]] __device__ int strips() const { return strips_; }
+
+  // sum_j (K[j, c] - mean_j K[:, c])^2 of the lane's column, if there is a strip. The runs are added around the mean of
+  // the last one that they touch: the first may be a single key, often far from all others.
+  template <int kLoads>  // under way at the same time
+  [[nodiscard]] __device__ float total() const {
+    const Two last_run = load(true, last_);
     Spreads left{last_run.left.mean};
     Spreads right{last_run.right.mean};
-    const auto run_keys = static_cast<float>(keys.run_strips * keys.length);  // but for the first run and the last
-    float next_keys = quarter == 0 ? static_cast<float>(keys.start(keys.run_strips)) : run_keys;
-    const Spread* next = runs + quarter * width;
-    int count = (last + 3 - quarter) / 4;  // of the lane's runs before the last
+    float next_keys = first_keys_;
+    const Spread* next = next_;
+    int count = count_;
     do {
       Two loaded[kLoads];
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         loaded[i] = load(i < count, next);
-        next += 4 * width;
+        next += step_;
       }
 #pragma unroll
       for (int i = 0; i < kLoads; ++i) {
         left.add(i < count ? next_keys : 0, loaded[i].left);
         right.add(i < count ? next_keys : 0, loaded[i].right);
-        next_keys = run_keys;
+        next_keys = run_keys_;
       }
       count -= kLoads;
     } while (__any_sync(~0U, count > 0));
-    const bool is_left = quarter % 2 == 0;
+    const bool is_left = quarter_ % 2 == 0;
     Spreads own = is_left ? left : right;
     own.sum += __shfl_xor_sync(~0U, is_left ? right.sum : left.sum, 8);
     own.squares += __shfl_xor_sync(~0U, is_left ? right.squares : left.squares, 8);
     own.sum += __shfl_xor_sync(~0U, own.sum, 16);
     own.squares += __shfl_xor_sync(~0U, own.squares, 16);
     own.squares += is_left ? last_run.left.squares : last_run.right.squares;
-    return squares_around_mean(static_cast<float>(keys.start(end)), own.sum, own.squares);
+    return squares_around_mean(all_keys_, own.sum, own.squares);
   }
 
  private:
+  struct alignas(16) Two {
+    Spread left, right;
+  };
   // Zeros that do not hang on another load: one that did would wait for it.
   [[nodiscard]] __device__ static Two load(bool exists, const Spread* from) {
     return exists ? *reinterpret_cast<const Two*>(from) : Two{};
   }
+
+  const Spread* last_;  // the last run, or what the strips have of it
+  const Spread* next_;  // the lane's first run
+  int step_;            // from one to the next
+  int quarter_;
+  int strips_;
+  int count_;         // of the lane's runs before the last
+  float run_keys_;    // of a run but for the head's first and last
+  float first_keys_;  // of the lane's first run
+  float all_keys_;
 };
 
 // Sums of the 8 columns of a lane.
