@@ -89,7 +89,7 @@ def main():
         "torch": None,
         "commit": options.commit,
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "command": shlex.join(sys.argv),
+        "command": shlex.join("distr_gpu" if part == options.program else part for part in sys.argv),
     }
     rows = []
     for head_dim in (128, 64):

@@ -10,8 +10,8 @@
 //   Q  squares, added in the same order.
 // With `own` a run is one strip. With `previous` block b needs the keys j < b l + c: strips end there, and its keys are
 // some whole runs and the first strips of one more. In order_blocks four threads share two columns, each adds up every
-// fourth run, around the mean of the last; two threads count the columns before one. A first block has energies of 0
-// then, hence the identity.
+// fourth run, around the mean of the last; two threads count the columns before one. With `previous` a first block has
+// energies of 0, hence the identity.
 #include "cuda/early.cuh"
 #include "cuda/grouping.h"
 #include "cuda/grouping_rank.cuh"
@@ -25,7 +25,7 @@ using grouping::kMaxThreads;
 using grouping::kTileColumns;
 
 constexpr int kOrderGrid = 1024;    // blocks of threads of order_blocks, if there are as many blocks of Q
-constexpr int kFewColumns = 32768;  // of all those blocks: so few run at the same time even with 104 registers a thread
+constexpr int kFewColumns = 32768;  // of all those blocks: on an H200 so few run at the same time with 104 registers
 constexpr int kRunLoads = 4;        // of a thread of order_blocks, under way at the same time
 constexpr int kManyRunLoads = 16;   // where columns are few and runs many
 
