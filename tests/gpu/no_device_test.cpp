@@ -138,7 +138,7 @@ TEST(Refusals, AreInWords) {
       {"sm80/forward", Operation::forward, problem_of(), grouping_of(Strategy::lsh, 2, 48),
        "takes blocks that 64 divides, or of at least seq_q rows"},
       {"sm80/forward", Operation::forward, problem_of(), grouping_of(Strategy::lsh, 3),
-       "takes groups of 1, 2, 4 and 8 columns"},
+       "takes groups of 1, 2 and 4 columns, and of 8 with head_dim up to 128, no mask, blocks that 128 divides"},
       {"sm80/backward", Operation::backward, problem_of(DType::f32), exact, "takes f16 and bf16"},
       {"sm80/backward", Operation::backward, problem_of(DType::f16, 257), exact,
        "takes head_dim and head_dim_v up to 256"},

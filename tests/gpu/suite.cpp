@@ -12,6 +12,7 @@
 #include "gpu/device_api.h"
 #include "gpu/device_run.h"
 #include "gpu/large_cases.h"
+#include "gpu/long_tiles.h"
 #include "gpu/properties.h"
 #include "gpu/time_inputs.h"
 #include "gpu/watchdog.h"
@@ -210,6 +211,9 @@ class Checker {
       check(kernel, instance);
     }
     for (const auto& kernel : backend.forward) {
+      check(kernel, instance);
+    }
+    for (const auto& kernel : long_tiles()) {
       check(kernel, instance);
     }
     for (const auto& kernel : backend.backward) {

@@ -181,7 +181,7 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping) {
       return "takes blocks that 64 divides, or of at least seq_q rows";
     }
     if (find(problem, wanted(problem, grouping, false)) == nullptr) {
-      return "takes groups of 1, 2, 4 and 8 columns";
+      return "takes groups of 1, 2 and 4 columns, and of 8 with head_dim up to 128, no mask, blocks that 128 divides";
     }
   }
   return {};
