@@ -3,12 +3,12 @@
 """Times the package on one GPU against PyTorch's own attention, pinned to FlashAttention-2 and to cuDNN.
 
 One process; random data, in bf16 unless --dtype says f16. Each round calls every contender, one after the other, in an
-order of its own (at the power limit the clock may depend on who came before), on the next of several
-sets of inputs, which together are larger than the L2 cache; a time is the median over the rounds of
-what CUDA events measure around a call of the public function: grouping, fusion and attention, and the launches wherever
-the GPU waits for them. Short calls come `calls_in_a_row` at a time, about a millisecond: what the GPU has yet to do for
-the contender before would else hide the first one's launch, or not, by who that is. What the GPU alone needs, out of a
-captured graph, is `ms_graph` (lengths up to --graph-up-to).
+order of its own (at the power limit the clock may depend on who came before), on the next of several sets of inputs,
+which together are larger than the L2 cache; a time is the median over the rounds of what CUDA events measure around a
+call of the public function: grouping, fusion and attention, and the launches wherever the GPU waits for them. Short
+calls come `calls_in_a_row` at a time, about a millisecond: what the GPU has yet to do for the contender before would
+else hide the first one's launch, or not, by who that is. What the GPU alone needs, out of a captured graph, is
+`ms_graph` (lengths up to --graph-up-to).
 
 Writes {"meta", "rows"} (bench/results/<gpu>/torch.json), anew after each shape. Exit status: 0; 1 where exact attention
 errs more than twice as much as FlashAttention-2 (against float32), or --limit cut the sweep short.

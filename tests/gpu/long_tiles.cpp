@@ -4,33 +4,36 @@
 #include <algorithm>
 #include <string>
 
-#include "cuda/sm80/forward_launch.h"
+#include "tiles.h"
 
 namespace distr::test {
 namespace {
 
-namespace sm80 = cuda::sm80;
-
-constexpr std::int64_t kRows = 128;
+// The tile of 128 queries; `reason`: why there is none, or empty.
+tuning::Tile long_tile(const Problem& problem, const Grouping& grouping, std::string& reason) {
+  const auto tiles = tuning::forward_tiles(problem, grouping, reason);
+  const auto found = std::find_if(tiles.begin(), tiles.end(), [](const auto& tile) { return tile.rows == 128; });
+  if (found != tiles.end()) {
+    return *found;
+  }
+  reason = reason.empty() ? "has no tiles of 128 queries" : reason;
+  return {};
+}
 
 std::string supports(const Problem& problem, const Grouping& grouping) {
-  std::string reason = sm80::forward_supports(problem, grouping);
-  if (reason.empty()) {
-    const auto tiles = sm80::forward_tiles(problem, grouping);
-    const bool has_one = std::any_of(tiles.begin(), tiles.end(), [](const auto& tile) { return tile.rows == kRows; });
-    reason = has_one ? "" : "has no tiles of 128 queries";
-  }
+  std::string reason;
+  static_cast<void>(long_tile(problem, grouping, reason));
   return reason;
 }
 
-std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int threads) {
-  const sm80::ForcedRows forced(kRows);
-  return sm80::forward_workspace_bytes(problem, grouping, threads);
+std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
+  std::string reason;
+  return tuning::workspace_bytes(problem, grouping, long_tile(problem, grouping, reason));
 }
 
 void run(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors, const Execution& execution) {
-  const sm80::ForcedRows forced(kRows);
-  sm80::run_forward(problem, grouping, tensors, execution);
+  std::string reason;
+  tuning::forward(problem, grouping, tensors, execution, long_tile(problem, grouping, reason));
 }
 
 constexpr ForwardKernel kKernels[] = {{"sm80/forward, 128 rows", Device::cuda, supports, workspace_bytes, run}};
