@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // distr_gpu: correctness and times of every kernel of the CUDA backend, in one program that needs nothing but a driver.
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <iostream>
@@ -57,6 +58,15 @@ int print_kernels() {
   return 0;
 }
 
+// Kernels that a check of everything left out are kernels that nobody has checked. Returns the exit status.
+int print_never_launched() {
+  const std::vector<std::string> names = never_launched();
+  for (const std::string& name : names) {
+    std::printf("FAILED never launched: %s\n", name.c_str());
+  }
+  return names.empty() ? 0 : 1;
+}
+
 int run(const std::string& command, const std::string& command_line, Words& words) {
   CheckOptions check_options;
   TimeOptions time_options;
@@ -92,7 +102,10 @@ int run(const std::string& command, const std::string& command_line, Words& word
     return 2;
   }
   std::printf("on %s\n", devices.front().c_str());
-  const int status = command == "check" ? check(check_options) : time_kernels(time_options);
+  int status = command == "check" ? check(check_options) : time_kernels(time_options);
+  if (command == "check" && is_whole(check_options)) {
+    status = std::max(status, print_never_launched());
+  }
   if (launches) {
     write_launches(*launches);
   }

@@ -318,6 +318,10 @@ int print_small_cases() {
   return 0;
 }
 
+bool is_whole(const CheckOptions& options) {
+  return !options.small && options.filter.empty() && options.name.empty() && options.kernel.empty();
+}
+
 int check(const CheckOptions& options) {
   Checker checker(options);
   const auto has = [name = std::string(kPublic)](const std::string& part) { return name.find(part) != name.npos; };

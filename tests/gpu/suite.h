@@ -17,6 +17,8 @@ struct CheckOptions {
   double time_limit = 60;  // seconds for one case
 };
 
+// Whether nothing is left out.
+bool is_whole(const CheckOptions& options);
 // Prints what failed and a line for each kernel. Returns the exit status.
 int check(const CheckOptions& options);
 // Prints the names of the cases of CheckOptions::small, a line each.
