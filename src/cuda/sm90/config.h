@@ -39,9 +39,9 @@ constexpr int registers_at_entry(int threads) { return 65536 / threads / 8 * 8; 
 // What q_hat k_hat^T is. Where q_hat was multiplied by scale * log2(e) beforehand: log2 P, but for the sum.
 enum class Scores : std::uint8_t { raw, logarithms };
 
-// Where tiles of k_hat come from: it was made beforehand, or is K, and tiles of it are copied; or the copying warpgroup
-// picks the rows of K^T that are k_hat^T in the grouping of each block of queries.
-enum class KeySource : std::uint8_t { copied, picked };
+// Where tiles of k_hat come from: it was made beforehand, or is K, and tiles of it are copied; or, in the grouping of
+// each block of queries, the first warpgroup picks the rows of K^T that are k_hat^T, or sums columns of K.
+enum class KeySource : std::uint8_t { copied, picked, summed };
 
 // kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is kConsumers warpgroups that
 // compute, each for 64 queries, and one that copies; where kBlocks blocks share an SM there is none, and a consumer
@@ -54,7 +54,9 @@ struct Config {
   static constexpr Scores kScores = kScores_;
   static constexpr int kValues = kValues_;
   static constexpr int kConsumers = kConsumers_;
-  static constexpr bool kPicks = kKeySource == KeySource::picked;
+  static constexpr KeySource kSource = kKeySource;
+  static constexpr bool kPicks = kSource == KeySource::picked;
+  static constexpr bool kSums = kSource == KeySource::summed;
   static constexpr Without kWithout = kWithout_;
   static constexpr int kRows = 64 * kConsumers;
   static constexpr int kBlocks = kBlocks_;
@@ -63,11 +65,14 @@ struct Config {
   static constexpr int kHalf = kKeys / 2;
   static constexpr int kScoreBuffers = kShares ? 1 : 2;                                // registers bound it, and kHalf
   static constexpr bool kQueriesStay = kShares || (kConsumers == 3 && kColumns > 32);  // in shared memory: registers
-  static constexpr int kStages = kShares || kPicks ? 3 : 2;
-  static constexpr int kWarpgroup = 128;  // threads
-  static constexpr int kThreads = kWarpgroup * (kConsumers + (kShares ? 0 : 1));
-  static constexpr int kCopyRegisters = kPicks ? 40 : kConsumers == 2 ? 24 : 32;
-  static constexpr int kComputeRegisters = kPicks ? 232 : kConsumers == 2 ? 240 : 160;
+  static constexpr int kStages = kShares || kPicks || kSums ? 3 : 2;
+  static constexpr int kWarpgroup = 128;                  // threads
+  static constexpr int kFirstConsumer = kShares ? 0 : 1;  // its warpgroup
+  static constexpr int kWarpgroups = kFirstConsumer + kConsumers + (kSums ? 1 : 0);
+  static constexpr int kThreads = kWarpgroup * kWarpgroups;
+  static constexpr int kAskRegisters = 24;
+  static constexpr int kCopyRegisters = kSums ? 72 : kPicks ? 40 : kConsumers == 2 ? 24 : 32;
+  static constexpr int kComputeRegisters = kSums ? 208 : kPicks ? 232 : kConsumers == 2 ? 240 : 160;
 
   // Whether a thread makes the i-th exponential of a half by a polynomial. At d = 64 a tile waits for the unit that
   // makes the others; more polynomials cost more than they save (docs/kernel-log.md, sm90/forward, step 39).
@@ -76,11 +81,21 @@ struct Config {
   using QueryTile = Panels<64, kColumns>;                                                        // of a consumer
   using KeyTile = std::conditional_t<kPicks, Panels<kColumns, kKeys>, Panels<kKeys, kColumns>>;  // k_hat^T or k_hat
   using ValueTile = Panels<kKeys, kValues>;
-  static constexpr int kSharedBytes = kConsumers * QueryTile::kBytes + kStages * (KeyTile::kBytes + ValueTile::kBytes);
+
+  // Where columns of K are summed: tiles of K have a ring of their own, and a matrix says which columns a group has.
+  struct Source {
+    static constexpr int kStages = kSums ? 2 : 0;
+  };
+  using SourceTile = std::conditional_t<kSums, Panels<kKeys, kValues>, KeyTile>;  // of K or k_hat, as it is copied
+  using GroupTile = Panels<kColumns, kValues>;
+  static constexpr int kSourceBytes = kSums ? Source::kStages * SourceTile::kBytes + GroupTile::kBytes : 0;
+
+  static constexpr int kSharedBytes =
+      kConsumers * QueryTile::kBytes + kStages * (KeyTile::kBytes + ValueTile::kBytes) + kSourceBytes;
   static_assert(kBlocks * (kSharedBytes + kOtherSharedBytes + kReservedSharedBytes) <=
                 kHopperSharedBytes + kReservedSharedBytes);
-  static_assert(kShares ||
-                kCopyRegisters + kConsumers * kComputeRegisters <= registers_at_entry(kThreads) * (kConsumers + 1));
+  static_assert(kShares || kCopyRegisters + kConsumers * kComputeRegisters + (kSums ? kAskRegisters : 0) <=
+                               registers_at_entry(kThreads) * kWarpgroups);
 };
 
 // What the kernel takes by value.

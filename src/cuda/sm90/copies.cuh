@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The ring of tiles of k_hat and V in shared memory, and who fills it: the first warpgroup of a thread block, or a
-// thread of a consumer.
+// Who fills the rings of tiles (ring.cuh): the first warpgroup of a thread block, or a thread of a consumer. Where the
+// first warpgroup sums columns of K (summed_keys.cuh), two threads of the last one copy.
 #pragma once
 
 #include <type_traits>
@@ -10,49 +10,15 @@
 #include "cuda/sm90/picked_keys.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/ptx.cuh"
+#include "cuda/sm90/ring.cuh"
 
 namespace distr::cuda::sm90 {
-
-// Where things are in shared memory.
-template <class C>
-struct Shared {
-  std::uint32_t base;
-  std::uint32_t barriers;
-
-  [[nodiscard]] __device__ std::uint32_t queries(int consumer) const {
-    return base + static_cast<std::uint32_t>(consumer * C::QueryTile::kBytes);
-  }
-  [[nodiscard]] __device__ std::uint32_t keys(int stage) const {
-    return queries(C::kConsumers) + static_cast<std::uint32_t>(stage * C::KeyTile::kBytes);
-  }
-  [[nodiscard]] __device__ std::uint32_t values(int stage) const {
-    return keys(C::kStages) + static_cast<std::uint32_t>(stage * C::ValueTile::kBytes);
-  }
-  [[nodiscard]] __device__ std::uint32_t queries_full() const { return barriers; }
-  [[nodiscard]] __device__ std::uint32_t keys_full(int stage) const { return barrier(0, stage); }
-  [[nodiscard]] __device__ std::uint32_t keys_empty(int stage) const { return barrier(1, stage); }
-  [[nodiscard]] __device__ std::uint32_t values_full(int stage) const { return barrier(2, stage); }
-  [[nodiscard]] __device__ std::uint32_t values_empty(int stage) const { return barrier(3, stage); }
-
-  static constexpr int kBarriers = 1 + 4 * C::kStages;
-
- private:
-  [[nodiscard]] __device__ std::uint32_t barrier(int kind, int stage) const {
-    return barriers + static_cast<std::uint32_t>(8 * (1 + kind * C::kStages + stage));
-  }
-};
-
-// Whether it is the block's first warp, of which ptx::elect() then names the thread that asks the copy engine. Of
-// threadIdx.x == 0, and of both in one function, the compiler does not see that it is one thread: every copy becomes a
-// loop over the warp's.
-__device__ inline bool is_first_warp() { return __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0) == 0; }
 
 // Tiles [keys][columns] of k_hat that was made beforehand, or of K, by one thread.
 template <class C>
 class CopiedKeys {
  public:
   static constexpr bool kByOneThread = true;
-  static constexpr unsigned kArrivals = 1;  // that make a tile full
 
   __device__ CopiedKeys(const ForwardParameters& p, const Rows& work) : p_(p), work_(work) {}
 
@@ -72,6 +38,10 @@ class CopiedKeys {
 template <class C>
 using Keys = std::conditional_t<C::kPicks, PickedKeys<C>, CopiedKeys<C>>;
 
+// That make a tile of k_hat full: of the copying thread, or of the warps that make it.
+template <class C>
+inline constexpr unsigned kArrivals = C::kSums || C::kPicks ? C::kWarpgroup / 32 : 1;
+
 template <class C>
 __device__ inline void copy_queries(const ForwardParameters& p, const Rows& work, const Shared<C>& shared) {
   ptx::barrier_arrive_expect(shared.queries_full(), C::kConsumers * C::QueryTile::kBytes);
@@ -79,6 +49,17 @@ __device__ inline void copy_queries(const ForwardParameters& p, const Rows& work
     copy_tile<typename C::QueryTile>(shared.queries(consumer), p.q, shared.queries_full(), work.row + 64 * consumer,
                                      work.head, work.batch);
   }
+}
+
+// V for the use-th use of its ring, as soon as the stage is empty. row: the first key.
+template <class C>
+__device__ __forceinline__ void copy_values(const ForwardParameters& p, const Rows& work, const Shared<C>& shared,
+                                            int use, int row) {
+  const Turn<C> turn(use);
+  ptx::barrier_wait(shared.values_empty(turn.stage), turn.parity ^ 1);
+  ptx::barrier_arrive_expect(shared.values_full(turn.stage), C::ValueTile::kBytes);
+  copy_tile<typename C::ValueTile>(shared.values(turn.stage), p.v, shared.values_full(turn.stage), row, work.head_kv,
+                                   work.batch);
 }
 
 // One pass over the tiles of keys, by one thread or the whole warpgroup (kByOneThread). They are taken from the last to
@@ -97,10 +78,7 @@ class Copies {
     ptx::barrier_wait(shared_.keys_empty(turn.stage), turn.parity ^ 1);
     keys_.fill(shared_.keys(turn.stage), shared_.keys_full(turn.stage), row);
     if (C::kWithout != Without::values && (Keys<C>::kByOneThread || (is_first_warp() && ptx::elect()))) {
-      ptx::barrier_wait(shared_.values_empty(turn.stage), turn.parity ^ 1);
-      ptx::barrier_arrive_expect(shared_.values_full(turn.stage), C::ValueTile::kBytes);
-      copy_tile<typename C::ValueTile>(shared_.values(turn.stage), p_.v, shared_.values_full(turn.stage), row,
-                                       work_.head_kv, work_.batch);
+      copy_values<C>(p_, work_, shared_, used_ + n, row);
     }
   }
 
@@ -130,7 +108,7 @@ __device__ inline void prefetch_next(const ForwardParameters& p) {
   }
   if (next.row < p.problem.seq_k) {
     if constexpr (!C::kPicks) {
-      prefetch_tile<typename C::KeyTile>(p.k, next.row, p.keys_of_query_head ? next.head : next.head_kv, next.batch);
+      prefetch_tile<typename C::SourceTile>(p.k, next.row, p.keys_of_query_head ? next.head : next.head_kv, next.batch);
     }
     if constexpr (C::kWithout != Without::values) {
       prefetch_tile<typename C::ValueTile>(p.v, next.row, next.head_kv, next.batch);
@@ -160,6 +138,43 @@ __device__ inline void copy_all(const ForwardParameters& p, const Rows& work, co
   copies.finish();
   if (used == 0 && asks) {
     prefetch_next<C>(p);
+  }
+}
+
+// K for the use-th use of its ring, where its columns are summed.
+template <class C>
+__device__ __forceinline__ void copy_source(const ForwardParameters& p, const Rows& work, const Shared<C>& shared,
+                                            int use, int row) {
+  const Turn<typename C::Source> turn(use);
+  ptx::barrier_wait(shared.source_empty(turn.stage), turn.parity ^ 1);
+  ptx::barrier_arrive_expect(shared.source_full(turn.stage), C::SourceTile::kBytes);
+  copy_tile<typename C::SourceTile>(shared.source(turn.stage), p.k, shared.source_full(turn.stage), row, work.head_kv,
+                                    work.batch);
+}
+
+// What a warpgroup beside one that sums does: a thread copies q_hat and K, and one of another warp V. The engine takes
+// in 16 KB in some 350 clocks, and a thread waits for that.
+template <class C>
+__device__ inline void ask_all(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles,
+                               int used) {
+  const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) % C::kWarpgroup / 32, 0);
+  if (warp == 0 && ptx::elect()) {
+    if (used == 0) {
+      copy_queries<C>(p, work, shared);
+    }
+#pragma unroll 1
+    for (int n = 0; n < tiles; ++n) {
+      copy_source<C>(p, work, shared, used + n, (tiles - 1 - n) * C::kKeys);
+    }
+    if (used == 0) {
+      prefetch_next<C>(p);
+    }
+  }
+  if (warp == 1 && ptx::elect()) {
+#pragma unroll 1
+    for (int n = 0; n < tiles; ++n) {
+      copy_values<C>(p, work, shared, used + n, (tiles - 1 - n) * C::kKeys);
+    }
   }
 }
 

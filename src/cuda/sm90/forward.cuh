@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // O = softmax(scale * q_hat k_hat^T) V with wgmma and the copy engine, for sm_90a (paper, Section 3.3), on q_hat that
 // was made beforehand, and so was k_hat of one grouping for the whole sequence. Where blocks of queries have groupings
-// of their own, k_hat of energy is made from K^T here, tile by tile, and lsh has Q~ for q_hat and K for k_hat.
+// of their own, k_hat is made here, tile by tile, of K^T (energy) or of K (lsh with few groups), or q_hat is Q~ and
+// k_hat K.
 //
 //   A thread block takes kRows queries of one head. Its first warpgroup copies q_hat and then tile after tile of k_hat
 //   and V to shared memory, kStages of each. Every other warpgroup owns 64 queries, q_hat in registers where there are
@@ -26,7 +27,9 @@
 #include "cuda/sm90/copies.cuh"
 #include "cuda/sm90/products.cuh"
 #include "cuda/sm90/ptx.cuh"
+#include "cuda/sm90/ring.cuh"
 #include "cuda/sm90/softmax.cuh"
+#include "cuda/sm90/summed_keys.cuh"
 
 namespace distr::cuda::sm90 {
 
@@ -96,13 +99,6 @@ __device__ __forceinline__ int whole_tiles(const DeviceProblem& problem, int row
   const std::int64_t seen =
       problem.causal ? min(problem.seq_k, max(row + problem.causal_offset + 1, std::int64_t{0})) : problem.seq_k;
   return static_cast<int>(seen / C::kKeys);
-}
-
-// A warp is through with what the barrier guards.
-__device__ __forceinline__ void release(std::uint32_t barrier) {
-  if (threadIdx.x % 32 == 0) {
-    ptx::barrier_arrive(barrier);
-  }
 }
 
 // The tiles from n on, of which there is one at least: products are started before the exponentials of the half before
@@ -255,10 +251,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) forward(const __grid_
   if (threadIdx.x == 0) {
     ptx::barrier_init(shared.queries_full(), 1);
     for (int stage = 0; stage < C::kStages; ++stage) {
-      ptx::barrier_init(shared.keys_full(stage), Keys<C>::kArrivals);
+      ptx::barrier_init(shared.keys_full(stage), kArrivals<C>);
       ptx::barrier_init(shared.values_full(stage), 1);
       ptx::barrier_init(shared.keys_empty(stage), 4 * C::kConsumers);  // a warp of a consumer each
       ptx::barrier_init(shared.values_empty(stage), 4 * C::kConsumers);
+    }
+    for (int stage = 0; stage < C::Source::kStages; ++stage) {
+      ptx::barrier_init(shared.source_full(stage), 1);
+      ptx::barrier_init(shared.source_empty(stage), C::kWarpgroup / 32);
     }
     ptx::barrier_fence();
   }
@@ -273,7 +273,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) forward(const __grid_
     int used = 0;
     do {
       if (tiles > 0) {
-        copy_all<C>(p, work, shared, tiles, used);
+        if constexpr (C::kSums) {
+          sum_all<C>(p, work, shared, tiles, used);
+        } else {
+          copy_all<C>(p, work, shared, tiles, used);
+        }
       }
       __syncwarp();
       used += tiles;
@@ -281,12 +285,22 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) forward(const __grid_
     if (p.is_second) {
       wait_for_inputs();
     }
+  } else if (C::kSums && threadIdx.x >= C::kWarpgroup * (C::kWarpgroups - 1)) {
+    ptx::give_registers<C::kAskRegisters>();
+    int used = 0;
+    do {
+      if constexpr (C::kSums) {
+        ask_all<C>(p, work, shared, tiles, used);
+      }
+      __syncwarp();
+      used += tiles;
+    } while (again(0));
   } else {
     if constexpr (!C::kShares) {
       ptx::take_registers<C::kComputeRegisters>();
     }
     // The same for all threads of a warp, which the compiler cannot see.
-    const int consumer = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / C::kWarpgroup, 0) - (C::kShares ? 0 : 1);
+    const int consumer = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / C::kWarpgroup, 0) - C::kFirstConsumer;
     const int row = work.row + consumer * 64 + static_cast<int>(threadIdx.x) % C::kWarpgroup / 32 * 16 +
                     static_cast<int>(threadIdx.x) % 32 / 4;
     int used = 0;

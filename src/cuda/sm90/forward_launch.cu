@@ -22,7 +22,7 @@ namespace {
 struct Wanted {
   Scores scores;
   std::int64_t columns;
-  bool picks = false;
+  KeySource source = KeySource::copied;
 };
 
 // The narrowest shape of so many rows, and blocks an SM, that the problem fits; null: there is none.
@@ -30,7 +30,7 @@ struct Wanted {
   const Variant* found = nullptr;
   for (const Variant& variant : OtherVariants<Variant>::or_else(variants())) {
     const bool fits = variant.dtype == problem.dtype && variant.scores == wanted.scores &&
-                      variant.picks == wanted.picks && variant.columns >= wanted.columns &&
+                      variant.source == wanted.source && variant.columns >= wanted.columns &&
                       variant.values >= problem.head_dim_v && variant.rows == rows && variant.blocks == blocks;
     const auto width = [](const Variant& of) { return of.columns + of.values; };
     if (fits && (found == nullptr || width(variant) < width(*found))) {
@@ -44,23 +44,30 @@ struct Wanted {
 enum class Product : std::uint8_t {
   made,    // q_hat k_hat^T, both made beforehand: one grouping for the whole sequence
   picked,  // q_hat k_hat^T, where k_hat^T is rows of K^T: energy by blocks
+  summed,  // q_hat k_hat^T, where k_hat is sums of columns of K: few groups, by blocks
   spread   // Q~ K^T, where Q~ is q_hat spread over the d columns: other groupings by blocks
 };
 
-constexpr std::int64_t kPickingRows = 128;  // of a thread block, which picks keys for all of them
+constexpr std::int64_t kFusingRows = 128;  // of a thread block, which makes k_hat for all of them
 
-// By blocks, sums of K's columns for each block of queries take longer than the columns that they save, so lsh has none
-// (docs/kernel-log.md, sm90/forward, step 55). Columns that energy drops are saved, but beside K^T, which is made
-// first, and at d = 64 without the kernels of three consumers and of two blocks an SM: that pays for few columns and
-// many keys (step 56).
+// By blocks, sums of K's columns for each block of queries cost as much as products of d/2 columns save, and pay for
+// d/4 (docs/kernel-log.md, sm90/forward, steps 55 and 59). Columns that energy drops are saved, but beside K^T, which
+// is made first, and at d = 64 without the kernels of three consumers and of two blocks an SM: that pays for few
+// columns and many keys (step 56).
 [[nodiscard]] Product product_of(const Problem& problem, const Grouping& grouping) {
   if (!is_by_blocks(problem, grouping)) {
     return Product::made;
   }
+  if (grouping.block % kFusingRows != 0) {
+    return Product::spread;
+  }
   constexpr std::int64_t kFewKeys = 4096;
-  const bool pays = problem.head_dim > 64 || (num_groups(problem, grouping) <= 16 && problem.seq_k > kFewKeys);
-  const bool can_be = grouping.strategy == Strategy::energy && grouping.block % kPickingRows == 0;
-  return can_be && pays ? Product::picked : Product::spread;
+  const std::int64_t groups = num_groups(problem, grouping);
+  const bool is_wide = problem.head_dim > 64;
+  if (grouping.strategy == Strategy::energy) {
+    return is_wide || (groups <= 16 && problem.seq_k > kFewKeys) ? Product::picked : Product::spread;
+  }
+  return is_wide && groups <= 32 ? Product::summed : Product::spread;
 }
 
 // The tensors as the kernel reads them, and room for what is made of them.
@@ -130,7 +137,10 @@ class Call {
                            scale,
                            operands_.q_hat};
     const Operand q = q_hat.result(groups);
-    const Wanted wanted{scaled ? Scores::logarithms : Scores::raw, operands_.columns, product == Product::picked};
+    const KeySource source = product == Product::picked   ? KeySource::picked
+                             : product == Product::summed ? KeySource::summed
+                                                          : KeySource::copied;
+    const Wanted wanted{scaled ? Scores::logarithms : Scores::raw, operands_.columns, source};
     if (product == Product::made) {
       p_.keys_of_query_head = true;
       const Estimation k_hat{k, Estimate::sum, problem_.seq_k, 0, false, 1, operands_.k_hat};
@@ -179,7 +189,7 @@ class Call {
     constexpr int kConsumerRows = 64;
     p_.q = map(q, kConsumerRows, variant.columns);
     if (k != nullptr) {
-      p_.k = map(*k, variant.keys, variant.columns);
+      p_.k = map(*k, variant.keys, variant.source == KeySource::summed ? variant.values : variant.columns);
     }
     p_.v = map(operands_.v, variant.keys, variant.values);
     const int blocks = device_properties().processors * variant.blocks;  // that run at the same time

@@ -20,7 +20,6 @@ template <class C>
 class PickedKeys {
  public:
   static constexpr bool kByOneThread = false;
-  static constexpr unsigned kArrivals = C::kWarpgroup / 32;  // that make a tile full
 
   __device__ PickedKeys(const ForwardParameters& p, const Rows& work) : last_(p.column_stride - kChunk) {
     const DeviceProblem& problem = p.problem;

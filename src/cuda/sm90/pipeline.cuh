@@ -7,12 +7,12 @@
 
 namespace distr::cuda::sm90 {
 
-// The n-th use of a ring of kStages buffers.
-template <class C>
+// The n-th use of a ring of Ring::kStages buffers.
+template <class Ring>
 struct Turn {
   int stage;
   unsigned parity;  // of the phase that its use ends
-  __device__ explicit Turn(int n) : stage(n % C::kStages), parity(static_cast<unsigned>(n / C::kStages) % 2) {}
+  __device__ explicit Turn(int n) : stage(n % Ring::kStages), parity(static_cast<unsigned>(n / Ring::kStages) % 2) {}
 };
 
 template <class P>

@@ -2,8 +2,9 @@
 // The list of compiled shapes of the kernel in forward.cuh, for both element types:
 //   d = 64    r = 64, r = 32, r = 16    two consumers and three; r = 64, two blocks an SM: waves.h
 //   d = 128   r = 128, r = 64, r = 32   two: more registers
-// and where k_hat is picked two consumers, d = 64 for r = d / 4, d = 128 for r = d / 2 and d / 4. Columns are padded
-// with zeros, so each serves every smaller r and dv as well. A new head dim is a line here.
+// and where k_hat is picked two consumers, d = 64 for r = d / 4, d = 128 for r = d / 2 and d / 4; where it is summed
+// d = 128 for r = d / 4. Columns are padded with zeros, so each serves every smaller r and dv as well. A new head dim
+// is a line here.
 #include "cuda/sm90/variants.h"
 
 #include <algorithm>
@@ -32,7 +33,8 @@ constexpr std::array kShapes = {kVariant<T, 16, 64, 2, kScores>,
                                 kVariant<T, 128, 128, 2, kScores>,
                                 kVariant<T, 16, 64, 2, kScores, KeySource::picked>,
                                 kVariant<T, 32, 128, 2, kScores, KeySource::picked>,
-                                kVariant<T, 64, 128, 2, kScores, KeySource::picked>};
+                                kVariant<T, 64, 128, 2, kScores, KeySource::picked>,
+                                kVariant<T, 32, 128, 2, kScores, KeySource::summed>};
 
 template <std::size_t... kSizes>
 constexpr auto joined(const std::array<Variant, kSizes>&... lists) {

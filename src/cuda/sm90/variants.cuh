@@ -21,7 +21,7 @@ constexpr Variant variant() {
           C::kValues,
           C::kRows,
           C::kKeys,
-          C::kPicks,
+          C::kSource,
           C::kBlocks,
           &launch_variant<C>};
 }

@@ -12,7 +12,7 @@ struct Variant {
   DType dtype;
   Scores scores;
   int columns, values, rows, keys;  // Config's, as all that follow
-  bool picks;
+  KeySource source;
   int blocks;
   void (*launch)(const ForwardParameters& parameters, void* stream);
 };
