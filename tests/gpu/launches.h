@@ -13,8 +13,8 @@ namespace distr::test {
 // tools/register_table.py reads it.
 void write_launches(const std::string& path);
 
-// The kernels that the GPU could have been asked for and was not: their names as in the source. Not those that are there
-// to be timed alone.
+// The kernels that the GPU could have been asked for and was not, by their names in the source; without those that are
+// there to be timed alone.
 std::vector<std::string> never_launched();
 
 }  // namespace distr::test
