@@ -305,7 +305,9 @@ void launch_all(const BackwardArguments& arguments, void* stream) {
   const std::int64_t key_tiles = problem.batch * problem.heads_kv * common::ceil_div(problem.seq_k, kSide);
   const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
   run(delta_kernel<T>, std::min(common::ceil_div(rows, kWarps), kMostDeltaBlocks), 1);
-  run(dq_kernel<T>, rows == 0 ? 0 : num_tiles(problem), problem.groups);
+  // Rows that attend exactly have a group for each column.
+  run(dq_kernel<T>, rows == 0 ? 0 : num_tiles(problem),
+      problem.first_block_is_exact ? problem.head_dim : problem.groups);
   run(dk_kernel<T>, key_tiles, problem.head_dim);
   run(dv_kernel<T>, key_tiles, problem.head_dim_v);
 }
