@@ -135,10 +135,6 @@ TEST(Refusals, AreInWords) {
       {"sm80/forward", Operation::forward, problem_of(DType::f16, 257), exact,
        "takes head_dim and head_dim_v up to 256"},
       {"sm80/forward", Operation::forward, long_sequence, exact, "takes sequences up to 4194303"},
-      {"sm80/forward", Operation::forward, problem_of(), grouping_of(Strategy::lsh, 2, 48),
-       "takes blocks that 64 divides, or of at least seq_q rows"},
-      {"sm80/forward", Operation::forward, problem_of(), grouping_of(Strategy::lsh, 3),
-       "takes groups of 1, 2 and 4 columns, and of 8 with head_dim up to 128, no mask, blocks that 128 divides"},
       {"sm80/backward", Operation::backward, problem_of(DType::f32), exact, "takes f16 and bf16"},
       {"sm80/backward", Operation::backward, problem_of(DType::f16, 257), exact,
        "takes head_dim and head_dim_v up to 256"},
@@ -162,15 +158,17 @@ TEST(Refusals, AreInWords) {
   }
 }
 
-// The tensor cores' backward takes every length of block and every size of group.
-TEST(Refusals, LeaveTheFastBackwardForEveryGrouping) {
+// The portable kernels on tensor cores take every length of block and every size of group.
+TEST(Refusals, LeaveTensorCoresForEveryGrouping) {
   for (const DType dtype : {DType::f16, DType::bf16}) {
     for (const std::int64_t head_dim : {1, 23, 64, 256}) {
       for (const Strategy strategy : {Strategy::lsh, Strategy::energy}) {
         for (const std::int64_t block : {1, 3, 128, 1000000}) {
           const Grouping grouping = grouping_of(strategy, std::min<std::int64_t>(3, head_dim), block);
+          const Problem problem = problem_of(dtype, head_dim);
+          EXPECT_EQ(reason_of("sm80/forward", Operation::forward, problem, grouping), expected_reason());
           for (const char* kernel : {"sm80/backward", "sm80/backward_atomics"}) {
-            EXPECT_EQ(reason_of(kernel, Operation::backward, problem_of(dtype, head_dim), grouping), expected_reason());
+            EXPECT_EQ(reason_of(kernel, Operation::backward, problem, grouping), expected_reason());
           }
         }
       }

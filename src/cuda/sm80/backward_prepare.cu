@@ -10,6 +10,7 @@
 #include <cfloat>
 #include <cmath>
 
+#include "common/element.h"
 #include "cuda/early.cuh"
 #include "cuda/prepare.h"
 #include "cuda/tile.cuh"
@@ -102,20 +103,23 @@ __global__ void __launch_bounds__(kThreads)
     return static_cast<const T*>(tensor) + b * strides.batch + h * strides.head + row * strides.row;
   };
 
-  constexpr float kLog2E = 1.4426950408889634F;
-  const float product = dot(at(rows.o, problem.o), at(rows.d_o, problem.o), valid ? problem.head_dim_v : 0, aligned.o);
-  if (lane == 0 && !valid) {
-    store_stats(rows, index, -INFINITY, 0);
-  } else if (lane == 0) {
-    const std::int64_t line = head * problem.seq_q + row;
-    const float lse = rows.lse[line];
-    const float d = product - (rows.d_lse == nullptr ? 0.0F : rows.d_lse[line]);
-    const float lse_log2 = lse * kLog2E;
-    // A finite LSE stays finite: the lowest bias hides nothing.
-    const float shift = lse_log2 == -INFINITY ? FLT_MAX : -lse_log2;
-    store_stats(rows, index, lse == -INFINITY ? -INFINITY : shift, lse == -INFINITY ? 0 : d);
-    if (rows.delta != nullptr) {
-      rows.delta[line] = d;
+  if (rows.stats != nullptr) {
+    constexpr float kLog2E = 1.4426950408889634F;
+    const float product =
+        dot(at(rows.o, problem.o), at(rows.d_o, problem.o), valid ? problem.head_dim_v : 0, aligned.o);
+    if (lane == 0 && !valid) {
+      store_stats(rows, index, -INFINITY, 0);
+    } else if (lane == 0) {
+      const std::int64_t line = head * problem.seq_q + row;
+      const float lse = rows.lse[line];
+      const float d = product - (rows.d_lse == nullptr ? 0.0F : rows.d_lse[line]);
+      const float lse_log2 = lse * kLog2E;
+      // A finite LSE stays finite: the lowest bias hides nothing.
+      const float shift = lse_log2 == -INFINITY ? FLT_MAX : -lse_log2;
+      store_stats(rows, index, lse == -INFINITY ? -INFINITY : shift, lse == -INFINITY ? 0 : d);
+      if (rows.delta != nullptr) {
+        rows.delta[line] = d;
+      }
     }
   }
   if (rows.spread == nullptr) {
@@ -162,6 +166,17 @@ void prepare_rows(DType dtype, const RowsOfBackward& rows, void* stream) {
     launch_early(dtype == DType::f16 ? prepare_kernel<__half> : prepare_kernel<__nv_bfloat16>,
                  dim3(static_cast<unsigned>(count / kRows)), kThreads, 0, stream, rows, aligned);
   }
+}
+
+void spread_rows(DType dtype, const DeviceProblem& problem, const void* q, const std::int32_t* order, void* spread,
+                 void* stream) {
+  RowsOfBackward rows{};
+  rows.problem = problem;
+  rows.q = q;
+  rows.order = order;
+  rows.stats_rows = common::ceil_div(problem.seq_q, std::int64_t{kRows}) * kRows;
+  rows.spread = spread;
+  prepare_rows(dtype, rows, stream);
 }
 
 }  // namespace distr::cuda::sm80

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the backward needs once for every row of Q, before its kernels.
+// What the backward needs once for every row of Q, before its kernels; of it the forward may need Q~.
 #pragma once
 
 #include "cuda/sm80/backward_config.h"
@@ -23,7 +23,7 @@ struct RowsOfBackward {
   const std::int32_t* order;  // read only where `spread` is wanted
   std::int64_t stats_rows;
   // out
-  float2* stats;  // [B, Hq, stats_rows], see BackwardParameters
+  float2* stats;  // [B, Hq, stats_rows], see BackwardParameters; null: Q~ alone is wanted, and o to d_lse are not read
   float* delta;   // D [B, Hq, Nq], or null
   void* spread;   // Q~ [B, Hq, Nq, d], packed (prepare.h), or null: it is not wanted
   Stats layout = Stats::pairs;
@@ -32,5 +32,8 @@ struct RowsOfBackward {
 inline constexpr int kPreparedRows = 32;  // of a thread block
 
 void prepare_rows(DType dtype, const RowsOfBackward& rows, void* stream);
+// Q~ alone, in groupings of any blocks; rows that attend exactly are Q's own.
+void spread_rows(DType dtype, const DeviceProblem& problem, const void* q, const std::int32_t* order, void* spread,
+                 void* stream);
 
 }  // namespace distr::cuda::sm80

@@ -9,6 +9,7 @@
 #include "cuda/launch.h"
 #include "cuda/other_variants.h"
 #include "cuda/prepare.h"
+#include "cuda/sm80/backward_prepare.h"
 #include "cuda/sm80/choice.h"
 #include "cuda/sm80/variants.h"
 
@@ -75,6 +76,13 @@ thread_local std::int64_t forced_rows = 0;  // of tiles, by ForcedRows; 0: as ch
   return best;
 }
 
+// Whether the groups are other than those that kernels are compiled for: then q_hat is spread over the d columns, and
+// q_hat k_hat^T = Q~ K^T is the exact kernels' (method, 3).
+[[nodiscard]] bool is_spread(const Problem& problem, const Grouping& grouping) {
+  return common::count_exact_rows(problem, grouping) < problem.seq_q &&
+         find(problem, wanted(problem, grouping, false)) == nullptr;
+}
+
 // One launch of a kernel: which rows it takes, and which of them are split over the keys.
 struct Launch {
   const Variant* variant;
@@ -118,15 +126,20 @@ struct Prepared {
   std::optional<Launch> exact, grouped;
   Operand q, v;
   std::optional<Operand> k;  // of exact rows
+  void* spread = nullptr;    // Q~, which q then is
   void* columns = nullptr;   // K^T
   void* fused = nullptr;     // k_hat^T
   float* piece_o = nullptr;
   float2* piece_row = nullptr;
 
   Prepared(const Problem& p, const Grouping& grouping, Workspace& workspace)
-      : q(Operand::by_rows(p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace)),
+      : q(queries(p, is_spread(p, grouping), workspace)),
         v(Operand::by_rows(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)) {
-    const std::int64_t exact_rows = common::count_exact_rows(p, grouping);
+    std::int64_t exact_rows = common::count_exact_rows(p, grouping);
+    if (is_spread(p, grouping)) {
+      spread = workspace.take<std::uint16_t>(packed_count(q.extent));
+      exact_rows = p.seq_q;
+    }
     if (exact_rows > 0) {
       exact = Launch::of(p, grouping, true, 0, exact_rows);
       k = Operand::by_rows(p.k, key_extent(p), workspace);
@@ -151,6 +164,10 @@ struct Prepared {
     piece_row = workspace.take<float2>(rows);
   }
 
+  static Operand queries(const Problem& p, bool spread, Workspace& workspace) {
+    const Extent extent{p.batch, p.heads_q, p.seq_q, p.head_dim};
+    return spread ? Operand(packed_strides(extent), extent, true, workspace) : Operand::by_rows(p.q, extent, workspace);
+  }
   static Extent key_extent(const Problem& p) { return {p.batch, p.heads_kv, p.seq_k, p.head_dim}; }
 };
 
@@ -172,19 +189,10 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping) {
   if (const std::string reason = grid_refusal(problem); !reason.empty()) {
     return reason;
   }
-  const std::int64_t exact_rows = common::count_exact_rows(problem, grouping);
-  if (exact_rows > 0 && find(problem, wanted(problem, grouping, true)) == nullptr) {
-    return "has no exact kernel for these sizes";
-  }
-  if (exact_rows < problem.seq_q) {
-    if (grouping.block % 64 != 0 && grouping.block < problem.seq_q) {
-      return "takes blocks that 64 divides, or of at least seq_q rows";
-    }
-    if (find(problem, wanted(problem, grouping, false)) == nullptr) {
-      return "takes groups of 1, 2 and 4 columns, and of 8 with head_dim up to 128, no mask, blocks that 128 divides";
-    }
-  }
-  return {};
+  const bool has_exact_rows = common::count_exact_rows(problem, grouping) > 0 || is_spread(problem, grouping);
+  return has_exact_rows && find(problem, wanted(problem, grouping, true)) == nullptr
+             ? "has no exact kernel for these sizes"
+             : "";
 }
 
 std::size_t forward_workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
@@ -201,7 +209,12 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
 
   ForwardParameters p{};
   p.problem = device_problem(problem, grouping, tensors.mask);
-  space.q.read(tensors.q, "Q", stream);
+  if (space.spread != nullptr) {
+    spread_rows(problem.dtype, p.problem, tensors.q, tensors.order, space.spread, stream);
+    space.q.data = space.spread;
+  } else {
+    space.q.read(tensors.q, "Q", stream);
+  }
   space.v.read(tensors.v, "V", stream);
   p.q = space.q.data;
   p.v = space.v.data;
@@ -242,7 +255,7 @@ void run_forward(const Problem& problem, const Grouping& grouping, const Forward
 }
 
 std::vector<tuning::Tile> forward_tiles(const Problem& problem, const Grouping& grouping) {
-  const Wanted need = wanted(problem, grouping, is_exact(grouping));
+  const Wanted need = wanted(problem, grouping, is_exact(grouping) || is_spread(problem, grouping));
   const Variant& taken = *find(problem, need, scores_per_processor(problem, 0, problem.seq_q));
   std::vector<tuning::Tile> tiles{{taken.rows, taken.keys, taken.dim, taken.groups}};
   for (const Variant& variant : variants_of(problem.dtype)) {
