@@ -44,8 +44,8 @@ enum class Scores : std::uint8_t { raw, logarithms };
 enum class KeySource : std::uint8_t { copied, picked, summed };
 
 // kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is kConsumers warpgroups that
-// compute, each for 64 queries, and one that copies; where kBlocks blocks share an SM there is none, and a consumer
-// copies as well.
+// compute, each for 64 queries, and one that copies; where columns of K are summed one that sums and one that copies;
+// where kBlocks blocks share an SM there is none, and a consumer copies as well.
 template <class T, int kColumns_, int kValues_, int kConsumers_, Scores kScores_,
           KeySource kKeySource = KeySource::copied, Without kWithout_ = Without::nothing, int kBlocks_ = 1>
 struct Config {
@@ -71,7 +71,7 @@ struct Config {
   static constexpr int kWarpgroups = kFirstConsumer + kConsumers + (kSums ? 1 : 0);
   static constexpr int kThreads = kWarpgroup * kWarpgroups;
   static constexpr int kAskRegisters = 24;
-  static constexpr int kCopyRegisters = kSums ? 72 : kPicks ? 40 : kConsumers == 2 ? 24 : 32;
+  static constexpr int kFirstRegisters = kSums ? 72 : kPicks ? 40 : kConsumers == 2 ? 24 : 32;
   static constexpr int kComputeRegisters = kSums ? 208 : kPicks ? 232 : kConsumers == 2 ? 240 : 160;
 
   // Whether a thread makes the i-th exponential of a half by a polynomial. At d = 64 a tile waits for the unit that
@@ -94,7 +94,7 @@ struct Config {
       kConsumers * QueryTile::kBytes + kStages * (KeyTile::kBytes + ValueTile::kBytes) + kSourceBytes;
   static_assert(kBlocks * (kSharedBytes + kOtherSharedBytes + kReservedSharedBytes) <=
                 kHopperSharedBytes + kReservedSharedBytes);
-  static_assert(kShares || kCopyRegisters + kConsumers * kComputeRegisters + (kSums ? kAskRegisters : 0) <=
+  static_assert(kShares || kFirstRegisters + kConsumers * kComputeRegisters + (kSums ? kAskRegisters : 0) <=
                                registers_at_entry(kThreads) * kWarpgroups);
 };
 

@@ -157,6 +157,7 @@ __device__ __forceinline__ void copy_source(const ForwardParameters& p, const Ro
 template <class C>
 __device__ inline void ask_all(const ForwardParameters& p, const Rows& work, const Shared<C>& shared, int tiles,
                                int used) {
+  static_assert(C::kWithout == Without::nothing);
   const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) % C::kWarpgroup / 32, 0);
   if (warp == 0 && ptx::elect()) {
     if (used == 0) {

@@ -5,15 +5,15 @@
 // k_hat K.
 //
 //   A thread block takes kRows queries of one head. Its first warpgroup copies q_hat and then tile after tile of k_hat
-//   and V to shared memory, kStages of each. Every other warpgroup owns 64 queries, q_hat in registers where there are
-//   enough (kQueriesStay), and goes through the tiles in halves:
+//   and V to shared memory, kStages of each; where it sums columns of K, a fourth one copies. Every other warpgroup
+//   owns 64 queries, q_hat in registers where there are enough (kQueriesStay), and goes through the tiles in halves:
 //     S_0 = q_hat k_hat_0^T, references, P_0
 //     for the next halves j, whose S_j was started a half earlier:
 //       O += P_(j-1) V_(j-1) and S_(j+1) = q_hat k_hat_(j+1)^T   both started, on the tensor cores
 //       P_j, as soon as S_j is there                             while these products still run
 //     O += P V of the last half
 //     O / rowsum, LSE
-//   At its end the copying warpgroup brings to the L2 what comes next (copies.cuh). Where two blocks share an SM, each
+//   At its end the one that copies brings to the L2 what comes next (copies.cuh). Where two blocks share an SM, each
 //   has registers for one half's scores: S_j is started with the product before it, and both are waited for. A thread
 //   of a consumer copies, as there is no other warpgroup. In tiles with a mask and in the first without, nothing is
 //   started ahead, and the references of the softmax follow the scores. From then on they stay; where q_hat carries the
@@ -269,7 +269,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) forward(const __grid_
   __syncthreads();
   const auto again = [&](unsigned rows_left) { return __syncthreads_or(static_cast<int>(rows_left)) != 0; };
   if (!C::kShares && threadIdx.x < C::kWarpgroup) {
-    ptx::give_registers<C::kCopyRegisters>();
+    ptx::give_registers<C::kFirstRegisters>();
     int used = 0;
     do {
       if (tiles > 0) {
@@ -290,7 +290,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocks) forward(const __grid_
     int used = 0;
     do {
       if constexpr (C::kSums) {
-        ask_all<C>(p, work, shared, tiles, used);
+        if (tiles > 0) {
+          ask_all<C>(p, work, shared, tiles, used);
+        }
       }
       __syncwarp();
       used += tiles;

@@ -4,8 +4,8 @@
 //   k_hat = K M, where M[c, g] is 1 if group g has column c, else 0
 //
 //   a product of the tensor cores, whose sums are fp32 and rounded once. The first warpgroup makes it in halves of a
-//   tile: while one half is rounded and stored the product of the other is under way. It asks for no copies: one takes
-//   as long to be taken in as to be made (docs/kernel-log.md, sm90/forward, step 59).
+//   tile: while one half is rounded and stored the product of the other is under way. It asks for no copies: the
+//   copy engine takes in those of a tile in about the time of a tile (docs/kernel-log.md, sm90/forward, step 59).
 #pragma once
 
 #include <cstdint>
