@@ -31,6 +31,22 @@ __device__ inline void store_shared_4(std::uint32_t shared, std::uint32_t x) {
   asm volatile("st.shared.b32 [%0], %1;" ::"r"(shared), "r"(x) : "memory");
 }
 
+__device__ inline std::uint32_t load_shared_4(std::uint32_t shared) {
+  std::uint32_t x;
+  asm volatile("ld.shared.b32 %0, [%1];" : "=r"(x) : "r"(shared) : "memory");
+  return x;
+}
+
+__device__ inline void store_shared_8(std::uint32_t shared, uint2 x) {
+  asm volatile("st.shared.v2.b32 [%0], {%1, %2};" ::"r"(shared), "r"(x.x), "r"(x.y) : "memory");
+}
+
+__device__ inline uint2 load_shared_8(std::uint32_t shared) {
+  uint2 x;
+  asm volatile("ld.shared.v2.b32 {%0, %1}, [%2];" : "=r"(x.x), "=r"(x.y) : "r"(shared) : "memory");
+  return x;
+}
+
 __device__ inline void store_shared_16(std::uint32_t shared, uint4 x) {
   asm volatile("st.shared.v4.b32 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(x.x), "r"(x.y), "r"(x.z), "r"(x.w)
                : "memory");

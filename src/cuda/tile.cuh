@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The vocabulary of the tensor-core kernels: swizzled tiles in shared memory, pairs of 16-bit elements.
+// The vocabulary of the tensor-core kernels: swizzled tiles in shared memory.
 #pragma once
 
 #include <bit>
@@ -41,17 +41,6 @@ struct Tile {
   [[nodiscard]] __device__ static constexpr std::uint32_t move(std::uint32_t address, int rows, int chunks) {
     return (address ^ static_cast<std::uint32_t>(chunks * 16)) + static_cast<std::uint32_t>(rows * kChunks * 16);
   }
-};
-
-template <class T>
-struct Pair;
-template <>
-struct Pair<__half> {
-  using Type = __half2;
-};
-template <>
-struct Pair<__nv_bfloat16> {
-  using Type = __nv_bfloat162;
 };
 
 // The same bits as another type of the same size (CUDA's pairs are not what std::bit_cast takes).
@@ -129,16 +118,6 @@ __device__ __forceinline__ void store_row(T* row, bool is_there, int columns, in
     const float2 two = pair(n);
     store_pair(row, n * 8 + lane * 2, columns, at_once > 1, two.x, two.y);
   }
-}
-
-// Eight sums of 16-bit elements, each rounded to their type.
-template <class T>
-[[nodiscard]] __device__ inline uint4 add8(uint4 a, uint4 b) {
-  using P = typename Pair<T>::Type;
-  const auto add = [](std::uint32_t x, std::uint32_t y) {
-    return bits<std::uint32_t>(__hadd2(bits<P>(x), bits<P>(y)));
-  };
-  return {add(a.x, b.x), add(a.y, b.y), add(a.z, b.z), add(a.w, b.w)};
 }
 
 // The largest and the sum over the four lanes that share a row of an mma accumulator.

@@ -10,6 +10,7 @@
 
 #include "cuda/sm80/config.h"
 #include "cuda/sm80/queries.cuh"
+#include "cuda/sm80/sum.cuh"
 #include "cuda/tile.cuh"
 
 namespace distr::cuda::sm80 {
@@ -81,8 +82,8 @@ struct alignas(C::kSlots % 4 == 0 ? 16 : C::kSlots * 4) Distances {
 template <class C>
 class GroupedKeys {
  public:
-  // Of a part of the keys, in which slots are summed.
-  static constexpr int kTurns = C::kMembers > 1 ? std::min(C::kPartKeys / 16, C::kSlots / C::kParts) : 1;
+  // In which the slots of a part of the keys are summed.
+  static constexpr int kTurns = C::kMembers > 1 ? std::clamp(C::kSlots / C::kParts / 2, 1, C::kPartKeys / 16) : 1;
 
   template <class Work>
   __device__ GroupedKeys(const ForwardParameters& p, const Work& work, std::uint32_t stages, void* shared)
@@ -129,23 +130,32 @@ class GroupedKeys {
   }
 
   __device__ void fetch(int turn) {
+    const std::uint32_t from = raw() + piece(turn);
 #pragma unroll
-    for (int i = 0; i < kSlotsATurn; ++i) {
-      const int slot = turn * kSlotsATurn + i;
-      slots_[i] = ptx::load_shared_16(raw() + static_cast<std::uint32_t>(slot * C::kThreads * 16));
+    for (int i = 0; i < kGroupsATurn; ++i) {
+#pragma unroll
+      for (int member = 0; member < C::kMembers; ++member) {
+        const int slot = group(turn, i) * C::kMembers + member;
+        members_[i][member] = Words<kWords>::load(from + static_cast<std::uint32_t>(slot * C::kThreads * 16));
+      }
     }
   }
 
   __device__ void store(int j, int turn) {
+    const std::uint32_t to = slot_of(static_cast<int>(ptx::opaque(threadIdx.x)), j) + piece(turn);
 #pragma unroll
-    for (int i = 0; i < kSlotsATurn; ++i) {
-      const int slot = turn * kSlotsATurn + i;
-      const int member = slot % C::kMembers;
-      sum_ = member == 0 ? slots_[i] : add8<typename C::Element>(sum_, slots_[i]);
-      if (member == C::kMembers - 1) {
-        const auto pass = static_cast<std::uint32_t>(slot / C::kMembers * C::kThreads * 16);
-        ptx::store_shared_16(slot_of(static_cast<int>(ptx::opaque(threadIdx.x)), j) + pass, sum_);
+    for (int i = 0; i < kGroupsATurn; ++i) {
+      Words<kWords> k_hat;
+#pragma unroll
+      for (int word = 0; word < kWords; ++word) {
+        std::uint32_t members[C::kMembers];
+#pragma unroll
+        for (int member = 0; member < C::kMembers; ++member) {
+          members[member] = members_[i][member].of[word];
+        }
+        k_hat.of[word] = sum<typename C::Element>(members);
       }
+      k_hat.store(to + static_cast<std::uint32_t>(group(turn, i) * C::kThreads * 16));
     }
   }
 
@@ -174,10 +184,13 @@ class GroupedKeys {
  private:
   static constexpr int kChunks = C::kKeys / kChunk;  // of a row of k_hat^T
   static constexpr int kRowsAPass = C::kRowsAPass;
-  // To sum. Without the fusion what is left of Q's copy serves for k_hat.
-  static constexpr int kSlotsATurn =
-      C::kMembers > 1 && C::kWithout != Without::fusion ? C::kSlots / C::kParts / kTurns : 0;
-  static_assert(kSlotsATurn * C::kParts * kTurns == (kSlotsATurn == 0 ? 0 : C::kSlots));
+  // Slots a turn: several groups, or one piece of all members of a group, that sums in fp32 need not be kept from one
+  // turn to the next. Without the fusion what is left of Q's copy serves for k_hat.
+  static constexpr int kSlotsATurn = C::kMembers > 1 ? C::kSlots / C::kParts / kTurns : 0;
+  static constexpr int kPieces = kSlotsATurn < C::kMembers && kSlotsATurn > 0 ? C::kMembers / kSlotsATurn : 1;
+  static constexpr int kWords = 4 / kPieces;
+  static constexpr int kGroupsATurn = C::kWithout == Without::fusion ? 0 : kSlotsATurn * kPieces / C::kMembers;
+  static_assert(kSlotsATurn * C::kParts * kTurns == (C::kMembers > 1 ? C::kSlots : 0));
   static_assert(C::kPartKeys / 16 % kTurns == 0);
   static_assert(kRowsAPass % 8 == 0);  // so that a thread's rows are swizzled alike
 
@@ -188,6 +201,12 @@ class GroupedKeys {
   [[nodiscard]] __device__ std::uint32_t raw() const {
     return stages_ + C::kStageBytes + ptx::opaque(threadIdx.x) * 16;
   }
+  // In bytes of a slot. A quarter of a warp, whose slots take all banks, has another piece than the next, whose slots
+  // lie in the same banks.
+  [[nodiscard]] __device__ static std::uint32_t piece(int turn) {
+    return (static_cast<std::uint32_t>(turn) ^ (ptx::opaque(threadIdx.x) / 8)) % kPieces * (kWords * 4);
+  }
+  [[nodiscard]] __device__ static int group(int turn, int i) { return turn / kPieces * kGroupsATurn + i; }
   // A thread's first slot of tile j.
   [[nodiscard]] __device__ std::uint32_t slot_of(int thread, int j) const {
     return at(j).at(thread / kChunks, thread % kChunks);
@@ -200,8 +219,7 @@ class GroupedKeys {
 
   Distances<C>* distances_;  // [kRowsAPass], towards the end of shared memory
   std::uint32_t stages_;
-  uint4 slots_[std::max(kSlotsATurn, 1)];
-  uint4 sum_{};  // of the members so far
+  Words<kWords> members_[std::max(kGroupsATurn, 1)][C::kMembers];  // of the groups of a turn
 };
 
 }  // namespace distr::cuda::sm80

@@ -51,6 +51,9 @@ inline void cp_async_wait() {
 }
 
 inline void store_shared_4(std::uint32_t shared, std::uint32_t x) { emulator::store_shared(shared, x); }
+inline std::uint32_t load_shared_4(std::uint32_t shared) { return emulator::load_shared<std::uint32_t>(shared); }
+inline void store_shared_8(std::uint32_t shared, uint2 x) { emulator::store_shared(shared, x); }
+inline uint2 load_shared_8(std::uint32_t shared) { return emulator::load_shared<uint2>(shared); }
 inline void store_shared_16(std::uint32_t shared, uint4 x) { emulator::store_shared(shared, x); }
 inline uint4 load_shared_16(std::uint32_t shared) { return emulator::load_shared<uint4>(shared); }
 
