@@ -4,8 +4,9 @@
 
 The rule allows twice the largest error of a plain implementation, which rounds a sum to the dtype once. LSE has no
 other leeway, so on random problems (bf16, d = 128, G = 4, causal, 300 rows, 2 heads, blocks of 128, random groups,
-`mean`) this compares errors of LSE: k_hat rounded after each addition, as in sm80/forward; sums of pairs, rounded, then
-of those; and, as measures of luck, one rounding like the plain one's, but of 1.37 k_hat, so that it is another draw
+`mean`) this compares errors of LSE: k_hat rounded after each addition, as sm80/forward once did; sums of pairs,
+rounded, then of those; and, as measures of luck, one rounding like the plain one's, but of 1.37 k_hat, so that it is
+another draw
 (q_hat is rounded as the plain one's everywhere else), or of 1.37 k_hat and 1.37 q_hat. With `previous` the first block
 is exact and does not count; with `own` some rows see few keys, whose errors do not cancel.
 
