@@ -6,9 +6,8 @@ The rule allows twice the largest error of a plain implementation, which rounds 
 other leeway, so on random problems (bf16, d = 128, G = 4, causal, 300 rows, 2 heads, blocks of 128, random groups,
 `mean`) this compares errors of LSE: k_hat rounded after each addition, as sm80/forward once did; sums of pairs,
 rounded, then of those; and, as measures of luck, one rounding like the plain one's, but of 1.37 k_hat, so that it is
-another draw
-(q_hat is rounded as the plain one's everywhere else), or of 1.37 k_hat and 1.37 q_hat. With `previous` the first block
-is exact and does not count; with `own` some rows see few keys, whose errors do not cancel.
+another draw (q_hat is rounded as the plain one's everywhere else), or of 1.37 k_hat and 1.37 q_hat. With `previous`
+the first block is exact and does not count; with `own` some rows see few keys, whose errors do not cancel.
 
 Writes {"meta", "summary"} (bench/results/cpu/roundings.json): for each of them the root mean square of the errors over
 the plain one's, and of the largest error of a problem over the plain one's the median, the 99th percentile, the largest
