@@ -2,7 +2,8 @@
 // packed[row, c] = source[row, c], and 0 for the columns that were added: one thread 8 columns.
 // K^T[c, j] = K[j, c]: a block takes 64 keys of 64 columns. A thread reads 8 columns of two neighbouring keys, 16 bytes
 //   each, and leaves pairs of keys in shared memory, tile[key / 2][column]; then a thread writes 8 keys of a column, 16
-//   bytes. Keys past the last, and the row past the last column, are zero: kernels read them instead of testing.
+//   bytes. Keys past the last, and the row past the last column, are zero: kernels read them instead of testing. That
+//   row may be a 65th of the tile, whose threads write it as well.
 // k_hat^T[g, j] = sum of K^T[c, j] over the columns c of group g, in fp32: one thread 8 keys.
 #include "cuda/prepare.h"
 
@@ -57,7 +58,7 @@ __global__ void __launch_bounds__(kThreads) transpose_kernel(const std::uint16_t
   release_dependent();
   wait_for_inputs();
   const auto key_tiles = static_cast<unsigned>(stride / kSide);
-  const auto column_tiles = static_cast<unsigned>(extent.columns / kSide + 1);
+  const auto column_tiles = static_cast<unsigned>((extent.columns + kSide - 1) / kSide);
   const std::int64_t first_key = std::int64_t{blockIdx.x % key_tiles} * kSide;
   const std::int64_t first_column = std::int64_t{blockIdx.x / key_tiles % column_tiles} * kSide;
   const std::int64_t head = blockIdx.x / key_tiles / column_tiles;
@@ -90,14 +91,17 @@ __global__ void __launch_bounds__(kThreads) transpose_kernel(const std::uint16_t
     tile[pair][at] = __byte_perm(words[0][i], words[1][i], 0x5410);
     tile[pair][at + 1] = __byte_perm(words[0][i], words[1][i], 0x7632);
   }
+  if (threadIdx.x % kChunks == 0) {
+    tile[pair][kSide] = 0;
+  }
   __syncthreads();
 
   // A thread writes 8 keys of a column, twice.
-  for (int i = static_cast<int>(threadIdx.x); i < kSide * kChunks; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < (kSide + 1) * kChunks; i += kThreads) {
     const int chunk = i % kChunks;
-    const std::int64_t to = first_column + i / kChunks;
-    if (to <= extent.columns) {
-      const int at = i / kChunks;
+    const int at = i / kChunks;
+    const std::int64_t to = first_column + at;
+    if (at < kSide ? to <= extent.columns : to == extent.columns) {
       kt[((head * (extent.columns + 1) + to) * stride + first_key) / kChunk + chunk] = {
           tile[chunk * 4][at], tile[chunk * 4 + 1][at], tile[chunk * 4 + 2][at], tile[chunk * 4 + 3][at]};
     }
@@ -192,7 +196,8 @@ std::int64_t column_stride(std::int64_t keys) noexcept { return (keys + kSide - 
 
 void transpose(const void* k, const Strides& strides, const Extent& extent, void* kt, void* stream) {
   const std::int64_t stride = column_stride(extent.rows);
-  const std::int64_t tiles = extent.batch * extent.heads * (stride / kSide) * (extent.columns / kSide + 1);
+  const std::int64_t column_tiles = common::ceil_div(extent.columns, std::int64_t{kSide});
+  const std::int64_t tiles = extent.batch * extent.heads * (stride / kSide) * column_tiles;
   if (tiles > 0) {
     const bool aligned = has_aligned_rows(strides) && reinterpret_cast<std::uintptr_t>(k) % 16 == 0;
     launch_early(transpose_kernel, dim3(static_cast<unsigned>(tiles)), kThreads, 0, stream,
