@@ -76,11 +76,15 @@ thread_local std::int64_t forced_rows = 0;  // of tiles, by ForcedRows; 0: as ch
   return best;
 }
 
-// Whether the groups are other than those that kernels are compiled for: then q_hat is spread over the d columns, and
-// q_hat k_hat^T = Q~ K^T is the exact kernels' (method, 3).
+// Whether the groups are other than those that kernels are compiled for, or than those of so small a head dim: then
+// q_hat is spread over the d columns, and q_hat k_hat^T = Q~ K^T is the exact kernels' (method, 3).
 [[nodiscard]] bool is_spread(const Problem& problem, const Grouping& grouping) {
-  return common::count_exact_rows(problem, grouping) < problem.seq_q &&
-         find(problem, wanted(problem, grouping, false)) == nullptr;
+  if (common::count_exact_rows(problem, grouping) == problem.seq_q) {
+    return false;
+  }
+  const Variant* const grouped = find(problem, wanted(problem, grouping, false));
+  const Variant* const exact = find(problem, wanted(problem, grouping, true));
+  return grouped == nullptr || (exact != nullptr && exact->dim < grouped->dim);
 }
 
 // One launch of a kernel: which rows it takes, and which of them are split over the keys.
@@ -133,10 +137,16 @@ struct Prepared {
   float2* piece_row = nullptr;
 
   Prepared(const Problem& p, const Grouping& grouping, Workspace& workspace)
-      : q(queries(p, is_spread(p, grouping), workspace)),
+      : Prepared(p, grouping, is_spread(p, grouping), workspace) {}
+
+  static Extent key_extent(const Problem& p) { return {p.batch, p.heads_kv, p.seq_k, p.head_dim}; }
+
+ private:
+  Prepared(const Problem& p, const Grouping& grouping, bool is_spread, Workspace& workspace)
+      : q(queries(p, is_spread, workspace)),
         v(Operand::by_rows(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)) {
     std::int64_t exact_rows = common::count_exact_rows(p, grouping);
-    if (is_spread(p, grouping)) {
+    if (is_spread) {
       spread = workspace.take<std::uint16_t>(packed_count(q.extent));
       exact_rows = p.seq_q;
     }
@@ -168,7 +178,6 @@ struct Prepared {
     const Extent extent{p.batch, p.heads_q, p.seq_q, p.head_dim};
     return spread ? Operand(packed_strides(extent), extent, true, workspace) : Operand::by_rows(p.q, extent, workspace);
   }
-  static Extent key_extent(const Problem& p) { return {p.batch, p.heads_kv, p.seq_k, p.head_dim}; }
 };
 
 }  // namespace
