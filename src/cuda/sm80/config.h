@@ -47,6 +47,7 @@ struct Config {
   static constexpr int kRowTiles = kRows / kWarps / 16;  // m16 tiles of a warp
   static constexpr int kStages = 2;
   static constexpr int kBlocksAProcessor = kDim > 64 ? 2 : kRows == 64 ? 4 : 3;
+  static constexpr bool kReadsAhead = kBlocksAProcessor == 2;  // of shared memory, before a barrier: has registers to
 
   // Of k_hat^T: rows of a tile that all threads take at once, 16 bytes each, and rows of K^T that a thread reads for
   // it.
@@ -60,7 +61,7 @@ struct Config {
   static constexpr int kRawBytes = kMembers == 1 ? 0 : kSlots * kThreads * 16;  // rows of K^T before they are summed
   static constexpr int kTableBytes = kExact ? 0 : kRowsAPass * kSlots * 4;      // where its rows begin
   // What there are no registers for lies in shared memory: Kept (forward.cuh).
-  static constexpr bool kKeepsInShared = kRowTiles > 1 || kMembers == 4;
+  static constexpr bool kKeepsInShared = kRowTiles > 1 || kMembers > 1;
   static constexpr int kKeptBytes = kKeepsInShared ? kThreads / 4 + 48 : 0;
   // Q or q_hat, and the stages; q_hat is built from a copy of Q where the stages will be.
   static constexpr int kCopyBytes = kExact ? 0 : kRows * kDim * 2;

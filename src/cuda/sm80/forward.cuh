@@ -54,6 +54,12 @@ struct Kept {
   const std::uint16_t *keys, *values;                          // of the head
   std::uint8_t rows[C::kKeepsInShared ? C::kThreads / 4 : 1];  // of each quad: those that have not been written yet
 
+  // Whether nothing of a tile is masked, and the references stay. Both are read, whatever the first is.
+  [[nodiscard]] __device__ bool is_plain(int tile) const {
+    const int end = unmasked;
+    const int begin = followed;
+    return begin <= tile && tile < end;
+  }
   [[nodiscard]] __device__ unsigned rows_left() const {
     return rows[C::kKeepsInShared ? ptx::opaque(threadIdx.x) / 4 : 0];
   }
@@ -100,7 +106,7 @@ __device__ inline void store(const ForwardParameters& p, const Rows& work, int w
                              const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
   using T = typename C::Element;
   const DeviceProblem& problem = p.problem;
-  const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
+  const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
   T* const base = static_cast<T*>(p.o) + work.batch * problem.o.batch + work.head * problem.o.head;
   const int at_once = elements_at_once(base, problem.o.row);
 #pragma unroll
@@ -126,7 +132,7 @@ __device__ inline void store(const ForwardParameters& p, const Rows& work, int w
 template <class C>
 __device__ inline void store_piece(const Split& split, unsigned piece, int warp_row, unsigned rows,
                                    const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
-  const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
+  const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
 #pragma unroll
   for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
@@ -151,9 +157,9 @@ __device__ inline void store_piece(const Split& split, unsigned piece, int warp_
 // P of tile j. Where nothing is masked and the references stay, the exponentials of the first part run under the scores
 // of the next, and those of the last under O += P V of the one before; elsewhere all scores come first.
 template <class C>
-__device__ __forceinline__ void weigh(const ForwardParameters& p, const Kept<C>& kept, const typename C::Keys& keys,
-                                      const typename C::Queries& queries, int warp_row, int j, Softmax<C>& softmax,
-                                      float (&o)[C::kRowTiles][C::kDim / 8][4],
+__device__ __forceinline__ void weigh(const ForwardParameters& p, const Kept<C>& kept, bool is_plain,
+                                      const typename C::Keys& keys, const typename C::Queries& queries, int warp_row,
+                                      int j, Softmax<C>& softmax, float (&o)[C::kRowTiles][C::kDim / 8][4],
                                       std::uint32_t (&probabilities)[C::kParts][C::kPartKeys / 16][C::kRowTiles][4]) {
   Scores<C> s[C::kParts];
   const auto other_scores = [&](int tile) {
@@ -163,7 +169,7 @@ __device__ __forceinline__ void weigh(const ForwardParameters& p, const Kept<C>&
     }
   };
   keys.scores(s[0], queries, j, 0);
-  if (j >= kept.unmasked || j < kept.followed) {
+  if (!is_plain) {
     // As other code, or the compiler would take it out of both arms.
     other_scores(static_cast<int>(ptx::opaque(static_cast<unsigned>(j))));
     if (j >= kept.unmasked) {
@@ -244,10 +250,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
                          static_cast<std::uint32_t>(j) % C::kStages * C::kValueBytes};
   };
 
-  const auto copy_values = [&](int j) {
-    const std::int64_t key = std::int64_t{j} * C::kKeys;
+  const auto copy_values = [&](const std::uint16_t* values, int j) {
+    const int key = j * C::kKeys;
     if constexpr (C::kWithout != Without::values) {
-      copy_tile<C::kKeys, C::kDim, C::kThreads>(value_tile(j), kept->values + key * problem.v.row, problem.v.row,
+      copy_tile<C::kKeys, C::kDim, C::kThreads>(value_tile(j), row_of(values, problem.v.row, key), problem.v.row,
                                                 rows_left(key, problem.seq_k), problem.head_dim_v);
     }
   };
@@ -259,8 +265,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     const int first = kept->work.first;
     const int last = kept->work.last;
     if (first < last) {
-      keys.copy(kept->keys, first);
-      copy_values(first);
+      keys.copy(kept->keys, keys.ahead(), first);
+      copy_values(kept->values, first);
     }
     ptx::cp_async_commit();
     if (C::kMembers > 1 && first < last) {
@@ -272,18 +278,24 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     }
 
     for (int j = first; j < last; ++j) {
+      // Read before the wait, which hides what that takes, as far as there are registers for it.
+      const std::uint16_t* const all_keys = kept->keys;
+      const std::uint16_t* const all_values = kept->values;
+      const auto ahead = keys.ahead();
+      bool is_plain = C::kReadsAhead && kept->is_plain(j);
       ptx::cp_async_wait<0>();
       __syncthreads();  // tile j is there, and nobody reads the other stage any more
       if (j + 1 < last) {
-        keys.copy(kept->keys, j + 1);
+        keys.copy(all_keys, ahead, j + 1);
         ptx::cp_async_commit();
-        copy_values(j + 1);
+        copy_values(all_values, j + 1);
       }
       ptx::cp_async_commit();
 
       std::uint32_t probabilities[C::kParts][C::kPartKeys / 16][C::kRowTiles][4];
-      weigh<C>(p, *kept, keys, queries, warp_row_of(thread()), j, softmax, o, probabilities);
-      const int lane = static_cast<int>(thread()) % 32;
+      is_plain = C::kReadsAhead ? is_plain : kept->is_plain(j);
+      weigh<C>(p, *kept, is_plain, keys, queries, warp_row_of(thread()), j, softmax, o, probabilities);
+      const auto lane = static_cast<int>(thread() % 32);
       const std::uint32_t value = value_tile(j).at(lane % 16, lane / 16);
       if (C::kMembers > 1) {
         ptx::cp_async_wait<1>();

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tiles of K or k_hat, and S = q_hat k_hat^T from them. Two kinds with the same face:
-//   copy(source(..), j)    issues the copies for tile j; where rows must be summed,
-//   fetch, store(j, turn)  sum what was copied to the tile
-//   scores(s, queries, j, part)  s = q_hat k_hat_j^T of a part of the keys
+//   copy(source(..), ahead(), j)  issues the copies for tile j; where rows must be summed,
+//   fetch, store(j, turn)         sum what was copied to the tile
+//   scores(s, queries, j, part)   s = q_hat k_hat_j^T of a part of the keys
 #pragma once
 
 #include <algorithm>
@@ -14,6 +14,9 @@
 #include "cuda/tile.cuh"
 
 namespace distr::cuda::sm80 {
+
+// In the place of what copy() reads for itself.
+struct NotRead {};
 
 // Exact attention: tiles [keys][d] of K itself.
 template <class C>
@@ -29,10 +32,12 @@ class ExactKeys {
     return head_of(p.k, p.problem.k, work.batch, work.head_kv);
   }
 
-  __device__ void copy(const std::uint16_t* k, int j) {
-    const std::int64_t key = std::int64_t{j} * C::kKeys;
+  [[nodiscard]] __device__ NotRead ahead() const { return {}; }
+
+  __device__ void copy(const std::uint16_t* k, NotRead, int j) {
+    const int key = j * C::kKeys;
     const DeviceProblem& problem = p_.problem;
-    copy_tile<C::kKeys, C::kDim, C::kThreads>(at(j), k + key * problem.k.row, problem.k.row,
+    copy_tile<C::kKeys, C::kDim, C::kThreads>(at(j), row_of(k, problem.k.row, key), problem.k.row,
                                               rows_left(key, problem.seq_k), problem.head_dim);
   }
   __device__ void fetch(int) {}
@@ -40,7 +45,7 @@ class ExactKeys {
 
   template <class Queries>
   __device__ void scores(Scores<C>& s, const Queries& queries, int j, int part) const {
-    const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
+    const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
     const std::uint32_t start = at(j).at(lane / 16 * 8 + lane % 8, lane / 8 % 2);
     s = {};
 #pragma unroll
@@ -116,13 +121,21 @@ class GroupedKeys {
     return static_cast<const std::uint16_t*>(p.k) + head * (rows_of_head(p) + 1) * p.column_stride;
   }
 
-  __device__ void copy(const std::uint16_t* k, int j) const {
-    const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
+  // What copy() needs of shared memory, where there are registers to read it ahead.
+  [[nodiscard]] __device__ auto ahead() const {
+    if constexpr (C::kReadsAhead) {
+      return distances();
+    } else {
+      return NotRead{};
+    }
+  }
+
+  __device__ void copy(const std::uint16_t* k, NotRead, int j) const { copy(k, distances(), j); }
+  __device__ void copy(const std::uint16_t* k, const Distances<C>& distances, int j) const {
+    const unsigned thread = ptx::opaque(threadIdx.x);
     const std::uint32_t to = C::kMembers > 1 ? raw() : slot_of(thread, j);
-    const int key = j * C::kKeys + thread % kChunks * kChunk;
+    const unsigned key = static_cast<unsigned>(j) * C::kKeys + thread % kChunks * kChunk;
     const auto* const start = reinterpret_cast<const char*>(k + key);
-    // All of them before the copies: the compiler puts three instructions between a load and a copy after it.
-    const Distances<C> distances = distances_[thread / kChunks];
 #pragma unroll
     for (int slot = 0; slot < C::kSlots; ++slot) {  // a slot of either tile takes as many bytes
       ptx::cp_async_16(to + static_cast<std::uint32_t>(slot * C::kThreads * 16), start + distances.of[slot], true);
@@ -142,7 +155,7 @@ class GroupedKeys {
   }
 
   __device__ void store(int j, int turn) {
-    const std::uint32_t to = slot_of(static_cast<int>(ptx::opaque(threadIdx.x)), j) + piece(turn);
+    const std::uint32_t to = slot_of(ptx::opaque(threadIdx.x), j) + piece(turn);
 #pragma unroll
     for (int i = 0; i < kGroupsATurn; ++i) {
       Words<kWords> k_hat;
@@ -161,7 +174,7 @@ class GroupedKeys {
 
   template <class Queries>
   __device__ void scores(Scores<C>& s, const Queries& queries, int j, int part) const {
-    const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
+    const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
     const std::uint32_t start = at(j).at(lane % 16, lane / 16);
     s = {};
 #pragma unroll
@@ -197,6 +210,8 @@ class GroupedKeys {
   [[nodiscard]] __device__ Tile<C::kKeys> at(int j) const {
     return {stages_ + static_cast<std::uint32_t>(j) % C::kStages * C::kKeyBytes};
   }
+  // All of them, before any copy: the compiler puts three instructions between a load and a copy after it.
+  [[nodiscard]] __device__ Distances<C> distances() const { return distances_[ptx::opaque(threadIdx.x) / kChunks]; }
   // This thread's first slot before slots are summed.
   [[nodiscard]] __device__ std::uint32_t raw() const {
     return stages_ + C::kStageBytes + ptx::opaque(threadIdx.x) * 16;
@@ -208,8 +223,8 @@ class GroupedKeys {
   }
   [[nodiscard]] __device__ static int group(int turn, int i) { return turn / kPieces * kGroupsATurn + i; }
   // A thread's first slot of tile j.
-  [[nodiscard]] __device__ std::uint32_t slot_of(int thread, int j) const {
-    return at(j).at(thread / kChunks, thread % kChunks);
+  [[nodiscard]] __device__ std::uint32_t slot_of(unsigned thread, int j) const {
+    return at(j).at(static_cast<int>(thread / kChunks), static_cast<int>(thread % kChunks));
   }
 
   // The row after them is zero.

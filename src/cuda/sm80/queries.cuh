@@ -14,23 +14,29 @@ template <int kRows, int kColumns, int kThreads>
 __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::int64_t stride, int rows, int columns) {
   constexpr int kChunks = kColumns / kChunk;
   constexpr int kRowsAPass = kThreads / kChunks;
-  const auto thread = static_cast<int>(ptx::opaque(threadIdx.x));
-  const int first = thread / kChunks;
-  const int chunk = thread % kChunks;
-  const bool inside = chunk * kChunk < columns;
+  const unsigned thread = ptx::opaque(threadIdx.x);
+  const auto first = static_cast<int>(thread / kChunks);
+  const auto chunk = static_cast<int>(thread % kChunks);
+  const int rows_there = chunk * kChunk < columns ? rows - first : 0;
   // The tile's address is the same for all threads, and 32 bits reach any of its rows: registers are scarce.
   const auto row_bytes = static_cast<unsigned>(stride * 2);
   const char* from = static_cast<const char*>(source) + (first * row_bytes + chunk * 16);
+  const std::uint32_t to = tile.at(first, chunk);
 #pragma unroll
   for (int row = 0; row < kRows; row += kRowsAPass) {
-    ptx::cp_async_16(tile.at(first + row, chunk), from, inside && first + row < rows);
+    ptx::cp_async_16(Tile<kColumns>::move(to, row, row % 8), from, row < rows_there);
     from += kRowsAPass * row_bytes;
   }
 }
 
-// Rows of a tile that begins `begin` rows before the end, as a number that any tile's fits.
+// Rows from `begin` to `end`. Sequences are below 2^22, and strides of rows below 2^24: 32 bits each, which costs half.
 [[nodiscard]] __device__ inline int rows_left(std::int64_t begin, std::int64_t end) {
-  return static_cast<int>(min(end - begin, std::int64_t{1} << 20));
+  return static_cast<int>(end) - static_cast<int>(begin);
+}
+
+// Where a row of a head begins.
+[[nodiscard]] __device__ inline const std::uint16_t* row_of(const std::uint16_t* head, std::int64_t stride, int row) {
+  return head + static_cast<std::uint64_t>(static_cast<unsigned>(row)) * static_cast<unsigned>(stride);
 }
 
 // Where a head of K or V begins.
