@@ -8,7 +8,7 @@ which together are larger than the L2 cache; a time is the median over the round
 call of the public function: grouping, fusion and attention, and the launches wherever the GPU waits for them. Short
 calls come `calls_in_a_row` at a time, about a millisecond: what the GPU has yet to do for the contender before would
 else hide the first one's launch, or not, by who that is. What the GPU alone needs, out of a captured graph, is
-`ms_graph` (lengths up to --graph-up-to).
+`ms_graph` (lengths up to --graph-up-to), the contenders by turns as well.
 
 Writes {"meta", "rows"} (bench/results/<gpu>/torch.json), anew after each shape. Exit status: 0; 1 where exact attention
 errs more than twice as much as FlashAttention-2 (against float32), or --limit cut the sweep short.
@@ -48,6 +48,7 @@ DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
 CACHE_BYTES = 128 << 20  # of inputs and outputs that are rotated: more than twice the L2 of an H200
 FEWEST, MOST = 5, 60  # rounds
+REPLAYS = 7  # of a graph, after one that is not counted
 ROW_SECONDS, MOST_IN_A_ROW = 1e-3, 16  # of calls of one contender in a round
 TOO_SLOW_MS, TOO_SLOW_RATIO = 150, 4  # a contender is left out where it would take so long and so many times FA2's
 
@@ -160,15 +161,25 @@ def interleaved(calls, seconds):
     return {name: [ms / in_a_row for ms in elapsed(pairs)] for name, pairs in events.items()}, in_a_row
 
 
-def graph_ms(contender, call, sets, replays=7):
-    """Milliseconds of a call out of a graph that holds one for each set of inputs."""
+def graph_of(contender, call, sets):
+    """A graph that holds a call for each set of inputs."""
     graph = torch.cuda.CUDAGraph()
     with contender.pinned(), torch.cuda.graph(graph):
         for number in range(sets):
             call(number)
-    graph.replay()
-    times = elapsed([timed(contender, lambda _: graph.replay(), range(1)) for _ in range(replays)])
-    return statistics.median(times) / sets
+    return graph
+
+
+def in_graphs(calls, sets):
+    """{name: milliseconds of a call} of {name: (contender, function of a number)} out of graphs, replayed by turns."""
+    graphs = {name: (contender, graph_of(contender, call, sets)) for name, (contender, call) in calls.items()}
+    replays = {name: (contender, lambda _, g=graph: g.replay()) for name, (contender, graph) in graphs.items()}
+    order = random.Random(0)
+    events = {name: [] for name in calls}
+    for _ in range(1 + REPLAYS):
+        for name in order.sample(list(calls), len(calls)):
+            events[name].append(timed(*replays[name], range(1)))
+    return {name: statistics.median(elapsed(pairs)[1:]) / sets for name, pairs in events.items()}
 
 
 def float32_head(q, k, v, grad, causal):
@@ -238,6 +249,8 @@ def measure(shape, op, options, skipped):
             calls[grouping_of(contender)] = contender, call
             call(0)
     times, in_a_row = interleaved(calls, options.seconds)
+    takes_graphs = op != "forward_backward" and shape.n <= options.graph_up_to
+    graph_times = in_graphs(calls, len(sets)) if takes_graphs else {}
     rows = []
     for name, (contender, call) in calls.items():
         op_of_row = "grouping" if name.startswith("grouping") else op
@@ -251,8 +264,8 @@ def measure(shape, op, options, skipped):
                 row[key] = statistics.median(times[of]) / row["ms"]
         if op_of_row == "forward" and contender.strategy in ("lsh", "energy"):
             row["ms_grouping"] = statistics.median(times[grouping_of(contender)])
-        if op != "forward_backward" and shape.n <= options.graph_up_to:
-            row["ms_graph"] = graph_ms(contender, call, len(sets))
+        if name in graph_times:
+            row["ms_graph"] = graph_times[name]
         rows.append(row)
     return rows
 
