@@ -321,8 +321,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     }
     kept->set_rows_left(rows & ~right);
     again = __syncthreads_or(static_cast<int>(rows & ~right)) != 0;
-    if (!C::kKeepsInShared || thread() == 0) {
-      kept->followed = kept->work.last;
+    if (again) {  // for all threads alike
+      if (!C::kKeepsInShared || thread() == 0) {
+        kept->followed = kept->work.last;
+      }
+      __syncthreads();  // it is read before the next barrier
     }
   } while (again);
 }
