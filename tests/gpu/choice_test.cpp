@@ -47,8 +47,10 @@ int choice_for(const Json& row) {
   const auto rows = row.at("seq_q").get<double>();
   const double keys = causal ? (rows + 1) / 2 : rows;
   const double scores = row.at("batch").get<double>() * row.at("heads").get<double>() * rows * keys;
-  const int members = row.at("strategy") == "lsh" ? row.at("group_size").get<int>() : 1;
-  return chosen_rows(row.at("kernel_dim").get<int>(), row.at("kernel_groups").get<int>(), members, causal,
+  const int dim = row.at("kernel_dim").get<int>();
+  const int groups = row.at("kernel_groups").get<int>();
+  const bool adds = row.at("strategy") == "lsh" && groups < dim;  // the exact kernels, on Q~ as well, add no columns
+  return chosen_rows(dim, groups, adds ? row.at("group_size").get<int>() : 1, causal,
                      scores / row.at("processors").get<double>());
 }
 
