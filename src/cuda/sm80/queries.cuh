@@ -21,6 +21,7 @@ __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::i
   // The tile's address is the same for all threads, and 32 bits reach any of its rows: registers are scarce.
   const auto row_bytes = static_cast<unsigned>(stride * 2);
   const char* from = static_cast<const char*>(source) + (first * row_bytes + chunk * 16);
+  // first < kRowsAPass, both powers of two: the swizzle of a row further down differs by what row % 8 adds.
   const std::uint32_t to = tile.at(first, chunk);
 #pragma unroll
   for (int row = 0; row < kRows; row += kRowsAPass) {
