@@ -96,7 +96,7 @@ __global__ void __launch_bounds__(kThreads) transpose_kernel(const std::uint16_t
   }
   __syncthreads();
 
-  // A thread writes 8 keys of a column, twice.
+  // A thread writes 8 keys of a column, twice, and some a third time: the row of zeros.
   for (int i = static_cast<int>(threadIdx.x); i < (kSide + 1) * kChunks; i += kThreads) {
     const int chunk = i % kChunks;
     const int at = i / kChunks;

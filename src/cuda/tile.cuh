@@ -36,8 +36,9 @@ struct Tile {
   [[nodiscard]] __device__ std::uint32_t at(int row, int chunk) const {
     return base + static_cast<std::uint32_t>(offset(row, chunk));
   }
-  // From the address of (row, chunk), with chunk < 2, to that of (row + rows, chunk + chunks), for multiples of 8
-  // and 2. One instruction, where at() would keep a register for each.
+  // From the address of (row, chunk) to that of (row + rows, chunk ^ chunks), where rows does not change the swizzle,
+  // or `chunks` has what it changes. One instruction, where at() would keep a register for each. With multiples of 8
+  // and 2, from chunks below 2, that is (row + rows, chunk + chunks).
   [[nodiscard]] __device__ static constexpr std::uint32_t move(std::uint32_t address, int rows, int chunks) {
     return (address ^ static_cast<std::uint32_t>(chunks * 16)) + static_cast<std::uint32_t>(rows * kChunks * 16);
   }

@@ -55,7 +55,7 @@ int choice_for(const Json& row) {
 }
 
 // By d, strategy, G and causality, over all sizes.
-TEST(Choice, LosesLessThanThreePercent) {
+TEST(Choice, LosesLessThanTwoPercent) {
   std::map<std::tuple<int, std::string, int, bool>, std::pair<double, int>> losses;  // sum of logarithms, count
   for (const auto& [key, times] : measured()) {
     if (times.ms.size() == 2) {
@@ -66,7 +66,7 @@ TEST(Choice, LosesLessThanThreePercent) {
   }
   EXPECT_GT(losses.size(), 20U);
   for (const auto& [family, loss] : losses) {
-    EXPECT_LT(std::exp(loss.first / loss.second), 1.03)
+    EXPECT_LT(std::exp(loss.first / loss.second), 1.02)
         << "d " << std::get<0>(family) << ", " << std::get<1>(family) << ", G " << std::get<2>(family)
         << (std::get<3>(family) ? ", causal" : "");
   }

@@ -8,6 +8,7 @@
 #include <utility>
 
 #include "gpu/device_run.h"
+#include "gpu/far_rows.h"
 #include "support/oracle.h"
 
 namespace distr::test {
@@ -286,6 +287,7 @@ std::vector<Property<ForwardKernel>> properties() {
   return {{"LSE is optional", lse_is_optional},
           {"G = 1 is exact", group_size_one_is_exact},
           {"masks of any strides", masks_of_any_strides},
+          {"rows far apart", rows_far_apart},
           {"causal with previous never sees the future", causal_never_sees_the_future}};
 }
 

@@ -45,6 +45,7 @@ constexpr const char* kSmall[] = {"smallest",
                                   "lsh, G 4, wide heads, blocks without keys",
                                   "energy, wide heads, low scores",
                                   "energy, G 3 of 32",
+                                  "energy, G 3 of 64",
                                   "energy, one column",
                                   "energy, previous, more queries"};
 

@@ -99,7 +99,7 @@ struct QueryStages {
   }
   __device__ void copy(int t, const QueryTile& tile) const {
     const DeviceProblem& problem = p.problem;
-    const int left = static_cast<int>(problem.seq_q) - tile.row;
+    const int left = rows_left(tile.row, problem.seq_q);
     const auto copy_rows = [&](const void* tensor, const Strides& strides, int columns, std::uint32_t to) {
       const auto* from =
           static_cast<const typename C::Element*>(tensor) + batch * strides.batch + tile.head * strides.head;

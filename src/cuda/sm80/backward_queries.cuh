@@ -124,7 +124,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
   const T* v = static_cast<const T*>(p.v) + place.batch * problem.v.batch + head_kv * problem.v.head;
   const auto copy_next = [&](int t) {
     const std::uint32_t to = stages + static_cast<std::uint32_t>(t % kBackwardStages) * 2 * C::kTileBytes;
-    const int left = static_cast<int>(problem.seq_k) - t * C::kKeys;
+    const int left = rows_left(t * C::kKeys, problem.seq_k);
     copy_tile<C::kKeys, C::kDim, C::kThreads>(Tile<C::kDim>{to}, k, problem.k.row, left, problem.head_dim);
     copy_tile<C::kKeys, C::kDim, C::kThreads>(Tile<C::kDim>{to + C::kTileBytes}, v, problem.v.row, left,
                                               problem.head_dim_v);

@@ -47,7 +47,7 @@ struct Config {
   static constexpr int kRowTiles = kRows / kWarps / 16;  // m16 tiles of a warp
   static constexpr int kStages = 2;
   static constexpr int kBlocksAProcessor = kDim > 64 ? 2 : kRows == 64 ? 4 : 3;
-  static constexpr bool kReadsAhead = kBlocksAProcessor == 2;  // of shared memory, before a barrier: has registers to
+  static constexpr bool kReadsAhead = kBlocksAProcessor == 2;  // all that a tile needs of shared memory (forward.cuh)
 
   // Of k_hat^T: rows of a tile that all threads take at once, 16 bytes each, and rows of K^T that a thread reads for
   // it.

@@ -52,7 +52,7 @@ struct Kept {
   int unmasked;                                                // tiles before the first that has a mask
   int followed;                                                // tiles whose scores the references follow
   const std::uint16_t *keys, *values;                          // of the head
-  std::uint8_t rows[C::kKeepsInShared ? C::kThreads / 4 : 1];  // of each quad: those that have not been written yet
+  std::uint8_t rows[C::kKeepsInShared ? C::kThreads / 4 : 1];  // of each quad: those that are unwritten yet
 
   // Whether nothing of a tile is masked, and the references stay. Both are read, whatever the first is.
   [[nodiscard]] __device__ bool is_plain(int tile) const {
@@ -60,10 +60,10 @@ struct Kept {
     const int begin = followed;
     return begin <= tile && tile < end;
   }
-  [[nodiscard]] __device__ unsigned rows_left() const {
+  [[nodiscard]] __device__ unsigned unwritten() const {
     return rows[C::kKeepsInShared ? ptx::opaque(threadIdx.x) / 4 : 0];
   }
-  __device__ void set_rows_left(unsigned left) {
+  __device__ void set_unwritten(unsigned left) {
     if (!C::kKeepsInShared || ptx::opaque(threadIdx.x) % 4 == 0) {
       rows[C::kKeepsInShared ? ptx::opaque(threadIdx.x) / 4 : 0] = static_cast<std::uint8_t>(left);
     }
@@ -233,7 +233,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
 
   const std::uint32_t stages = ptx::shared_address(shared) + Queries::kSharedBytes;
   const Work work = Work::of(blockIdx.x, p, C{});
-  kept->set_rows_left(kAllRows<C>);
+  kept->set_unwritten(kAllRows<C>);
   if (!C::kKeepsInShared || threadIdx.x == 0) {
     const bool follows = C::kMasks && problem.mask.kind != MaskKind::none;
     kept->work = work;
@@ -311,7 +311,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
       }
     }
 
-    const unsigned rows = kept->rows_left();
+    const unsigned rows = kept->unwritten();
     const unsigned right = kept->followed >= kept->work.last ? kAllRows<C> : rows_in_range<C>(o, softmax);
     const unsigned block = ptx::opaque(blockIdx.x);
     if (p.split.at(block).count > 1) {
@@ -319,7 +319,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     } else {
       store<C>(p, kept->work, warp_row_of(thread()), rows & right, o, softmax);
     }
-    kept->set_rows_left(rows & ~right);
+    __syncwarp();  // the quad's other threads have read what one writes now
+    kept->set_unwritten(rows & ~right);
     again = __syncthreads_or(static_cast<int>(rows & ~right)) != 0;
     if (again) {  // for all threads alike
       if (!C::kKeepsInShared || thread() == 0) {

@@ -142,11 +142,11 @@ struct Prepared {
   static Extent key_extent(const Problem& p) { return {p.batch, p.heads_kv, p.seq_k, p.head_dim}; }
 
  private:
-  Prepared(const Problem& p, const Grouping& grouping, bool is_spread, Workspace& workspace)
-      : q(queries(p, is_spread, workspace)),
+  Prepared(const Problem& p, const Grouping& grouping, bool spreads, Workspace& workspace)
+      : q(queries(p, spreads, workspace)),
         v(Operand::by_rows(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)) {
     std::int64_t exact_rows = common::count_exact_rows(p, grouping);
-    if (is_spread) {
+    if (spreads) {
       spread = workspace.take<std::uint16_t>(packed_count(q.extent));
       exact_rows = p.seq_q;
     }

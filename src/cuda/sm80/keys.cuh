@@ -34,7 +34,7 @@ class ExactKeys {
 
   [[nodiscard]] __device__ NotRead ahead() const { return {}; }
 
-  __device__ void copy(const std::uint16_t* k, NotRead, int j) {
+  __device__ void copy(const std::uint16_t* k, NotRead, int j) const {
     const int key = j * C::kKeys;
     const DeviceProblem& problem = p_.problem;
     copy_tile<C::kKeys, C::kDim, C::kThreads>(at(j), row_of(k, problem.k.row, key), problem.k.row,

@@ -2,6 +2,7 @@
 // Q or q_hat of a thread block, as the left operand of the mma.
 #pragma once
 
+#include <bit>
 #include <cstdint>
 
 #include "cuda/sm80/config.h"
@@ -21,7 +22,11 @@ __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::i
   // The tile's address is the same for all threads, and 32 bits reach any of its rows: registers are scarce.
   const auto row_bytes = static_cast<unsigned>(stride * 2);
   const char* from = static_cast<const char*>(source) + (first * row_bytes + chunk * 16);
-  // first < kRowsAPass, both powers of two: the swizzle of a row further down differs by what row % 8 adds.
+  // A pass is a power of two of rows, and first is below it: adding `row`, a multiple of it, is setting bits of the
+  // row's number, so what the swizzle makes of them can be added by move().
+  static_assert(kRows % kRowsAPass == 0);
+  static_assert(std::has_single_bit(static_cast<unsigned>(kRowsAPass)));
+  static_assert(kRowsAPass % 8 == 0 || kChunks >= 8);
   const std::uint32_t to = tile.at(first, chunk);
 #pragma unroll
   for (int row = 0; row < kRows; row += kRowsAPass) {
@@ -30,12 +35,10 @@ __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::i
   }
 }
 
-// Rows from `begin` to `end`. Sequences are below 2^22, and strides of rows below 2^24: 32 bits each, which costs half.
-[[nodiscard]] __device__ inline int rows_left(std::int64_t begin, std::int64_t end) {
-  return static_cast<int>(end) - static_cast<int>(begin);
-}
+// Rows from `begin` to `end`, both below 2^22: in 32 bits, which costs half.
+[[nodiscard]] __device__ inline int rows_left(int begin, std::int64_t end) { return static_cast<int>(end) - begin; }
 
-// Where a row of a head begins.
+// Where a row of a head begins, for rows that are less than 2^24 elements apart (prepare.cu).
 [[nodiscard]] __device__ inline const std::uint16_t* row_of(const std::uint16_t* head, std::int64_t stride, int row) {
   return head + static_cast<std::uint64_t>(static_cast<unsigned>(row)) * static_cast<unsigned>(stride);
 }

@@ -1,0 +1,128 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "gpu/far_rows.h"
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "gpu/device_run.h"
+#include "gpu/properties.h"
+#include "support/cases.h"
+
+namespace distr::test {
+namespace {
+
+void require(cudaError_t status, const char* what) {
+  if (status != cudaSuccess) {
+    throw Fault(std::string(what) + ": " + cudaGetErrorString(status));
+  }
+}
+
+struct Free {
+  void operator()(std::byte* data) const { cudaFree(data); }
+};
+using Memory = std::unique_ptr<std::byte, Free>;
+
+Memory allocate(std::size_t bytes) {
+  void* data = nullptr;
+  require(cudaMalloc(&data, bytes), "cudaMalloc");
+  return Memory(static_cast<std::byte*>(data));
+}
+
+// Q, K and V of one head and of as many rows beside each other, rows `stride` elements apart.
+class FarRows {
+ public:
+  FarRows(const Instance& instance, std::int64_t stride)
+      : problem_(instance.test_case.problem), grouping_(instance.test_case.grouping), instance_(instance) {
+    const auto element = static_cast<std::int64_t>(size_of(problem_.dtype));
+    const std::int64_t columns = problem_.head_dim;
+    memory_ = allocate(static_cast<std::size_t>(((problem_.seq_k - 1) * stride + 3 * columns) * element));
+    const void* const sources[] = {instance.q_data(), instance.k_data(), instance.v_data()};
+    for (std::int64_t tensor = 0; tensor < 3; ++tensor) {
+      data_[tensor] = memory_.get() + tensor * columns * element;
+      const auto* const from = static_cast<const std::byte*>(sources[tensor]);
+      for (std::int64_t row = 0; row < problem_.seq_k; ++row) {
+        copy(data_[tensor] + row * stride * element, from + row * columns * element, columns * element,
+             cudaMemcpyHostToDevice);
+      }
+    }
+    problem_.q.row = problem_.k.row = problem_.v.row = stride;
+  }
+
+  // O, whose rows are contiguous.
+  [[nodiscard]] Buffer run(const ForwardKernel& kernel) const {
+    const auto order_bytes = static_cast<std::int64_t>(instance_.order.size() * sizeof(std::int32_t));
+    Buffer result = instance_.output();
+    const auto o_bytes = result.count() * static_cast<std::int64_t>(size_of(problem_.dtype));
+    const Memory order = allocate(static_cast<std::size_t>(order_bytes) + 1);
+    const Memory o = allocate(static_cast<std::size_t>(o_bytes));
+    copy(order.get(), instance_.order.data(), order_bytes, cudaMemcpyHostToDevice);
+    Execution execution;
+    execution.device = Device::cuda;
+    execution.workspace_bytes = kernel.workspace_bytes(problem_, grouping_, 0);
+    const Memory workspace = allocate(execution.workspace_bytes + 1);
+    execution.workspace = workspace.get();
+    ForwardTensors tensors{data_[0], data_[1], data_[2], nullptr};
+    tensors.order = reinterpret_cast<const std::int32_t*>(order.get());
+    tensors.o = o.get();
+    kernel.run(problem_, grouping_, tensors, execution);
+    require(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+    copy(result.data(), o.get(), o_bytes, cudaMemcpyDeviceToHost);
+    return result;
+  }
+
+  [[nodiscard]] bool is_served_by(const ForwardKernel& kernel) const {
+    return kernel.supports(problem_, grouping_).empty();
+  }
+
+ private:
+  static void copy(void* to, const void* from, std::int64_t bytes, cudaMemcpyKind kind) {
+    require(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, nullptr), "cudaMemcpyAsync");
+    require(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
+  }
+
+  Problem problem_;
+  Grouping grouping_;
+  const Instance& instance_;
+  Memory memory_;
+  std::byte* data_[3];
+};
+
+}  // namespace
+
+std::string rows_far_apart(const ForwardKernel& kernel, DType dtype) {
+  constexpr std::int64_t kRows = 70;
+  bool asked = false;
+  for (const Strategy strategy : {Strategy::exact, Strategy::lsh}) {
+    Case test_case;
+    test_case.problem.dtype = dtype;
+    test_case.problem.seq_q = test_case.problem.seq_k = kRows;
+    test_case.problem.head_dim = test_case.problem.head_dim_v = 64;
+    test_case.problem = contiguous(test_case.problem);
+    test_case.grouping.strategy = strategy;
+    test_case.grouping.group_size = strategy == Strategy::exact ? 1 : 2;
+    if (size_of(dtype) > 2 || !kernel.supports(test_case.problem, test_case.grouping).empty()) {
+      continue;
+    }
+    Instance instance(test_case);
+    ForwardTensors tensors = instance.forward();
+    tensors.lse = nullptr;
+    run_on_device(kernel, test_case.problem, test_case.grouping, tensors);
+    for (const std::int64_t stride : {(std::int64_t{1} << 24) - 8, std::int64_t{1} << 24}) {
+      const FarRows far(instance, stride);
+      if (!far.is_served_by(kernel)) {
+        continue;
+      }
+      asked = true;
+      if (!(far.run(kernel) == instance.o)) {
+        return std::string(strategy == Strategy::lsh ? "lsh" : "exact") + ": O of rows " + std::to_string(stride) +
+               " elements apart differs";
+      }
+    }
+  }
+  return asked ? "" : kNotAsked;
+}
+
+}  // namespace distr::test
