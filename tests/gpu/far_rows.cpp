@@ -31,6 +31,21 @@ Memory allocate(std::size_t bytes) {
   return Memory(static_cast<std::byte*>(data));
 }
 
+// Of the calling thread, beside the default one, on which nothing may be put while another thread captures.
+cudaStream_t stream() {
+  thread_local const cudaStream_t own = [] {
+    cudaStream_t created = nullptr;
+    require(cudaStreamCreateWithFlags(&created, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
+    return created;
+  }();
+  return own;
+}
+
+void copy(void* to, const void* from, std::int64_t bytes, cudaMemcpyKind kind) {
+  require(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, stream()), "cudaMemcpyAsync");
+  require(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+}
+
 // Q, K and V of one head and of as many rows beside each other, rows `stride` elements apart.
 class FarRows {
  public:
@@ -59,8 +74,10 @@ class FarRows {
     const Memory order = allocate(static_cast<std::size_t>(order_bytes) + 1);
     const Memory o = allocate(static_cast<std::size_t>(o_bytes));
     copy(order.get(), instance_.order.data(), order_bytes, cudaMemcpyHostToDevice);
+    copy(o.get(), result.data(), o_bytes, cudaMemcpyHostToDevice);  // poison
     Execution execution;
     execution.device = Device::cuda;
+    execution.stream = stream();
     execution.workspace_bytes = kernel.workspace_bytes(problem_, grouping_, 0);
     const Memory workspace = allocate(execution.workspace_bytes + 1);
     execution.workspace = workspace.get();
@@ -68,7 +85,6 @@ class FarRows {
     tensors.order = reinterpret_cast<const std::int32_t*>(order.get());
     tensors.o = o.get();
     kernel.run(problem_, grouping_, tensors, execution);
-    require(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
     copy(result.data(), o.get(), o_bytes, cudaMemcpyDeviceToHost);
     return result;
   }
@@ -78,11 +94,6 @@ class FarRows {
   }
 
  private:
-  static void copy(void* to, const void* from, std::int64_t bytes, cudaMemcpyKind kind) {
-    require(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, nullptr), "cudaMemcpyAsync");
-    require(cudaStreamSynchronize(nullptr), "cudaStreamSynchronize");
-  }
-
   Problem problem_;
   Grouping grouping_;
   const Instance& instance_;
