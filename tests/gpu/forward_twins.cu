@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// sm80/forward without one of its stages (cuda/without.h): bf16, d = 64 and 128, exact attention and LSH with G = 2.
+// sm80/forward without one of its stages (cuda/without.h): bf16, d = 64 and 128, exact attention and LSH with G = 2,
+// and without the fusion LSH with G = 4 as well.
 #include <array>
 #include <string>
 
@@ -23,8 +24,9 @@ template <Without kWithout>
 constexpr std::array kTwins = {twin<kWithout, 64, 64, 1>(), twin<kWithout, 128, 128, 1>(), twin<kWithout, 64, 32, 2>(),
                                twin<kWithout, 128, 64, 2>()};
 template <>
-constexpr std::array kTwins<Without::fusion> = {twin<Without::fusion, 64, 32, 2>(),
-                                                twin<Without::fusion, 128, 64, 2>()};
+constexpr std::array kTwins<Without::fusion> = {
+    twin<Without::fusion, 64, 32, 2>(), twin<Without::fusion, 128, 64, 2>(), twin<Without::fusion, 64, 16, 4>(),
+    twin<Without::fusion, 128, 32, 4>()};
 
 template <Without kWithout>
 struct Twins {
