@@ -39,10 +39,18 @@ struct Twins {
     if (problem.dtype != DType::bf16 || problem.head_dim % 64 != 0 || problem.causal != Causal::none) {
       return "has twins for bf16, d = 64 and 128, not causal";
     }
-    constexpr std::int64_t kRows = 128;
-    const bool other_rows = sm80::forward_supports(problem, grouping).empty() &&
-                            sm80::forward_tiles(problem, grouping).front().rows != kRows;
-    return other_rows ? "has twins for tiles of 128 queries" : "";
+    if (!sm80::forward_supports(problem, grouping).empty()) {
+      return "";  // which says why
+    }
+    // A twin that has not this shape would take another: the exact one of Q~.
+    const tuning::Tile own = sm80::forward_tiles(problem, grouping).front();
+    const cuda::OtherVariants<sm80::Variant> twins(kVariants);
+    if (!sm80::forward_supports(problem, grouping).empty()) {
+      return "has no twin of its shape";
+    }
+    const tuning::Tile tile = sm80::forward_tiles(problem, grouping).front();
+    const bool is_twin = tile.rows == own.rows && tile.dim == own.dim && tile.groups == own.groups;
+    return is_twin ? "" : "has no twin of its shape";
   }
 };
 
