@@ -24,9 +24,9 @@ template <Without kWithout>
 constexpr std::array kTwins = {twin<kWithout, 64, 64, 1>(), twin<kWithout, 128, 128, 1>(), twin<kWithout, 64, 32, 2>(),
                                twin<kWithout, 128, 64, 2>()};
 template <>
-constexpr std::array kTwins<Without::fusion> = {
-    twin<Without::fusion, 64, 32, 2>(), twin<Without::fusion, 128, 64, 2>(), twin<Without::fusion, 64, 16, 4>(),
-    twin<Without::fusion, 128, 32, 4>()};
+constexpr std::array kTwins<Without::fusion> = {twin<Without::fusion, 64, 32, 2>(), twin<Without::fusion, 128, 64, 2>(),
+                                                twin<Without::fusion, 64, 16, 4>(),
+                                                twin<Without::fusion, 128, 32, 4>()};
 
 template <Without kWithout>
 struct Twins {
