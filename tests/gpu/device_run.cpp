@@ -36,12 +36,6 @@ cudaStream_t make_stream(unsigned flags) {
   return created;
 }
 
-// A stream of the calling thread that does not wait for the default one.
-cudaStream_t stream() {
-  thread_local const cudaStream_t own = make_stream(cudaStreamNonBlocking);
-  return own;
-}
-
 // One that does: while it captures, whatever is put on the default stream by accident fails.
 cudaStream_t capturing_stream() {
   thread_local const cudaStream_t own = make_stream(cudaStreamDefault);
@@ -59,7 +53,7 @@ class DeviceMemory {
     const std::size_t all = std::max<std::size_t>(front_ + bytes_ + margin_, 16);
     require(cudaMalloc(reinterpret_cast<void**>(&base_), all), "cudaMalloc");
     const auto poison = [&](std::size_t from, std::size_t to) {
-      require(cudaMemsetAsync(base_ + from, kPoison, to - from, stream()), "cudaMemsetAsync");
+      require(cudaMemsetAsync(base_ + from, kPoison, to - from, thread_stream()), "cudaMemsetAsync");
     };
     if (poisoned) {
       poison(0, all);
@@ -75,15 +69,15 @@ class DeviceMemory {
   [[nodiscard]] std::byte* data() const { return base_ + front_; }
   void upload(const void* source) const {
     if (bytes_ > 0) {
-      require(cudaMemcpyAsync(data(), source, bytes_, cudaMemcpyHostToDevice, stream()), "cudaMemcpyAsync");
-      require(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+      require(cudaMemcpyAsync(data(), source, bytes_, cudaMemcpyHostToDevice, thread_stream()), "cudaMemcpyAsync");
+      require(cudaStreamSynchronize(thread_stream()), "cudaStreamSynchronize");
     }
   }
   // What it holds; throws Fault unless the canaries are intact.
   [[nodiscard]] std::vector<std::byte> download(const std::string& name) const {
     std::vector<std::byte> all(front_ + bytes_ + margin_);
-    require(cudaMemcpyAsync(all.data(), base_, all.size(), cudaMemcpyDeviceToHost, stream()), "cudaMemcpyAsync");
-    require(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
+    require(cudaMemcpyAsync(all.data(), base_, all.size(), cudaMemcpyDeviceToHost, thread_stream()), "cudaMemcpyAsync");
+    require(cudaStreamSynchronize(thread_stream()), "cudaStreamSynchronize");
     for (std::size_t n = 0; n < all.size(); ++n) {
       if ((n < front_ || n >= front_ + bytes_) && all[n] != std::byte{kPoison}) {
         throw Fault("wrote beside " + name + ", at byte " +
@@ -118,7 +112,7 @@ class Turn {
       dead_ = true;
       throw DeviceDead(kernel + ": " + error.what());
     } catch (const Error& error) {
-      const cudaError_t status = cudaStreamSynchronize(stream());
+      const cudaError_t status = cudaStreamSynchronize(thread_stream());
       dead_ = status != cudaSuccess;
       if (dead_) {
         throw DeviceDead(kernel + ": " + error.what() + "; then " + cudaGetErrorString(status));
@@ -158,7 +152,7 @@ class Session {
     Execution execution;
     execution.device = Device::cuda;
     execution.threads = 1;
-    execution.stream = stream();
+    execution.stream = thread_stream();
     execution.workspace = workspace_bytes == 0 ? nullptr : workspace.data();
     execution.workspace_bytes = workspace_bytes;
     call(execution);
@@ -214,7 +208,7 @@ class Session {
 
   static void finish(const char* what) {
     require(cudaGetLastError(), what);
-    require(cudaStreamSynchronize(stream()), what);
+    require(cudaStreamSynchronize(thread_stream()), what);
   }
 
   [[nodiscard]] std::vector<std::vector<std::byte>> download() const {
@@ -243,7 +237,7 @@ class Session {
     }
     cudaGraphExec_t executable = nullptr;
     require(cudaGraphInstantiate(&executable, graph, 0), "cudaGraphInstantiate");
-    require(cudaGraphLaunch(executable, stream()), "cudaGraphLaunch");
+    require(cudaGraphLaunch(executable, thread_stream()), "cudaGraphLaunch");
     finish("the captured kernel");
     require(cudaGraphExecDestroy(executable), "cudaGraphExecDestroy");
     require(cudaGraphDestroy(graph), "cudaGraphDestroy");
@@ -330,6 +324,11 @@ void run(const KernelEntry<Tensors>& kernel, const Problem& p, const Grouping& g
 }
 
 }  // namespace
+
+cudaStream_t thread_stream() {
+  thread_local const cudaStream_t own = make_stream(cudaStreamNonBlocking);
+  return own;
+}
 
 void leave_workspace_uninitialized() { workspace_is_poisoned = false; }
 

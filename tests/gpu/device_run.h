@@ -4,6 +4,8 @@
 // synchronisation, no other stream).
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <stdexcept>
 
 #include "kernel.h"
@@ -21,6 +23,10 @@ class DeviceDead : public std::runtime_error {
  public:
   using std::runtime_error::runtime_error;
 };
+
+// A stream of the calling thread that does not wait for the default one, on which nothing may be put while another
+// thread captures.
+[[nodiscard]] cudaStream_t thread_stream();
 
 // From here on workspaces are not poisoned (nor looked at), so that compute-sanitizer's initcheck can tell what a
 // kernel reads there before it has written it.

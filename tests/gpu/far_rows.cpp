@@ -4,9 +4,9 @@
 #include <cuda_runtime.h>
 
 #include <cstdint>
-#include <memory>
 #include <string>
 
+#include "distr/device.h"
 #include "gpu/device_run.h"
 #include "gpu/properties.h"
 #include "support/cases.h"
@@ -20,32 +20,6 @@ void require(cudaError_t status, const char* what) {
   }
 }
 
-struct Free {
-  void operator()(std::byte* data) const { cudaFree(data); }
-};
-using Memory = std::unique_ptr<std::byte, Free>;
-
-Memory allocate(std::size_t bytes) {
-  void* data = nullptr;
-  require(cudaMalloc(&data, bytes), "cudaMalloc");
-  return Memory(static_cast<std::byte*>(data));
-}
-
-// Of the calling thread, beside the default one, on which nothing may be put while another thread captures.
-cudaStream_t stream() {
-  thread_local const cudaStream_t own = [] {
-    cudaStream_t created = nullptr;
-    require(cudaStreamCreateWithFlags(&created, cudaStreamNonBlocking), "cudaStreamCreateWithFlags");
-    return created;
-  }();
-  return own;
-}
-
-void copy(void* to, const void* from, std::int64_t bytes, cudaMemcpyKind kind) {
-  require(cudaMemcpyAsync(to, from, static_cast<std::size_t>(bytes), kind, stream()), "cudaMemcpyAsync");
-  require(cudaStreamSynchronize(stream()), "cudaStreamSynchronize");
-}
-
 // Q, K and V of one head and of as many rows beside each other, rows `stride` elements apart.
 class FarRows {
  public:
@@ -53,14 +27,15 @@ class FarRows {
       : problem_(instance.test_case.problem), grouping_(instance.test_case.grouping), instance_(instance) {
     const auto element = static_cast<std::int64_t>(size_of(problem_.dtype));
     const std::int64_t columns = problem_.head_dim;
-    memory_ = allocate(static_cast<std::size_t>(((problem_.seq_k - 1) * stride + 3 * columns) * element));
+    memory_ = CudaMemory(static_cast<std::size_t>(((problem_.seq_k - 1) * stride + 3 * columns) * element));
     const void* const sources[] = {instance.q_data(), instance.k_data(), instance.v_data()};
     for (std::int64_t tensor = 0; tensor < 3; ++tensor) {
-      data_[tensor] = memory_.get() + tensor * columns * element;
+      data_[tensor] = static_cast<std::byte*>(memory_.data()) + tensor * columns * element;
       const auto* const from = static_cast<const std::byte*>(sources[tensor]);
       for (std::int64_t row = 0; row < problem_.seq_k; ++row) {
-        copy(data_[tensor] + row * stride * element, from + row * columns * element, columns * element,
-             cudaMemcpyHostToDevice);
+        require(cudaMemcpyAsync(data_[tensor] + row * stride * element, from + row * columns * element,
+                                static_cast<std::size_t>(columns * element), cudaMemcpyHostToDevice, stream_),
+                "cudaMemcpyAsync");
       }
     }
     problem_.q.row = problem_.k.row = problem_.v.row = stride;
@@ -68,24 +43,22 @@ class FarRows {
 
   // O, whose rows are contiguous.
   [[nodiscard]] Buffer run(const ForwardKernel& kernel) const {
-    const auto order_bytes = static_cast<std::int64_t>(instance_.order.size() * sizeof(std::int32_t));
     Buffer result = instance_.output();
-    const auto o_bytes = result.count() * static_cast<std::int64_t>(size_of(problem_.dtype));
-    const Memory order = allocate(static_cast<std::size_t>(order_bytes) + 1);
-    const Memory o = allocate(static_cast<std::size_t>(o_bytes));
-    copy(order.get(), instance_.order.data(), order_bytes, cudaMemcpyHostToDevice);
-    copy(o.get(), result.data(), o_bytes, cudaMemcpyHostToDevice);  // poison
+    CudaMemory order(instance_.order.size() * sizeof(std::int32_t) + 1);
+    CudaMemory o(static_cast<std::size_t>(result.count()) * size_of(problem_.dtype));
+    order.copy_from(instance_.order.data(), order.bytes() - 1, stream_);
+    o.copy_from(result.data(), o.bytes(), stream_);  // poison
     Execution execution;
     execution.device = Device::cuda;
-    execution.stream = stream();
+    execution.stream = stream_;
     execution.workspace_bytes = kernel.workspace_bytes(problem_, grouping_, 0);
-    const Memory workspace = allocate(execution.workspace_bytes + 1);
-    execution.workspace = workspace.get();
+    const CudaMemory workspace(execution.workspace_bytes + 1);
+    execution.workspace = workspace.data();
     ForwardTensors tensors{data_[0], data_[1], data_[2], nullptr};
-    tensors.order = reinterpret_cast<const std::int32_t*>(order.get());
-    tensors.o = o.get();
+    tensors.order = static_cast<const std::int32_t*>(order.data());
+    tensors.o = o.data();
     kernel.run(problem_, grouping_, tensors, execution);
-    copy(result.data(), o.get(), o_bytes, cudaMemcpyDeviceToHost);
+    o.copy_to(result.data(), o.bytes(), stream_);
     return result;
   }
 
@@ -97,7 +70,8 @@ class FarRows {
   Problem problem_;
   Grouping grouping_;
   const Instance& instance_;
-  Memory memory_;
+  cudaStream_t stream_ = thread_stream();
+  CudaMemory memory_;
   std::byte* data_[3];
 };
 

@@ -3,6 +3,7 @@
 // and without the fusion LSH with G = 4 as well.
 #include <array>
 #include <string>
+#include <tuple>
 
 #include "cuda/sm80/forward_launch.h"
 #include "cuda/sm80/variants.cuh"
@@ -39,18 +40,14 @@ struct Twins {
     if (problem.dtype != DType::bf16 || problem.head_dim % 64 != 0 || problem.causal != Causal::none) {
       return "has twins for bf16, d = 64 and 128, not causal";
     }
-    if (!sm80::forward_supports(problem, grouping).empty()) {
-      return "";  // which says why
-    }
-    // A twin that has not this shape would take another: the exact one of Q~.
-    const tuning::Tile own = sm80::forward_tiles(problem, grouping).front();
+    const auto shape = [&] {
+      const bool serves = sm80::forward_supports(problem, grouping).empty();
+      const tuning::Tile tile = serves ? sm80::forward_tiles(problem, grouping).front() : tuning::Tile{};
+      return std::tuple(tile.rows, tile.dim, tile.groups);
+    };
+    const auto own = shape();
     const cuda::OtherVariants<sm80::Variant> twins(kVariants);
-    if (!sm80::forward_supports(problem, grouping).empty()) {
-      return "has no twin of its shape";
-    }
-    const tuning::Tile tile = sm80::forward_tiles(problem, grouping).front();
-    const bool is_twin = tile.rows == own.rows && tile.dim == own.dim && tile.groups == own.groups;
-    return is_twin ? "" : "has no twin of its shape";
+    return shape() == own ? "" : "has no twin of its shape";  // it would take another: the exact one of Q~
   }
 };
 
