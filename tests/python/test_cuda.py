@@ -275,12 +275,15 @@ def test_tensors_of_another_device_than_the_current_one(problem):
     """The tensors say where the kernels run, in the backward's thread too; the current device stays what it is."""
     tensors = problem(n=200, d=64, dtype=torch.bfloat16)
     results = []
-    for device in ("cuda:0", "cuda:1"):
-        q, k, v = (tensor.to(device).requires_grad_() for tensor in tensors)
-        out = distrattention.scaled_dot_product_attention(q, k, v, strategy="lsh")
-        assert out.device == torch.device(device) and torch.cuda.current_device() == 0
-        results.append((out, *torch.autograd.grad(out.float().square().sum(), (q, k, v))))
+    # A stream of the wrong device would be refused, where both devices' default streams are one null pointer.
+    with torch.cuda.stream(torch.cuda.Stream("cuda:1")), torch.cuda.stream(torch.cuda.Stream("cuda:0")):
+        for device in ("cuda:0", "cuda:1"):
+            q, k, v = (tensor.to(device).requires_grad_() for tensor in tensors)
+            out = distrattention.scaled_dot_product_attention(q, k, v, strategy="lsh")
+            assert out.device == torch.device(device) and torch.cuda.current_device() == 0
+            gradients = torch.autograd.grad(out.float().square().sum(), (q, k, v))
+            results.append([tensor.cpu() for tensor in (out, *gradients)])
     for one, other in zip(*results):
-        assert torch.equal(one.cpu(), other.cpu())
+        assert torch.equal(one, other)
     with pytest.raises(RuntimeError, match="k is on cuda:1; allowed: cuda:0"):
         ops.forward(tensors[0].to("cuda:0"), tensors[1].to("cuda:1"), tensors[2].to("cuda:0"))
