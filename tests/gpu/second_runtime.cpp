@@ -38,9 +38,10 @@ F* real(const char* library, const char* name) {
 }
 
 constexpr const char* kDriver = "libcuda.so.1";
-#define DRIVER(function) real<decltype(function)>(kDriver, #function)
-// What stands behind the function of this name here.
-#define RUNTIME(function) real<decltype(function)>(kRuntime.c_str(), #function)
+// What stands behind the function of this name here, by the name that the headers give it (their names are macros).
+#define NAME_OF(function) #function
+#define DRIVER(function) real<decltype(function)>(kDriver, NAME_OF(function))
+#define RUNTIME(function) real<decltype(function)>(kRuntime.c_str(), NAME_OF(function))
 const std::string kRuntime = "libcudart.so." + std::to_string(CUDART_VERSION / 1000);
 
 CUcontext current_context() {
