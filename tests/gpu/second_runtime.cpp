@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
 // Stands before CUDA's runtime (LD_PRELOAD) where two GPUs are wanted and the machine has one: device 1 is device 0
-// with a context of its own. The driver lets contexts of one GPU share memory and streams; what two GPUs would refuse
-// is refused here. For PyTorch, and operators that share its runtime as ours do when linked so (CMakeLists.txt).
+// with a context of its own. The driver lets contexts of one GPU share memory and streams: here the other device's
+// streams are refused, and memory is said to be on the device that it would be on. For PyTorch, and operators that
+// share its runtime as ours do when linked so (CMakeLists.txt).
 #include <cuda.h>
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
