@@ -18,8 +18,11 @@ struct Name {
 template <typename Enum>
 constexpr std::array<Name<Enum>, 0> kNames{};
 template <>
-constexpr auto kNames<Strategy> = std::to_array<Name<Strategy>>(
-    {{Strategy::automatic, "auto"}, {Strategy::exact, "exact"}, {Strategy::lsh, "lsh"}, {Strategy::energy, "energy"}});
+constexpr auto kNames<Strategy> = [] {
+  std::array<Name<Strategy>, kStrategies.size()> names{};
+  for (std::size_t i = 0; i < names.size(); ++i) names[i] = {kStrategies[i].strategy, kStrategies[i].name};
+  return names;
+}();
 template <>
 constexpr auto kNames<Estimator> = std::to_array<Name<Estimator>>({{Estimator::sample, "sample"},
                                                                    {Estimator::mean, "mean"}});

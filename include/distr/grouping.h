@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "distr/problem.h"
@@ -16,6 +17,40 @@ enum class Strategy : std::uint8_t {
   lsh,        ///< the paper's: columns of Q with neighbouring hashes share a group, their K columns are summed
   energy,     ///< keep the ceil(d/G) columns that weigh most in the scores, drop the rest
 };
+
+/// How a strategy's order of the columns comes about.
+enum class OrderSource : std::uint8_t {
+  none,      ///< attention is exact and reads no order
+  computed,  ///< make_grouping() computes it
+};
+
+/// Which columns of the order make a group.
+enum class Members : std::uint8_t {
+  one,         ///< entry g alone; the columns behind the r-th are dropped
+  group_size,  ///< the G entries g G .. g G + G - 1
+};
+
+/// A row of the table of strategies: all that the library, the command and the package know of one by name.
+struct StrategyTraits {
+  Strategy strategy;
+  const char* name;  ///< as the command and the Python package have it
+  Members members;
+  OrderSource order;
+  bool reads_keys;     ///< make_grouping() reads K
+  bool has_estimator;  ///< Grouping::estimator matters
+};
+
+/// In the order of the enumeration.
+inline constexpr std::array kStrategies{
+    StrategyTraits{Strategy::automatic, "auto", Members::one, OrderSource::computed, true, false},
+    StrategyTraits{Strategy::exact, "exact", Members::one, OrderSource::none, false, false},
+    StrategyTraits{Strategy::lsh, "lsh", Members::group_size, OrderSource::computed, false, true},
+    StrategyTraits{Strategy::energy, "energy", Members::one, OrderSource::computed, true, false},
+};
+
+[[nodiscard]] constexpr const StrategyTraits& traits(Strategy strategy) noexcept {
+  return kStrategies[static_cast<std::size_t>(strategy)];
+}
 
 /// What stands for the Q columns of an LSH group (the paper's q-hat).
 enum class Estimator : std::uint8_t {
@@ -45,8 +80,8 @@ void validate(const Problem& problem, const Grouping& grouping);
 [[nodiscard]] std::int64_t num_groups(const Problem& problem, const Grouping& grouping) noexcept;
 
 /// Shape of the order tensor: [batch, heads_q, ceil(seq_q / block), head_dim], contiguous int32. Each row is a
-/// permutation of the columns: group g of `lsh` is entries g G .. g G + G - 1 (the last may be shorter), group g of
-/// `energy` is entry g alone.
+/// permutation of the columns, whose group g has the entries that the strategy's StrategyTraits::members says (the last
+/// group may be shorter).
 [[nodiscard]] std::array<std::int64_t, 4> order_shape(const Problem& problem, const Grouping& grouping) noexcept;
 
 }  // namespace v0
