@@ -85,6 +85,7 @@ void print_json(const Report& report) {
                {"threads", processor_count()},
                {"devices", {{"cpu", device_names(Device::cpu)}, {"cuda", device_names(Device::cuda)}}},
                {"cuda_unusable", reason.empty() ? Json(nullptr) : Json(reason)}};
+  for (const StrategyTraits& entry : kStrategies) json["strategies"].push_back(entry.name);
   json["problem"] = sizes_json(report.problem);
   json["problem"]["causal_corner"] = name_of(report.problem.causal);
   json["problem"]["mask"] = name_of(report.problem.mask.kind);

@@ -10,6 +10,7 @@ folder of the inputs, "{out}" for that of the outputs.
 import json
 
 import numpy as np
+from strategies import STRATEGIES
 
 GENERATOR = np.random.default_rng(1)
 
@@ -193,7 +194,7 @@ OPTIONS = [
     *[
         (f"{flag} {x!r}", {flag: x}, [flag, repr(x), "allowed", allowed])
         for flag, allowed in [
-            ("--strategy", "auto, exact, lsh, energy"),
+            ("--strategy", ", ".join(STRATEGIES)),
             ("--estimator", "sample, mean"),
             ("--order-from", "own, previous"),
             ("--causal", "none, top-left, bottom-right"),
@@ -204,7 +205,7 @@ OPTIONS = [
     ],
     *[
         (f"group size beyond d, {strategy}", {"--group-size": 9, "--strategy": strategy}, ["group_size", "9", "1 to 8"])
-        for strategy in ("auto", "exact", "lsh", "energy")
+        for strategy in STRATEGIES
     ],
     ("device cuda", {"--device": "cuda"}, ["--device: cuda cannot be used: ", "allowed: auto, cpu"]),
     ("unknown option", {"--nonsense": "1"}, ["--nonsense", "--help"]),

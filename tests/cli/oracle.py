@@ -34,7 +34,8 @@ class Setting:
 
     def is_exact(self, block=1):
         """Whether that block of rows takes exact attention."""
-        return self.strategy == "exact" or self.group_size == 1 or (self.order_from == "previous" and block == 0)
+        first_is_exact = self.order_from == "previous" and self.strategy in ("lsh", "energy")
+        return self.strategy == "exact" or self.group_size == 1 or (first_is_exact and block == 0)
 
 
 def as_bf16(values):
@@ -121,7 +122,7 @@ def orders(q, k, setting, causal="none"):
 def _approximate(q_block, keys, setting, order):
     """q_hat k_hat^T of one block."""
     head_dim = q_block.shape[1]
-    if setting.strategy == "energy":
+    if setting.strategy != "lsh":
         kept = order[: -(-head_dim // setting.group_size)]
         return q_block[:, kept] @ keys[:, kept].T
     product = np.zeros((len(q_block), len(keys)))

@@ -5,6 +5,7 @@ import re
 
 import pytest
 from conftest import ROOT
+from strategies import STRATEGIES
 
 INPUTS = ["--q", "--k", "--v", "--mask", "--input"]
 GROUPING = ["--strategy", "--group-size", "--block", "--estimator", "--order-from"]
@@ -21,7 +22,7 @@ COMMANDS = {
     "tune": ["--head-dim", "--group-size", "--block", "--seq", "--strategy", "--dtype", "--json", "--json-out"],
 }
 WORDS = {
-    "auto|exact|lsh|energy": ["attend", "info"],
+    "|".join(STRATEGIES): ["attend", "info"],
     "sample|mean": ["attend", "compare", "info"],
     "own|previous": ["attend", "compare", "info"],
     "none|top-left|bottom-right": ["attend", "compare", "info"],

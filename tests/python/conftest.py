@@ -10,6 +10,8 @@ import math
 import pytest
 import torch
 
+from distrattention.settings import STRATEGIES
+
 
 @pytest.fixture(autouse=True)
 def torch_state():
@@ -65,14 +67,15 @@ def textbook_attention(
     k, v = (tensor.repeat_interleave(group_heads, 1) for tensor in (k, v))
     n, m, d = q.shape[2], k.shape[2], q.shape[3]
     rows = []
+    first_is_exact = STRATEGIES[strategy].order == "computed" and order_from == "previous"
     for block, start in enumerate(range(0, max(n, 1), block_size)):
         q_b, k_b = q[:, :, start : start + block_size], k
-        if order is not None and n > 0 and not (order_from == "previous" and block == 0):
+        if order is not None and n > 0 and not (first_is_exact and block == 0):
             index = order[:, :, block].long().unsqueeze(2)  # [B, H, 1, d]
             q_b = q_b.gather(3, index.expand(-1, -1, q_b.shape[2], -1))
             k_b = k_b.gather(3, index.expand(-1, -1, m, -1))
             groups = math.ceil(d / group_size)
-            if strategy == "energy":
+            if STRATEGIES[strategy].members == "one":
                 q_b, k_b = q_b[..., :groups], k_b[..., :groups]
             else:
                 q_runs, k_runs = q_b.split(group_size, 3), k_b.split(group_size, 3)

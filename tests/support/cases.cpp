@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "support/cases.h"
 
+#include <algorithm>
 #include <cmath>
 #include <cstring>
 #include <fstream>
@@ -8,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
+#include <numeric>
 #include <random>
 #include <stdexcept>
 #include <utility>
@@ -95,8 +97,10 @@ Case parse_case(const Json& json) {
                                  {"low", Values::low}},
                                 Values::normal);
   Grouping& grouping = result.grouping;
-  grouping.strategy =
-      parse<Strategy>(json, "strategy", {{"lsh", Strategy::lsh}, {"energy", Strategy::energy}}, Strategy::exact);
+  grouping.strategy = Strategy::exact;
+  for (const StrategyTraits& entry : kStrategies) {
+    grouping.strategy = json.value("strategy", "exact") == entry.name ? entry.strategy : grouping.strategy;
+  }
   grouping.group_size = json.value("group_size", grouping.strategy == Strategy::exact ? 1 : 2);
   grouping.block = json.value("block", 128);
   grouping.estimator = parse<Estimator>(json, "estimator", {{"sample", Estimator::sample}}, Estimator::mean);
@@ -262,6 +266,15 @@ Instance::Instance(Case wanted, std::uint64_t seed) : test_case(std::move(wanted
 void Instance::make_order() {
   const auto shape = order_shape(test_case.problem, test_case.grouping);
   order.assign(static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]), -1);
+  if (!makes_order(test_case.grouping)) {
+    const auto d = static_cast<std::ptrdiff_t>(shape[3]);
+    std::mt19937 random(static_cast<unsigned>(order.size()));
+    for (auto row = order.begin(); row != order.end(); row += d) {
+      std::iota(row, row + d, 0);
+      std::shuffle(row, row + d, random);
+    }
+    return;
+  }
   Execution execution;
   execution.threads = 1;
   reference_backend()

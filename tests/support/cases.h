@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "distr/attention.h"
+#include "kernel.h"
 
 namespace distr::test {
 
@@ -51,12 +52,17 @@ class Buffer {
   std::vector<std::byte> bytes_;
 };
 
+// Whether make_grouping() has an order to make.
+[[nodiscard]] inline bool makes_order(const Grouping& grouping) {
+  return is_exact(grouping) || traits(grouping.strategy).order == OrderSource::computed;
+}
+
 // How far a tensor of these strides reaches: 1 + the largest index; 0 if it is empty.
 [[nodiscard]] std::int64_t extent(const Strides& strides, std::int64_t batch, std::int64_t heads, std::int64_t rows,
                                   std::int64_t columns);
 
-// Everything a call of forward needs, with fresh seeded values, the order by make_grouping of the reference, and
-// poisoned outputs.
+// Everything a call of forward needs, with fresh seeded values, the order by make_grouping of the reference (random
+// where the caller brings it), and poisoned outputs.
 struct Instance {
   explicit Instance(Case wanted, std::uint64_t seed = 1);
 

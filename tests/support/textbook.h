@@ -73,8 +73,10 @@ inline std::vector<std::vector<std::int64_t>> groups_of(const Instance& instance
   const Problem& p = instance.test_case.problem;
   const Grouping& g = instance.test_case.grouping;
   const std::int64_t block = i / g.block;
-  const bool exact =
-      g.strategy == Strategy::exact || g.group_size == 1 || (g.order_from == OrderFrom::previous && block == 0);
+  const StrategyTraits& strategy = traits(g.strategy);
+  const bool first_is_exact = strategy.order == OrderSource::computed && g.order_from == OrderFrom::previous;
+  const bool exact = strategy.order == OrderSource::none || g.group_size == 1 || (first_is_exact && block == 0);
+  const bool drops = !exact && strategy.members == Members::one;
   const std::int64_t blocks = (p.seq_q + g.block - 1) / g.block;
   std::vector<std::vector<std::int64_t>> groups;
   for (std::int64_t position = 0; position < p.head_dim; ++position) {
@@ -82,12 +84,12 @@ inline std::vector<std::vector<std::int64_t>> groups_of(const Instance& instance
         exact
             ? position
             : instance.order[static_cast<std::size_t>(((b * p.heads_q + h) * blocks + block) * p.head_dim + position)];
-    if (exact || g.strategy == Strategy::energy || position % g.group_size == 0) {
+    if (exact || drops || position % g.group_size == 0) {
       groups.emplace_back();
     }
     groups.back().push_back(column);
   }
-  if (!exact && g.strategy == Strategy::energy) {
+  if (drops) {
     groups.resize(static_cast<std::size_t>((p.head_dim + g.group_size - 1) / g.group_size));
   }
   return groups;

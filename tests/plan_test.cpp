@@ -1,0 +1,149 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "distr/plan.h"
+
+#include <gtest/gtest.h>
+
+#include <algorithm>
+#include <functional>
+#include <string>
+
+#include "support/cases.h"
+
+namespace distr {
+namespace {
+
+std::pair<Status, std::string> failure(const std::function<void()>& call) {
+  try {
+    call();
+  } catch (const Error& error) {
+    return {error.status(), error.what()};
+  }
+  ADD_FAILURE() << "no error";
+  return {};
+}
+
+Decisions since(const Decisions& before) {
+  const Decisions now = decisions();
+  return {now.validated - before.validated, now.resolved - before.resolved, now.chosen - before.chosen};
+}
+
+TEST(Plan, IsWhatExplainSays) {
+  for (const test::Case& test_case : test::cases()) {
+    SCOPED_TRACE(test_case.name);
+    for (const Operation operation : {Operation::grouping, Operation::forward, Operation::backward}) {
+      if (operation == Operation::grouping && !test::makes_order(test_case.grouping)) {
+        continue;
+      }
+      const Plan made = plan(operation, test_case.problem, test_case.grouping);
+      const Explanation found = explain(operation, test_case.problem, test_case.grouping);
+      EXPECT_EQ(made.operation(), operation);
+      EXPECT_EQ(made.kernel().name, found.kernel);
+      EXPECT_EQ(made.choice(), found.choice);
+      EXPECT_EQ(made.grouping().strategy, found.grouping.strategy);
+      EXPECT_EQ(made.workspace_bytes(), workspace_bytes(operation, test_case.problem, test_case.grouping));
+      std::size_t end = 0;
+      for (const WorkspacePart& part : made.workspace()) {
+        EXPECT_GE(part.offset, end) << part.name;
+        end = part.offset + part.bytes;
+      }
+      EXPECT_LE(end, made.workspace_bytes());
+      ASSERT_FALSE(made.launches().empty());
+      EXPECT_EQ(made.launches().front().tile, made.tiles().front());
+    }
+  }
+}
+
+TEST(Plan, IsDecidedOnceForACallAndRunDecidesNothing) {
+  test::Instance instance(test::with_dtype(test::find("GQA"), DType::f32));
+  const Problem& problem = instance.test_case.problem;
+  Grouping grouping;
+  grouping.strategy = Strategy::automatic;
+  grouping.group_size = 2;
+  const Decisions start = decisions();
+  forward(problem, grouping, instance.forward());
+  const Decisions call = since(start);
+  EXPECT_EQ(call.validated, 1);
+  EXPECT_EQ(call.resolved, 1);
+  EXPECT_EQ(call.chosen, 1);
+
+  const Decisions before = decisions();
+  const Plan made = plan(Operation::forward, problem, grouping);
+  const Plan order = made.for_operation(Operation::grouping);
+  for (int n = 0; n < 3; ++n) {
+    order.run(GroupingTensors{instance.q_data(), instance.k_data(), instance.order.data()});
+    made.run(instance.forward());
+  }
+  const Decisions both = since(before);
+  EXPECT_EQ(both.validated, 1);
+  EXPECT_EQ(both.resolved, 1);
+  EXPECT_EQ(both.chosen, 2);  // of two operations
+}
+
+TEST(Plan, RunsWithTheBitsOfACallAndAnyWorkspace) {
+  test::Instance instance(test::with_dtype(test::find("lsh, mean"), DType::f32));
+  const Problem& problem = instance.test_case.problem;
+  const Grouping& grouping = instance.test_case.grouping;
+  forward(problem, grouping, instance.forward());
+  const Plan made = plan(Operation::forward, problem, grouping);
+  for (int n = 0; n < 2; ++n) {
+    test::Buffer o = instance.output();
+    test::Buffer lse = instance.lse_output();
+    test::Buffer memory(static_cast<std::int64_t>(made.workspace_bytes() / sizeof(float)), DType::f32);
+    Execution execution;
+    execution.workspace = memory.data();
+    execution.workspace_bytes = made.workspace_bytes();
+    made.run(instance.forward_into(o, lse), execution);
+    EXPECT_TRUE(o == instance.o && lse == instance.lse);
+    EXPECT_TRUE(memory.canaries_intact());
+    execution.workspace_bytes -= 1;
+    EXPECT_EQ(failure([&] { made.run(instance.forward_into(o, lse), execution); }).first, Status::out_of_memory);
+  }
+}
+
+TEST(Plan, RefusesTensorsOfAnotherOperation) {
+  test::Instance instance(test::find("GQA"));
+  const Plan made = plan(Operation::grouping, instance.test_case.problem, instance.test_case.grouping);
+  const auto [status, message] = failure([&] { made.run(instance.forward()); });
+  EXPECT_EQ(status, Status::invalid_argument);
+  EXPECT_NE(message.find("not those of the plan's operation"), std::string::npos) << message;
+}
+
+TEST(Plan, TakesTheKernelAndTheTileThatAreNamed) {
+  const test::Case& test_case = test::find("GQA");
+  Execution execution;
+  execution.kernel = "reference/forward";
+  EXPECT_EQ(plan(Operation::forward, test_case.problem, test_case.grouping, execution).kernel().name,
+            "reference/forward");
+  execution.kernel = "cpu/forwards";
+  EXPECT_EQ(failure([&] { (void)plan(Operation::forward, test_case.problem, test_case.grouping, execution); }).second,
+            "kernel is 'cpu/forwards'; allowed: cpu/forward, reference/forward");
+  execution.kernel = "cpu/forward";
+  Problem doubles = test::with_dtype(test_case, DType::f64).problem;
+  EXPECT_EQ(failure([&] { (void)plan(Operation::forward, doubles, test_case.grouping, execution); }).second,
+            "cpu/forward: computes in fp32; f64 is for the reference");
+  execution.tile_rows = 100;
+  const Problem floats = test::with_dtype(test_case, DType::f32).problem;
+  EXPECT_EQ(failure([&] { (void)plan(Operation::forward, floats, test_case.grouping, execution); }).second,
+            "tile_rows is 100; allowed: 0, 128");
+  execution.tile_rows = 128;
+  EXPECT_EQ(plan(Operation::forward, floats, test_case.grouping, execution).tiles().front().rows, 128);
+}
+
+// Every row of the table stands where the enumeration has it, under a name of its own.
+TEST(Strategies, AreListedInOrder) {
+  for (std::size_t n = 0; n < kStrategies.size(); ++n) {
+    EXPECT_EQ(kStrategies[n].strategy, static_cast<Strategy>(n));
+    EXPECT_EQ(std::count_if(kStrategies.begin(), kStrategies.end(),
+                            [n](const auto& entry) { return std::string(entry.name) == kStrategies[n].name; }),
+              1);
+  }
+  for (std::size_t n = 0; n < kEstimators.size(); ++n) EXPECT_EQ(kEstimators[n].value, static_cast<Estimator>(n));
+  for (std::size_t n = 0; n < kOrdersFrom.size(); ++n) EXPECT_EQ(kOrdersFrom[n].value, static_cast<OrderFrom>(n));
+  for (std::size_t n = 0; n < kOrderSources.size(); ++n) {
+    EXPECT_EQ(kOrderSources[n].value, static_cast<OrderSource>(n));
+  }
+  for (std::size_t n = 0; n < kMembers.size(); ++n) EXPECT_EQ(kMembers[n].value, static_cast<Members>(n));
+}
+
+}  // namespace
+}  // namespace distr
