@@ -65,6 +65,11 @@ void reserve(OutputFiles& files, const std::string& flag, const std::string& pat
 
 // Whether the kernel or the user wants an order that was not given.
 bool needs_order(const Options& options, const Grouping& grouping) {
+  const bool is_callers = traits(grouping.strategy).order == OrderSource::caller && reads_order(grouping);
+  if (is_callers && options.order.empty()) {
+    throw InputError(std::string("--strategy: '") + name_of(grouping.strategy) +
+                     "' computes no order; allowed: --order FILE with it");
+  }
   return reads_order(grouping) ? options.order.empty() : !options.order_out.empty();
 }
 
@@ -125,7 +130,8 @@ Result compute(const Options& options, const Inputs& inputs, Device device) {
   if (needs_order(options, result.grouping)) plans.grouping = plans.forward.for_operation(Operation::grouping);
   if (!options.order.empty()) {
     result.order = read_order(options.order, inputs, result.grouping);
-    if (result.grouping.order_from == OrderFrom::previous) clear_first_blocks(inputs.problem, result);
+    const bool is_computed = traits(result.grouping.strategy).order == OrderSource::computed;
+    if (is_computed && result.grouping.order_from == OrderFrom::previous) clear_first_blocks(inputs.problem, result);
   }
   const auto outputs = options.lse.empty() ? Computation::Outputs::o : Computation::Outputs::o_and_lse;
   Computation computation(inputs, outputs, device, options.run.threads);

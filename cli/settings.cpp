@@ -43,6 +43,8 @@ bool is_setting(Strategy strategy) {
   switch (traits(strategy).order) {
     case OrderSource::none:
       return true;
+    case OrderSource::caller:
+      return false;
     case OrderSource::computed:
       break;
   }

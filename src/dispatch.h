@@ -74,6 +74,10 @@ std::string reason_against(const KernelEntry<Tensors>& entry, const Problem& pro
   if (left_out.has(entry.name)) {
     return "is left out by DISTR_LEAVE_OUT";
   }
+  if (OperationOf<Tensors>::kOperation == Operation::grouping && !is_exact(grouping) &&
+      traits(grouping.strategy).order == OrderSource::caller) {
+    return "has nothing to compute, as the caller brings the order";
+  }
   std::string reason = entry.supports(problem, grouping);
   return reason.empty() && deterministic && !entry.deterministic
              ? "sums in an order that changes from run to run, and the call is to be deterministic"

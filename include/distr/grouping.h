@@ -23,16 +23,19 @@ enum class Strategy : std::uint8_t {
   exact,      ///< no grouping
   lsh,        ///< the paper's: columns of Q with neighbouring hashes share a group, their K columns are summed
   energy,     ///< keep the ceil(d/G) columns that weigh most in the scores, drop the rest
+  given,      ///< keep the first ceil(d/G) columns of an order that the caller brings, drop the rest
 };
 
 /// How a strategy's order of the columns comes about.
 enum class OrderSource : std::uint8_t {
   none,      ///< attention is exact and reads no order
   computed,  ///< make_grouping() computes it
+  caller,    ///< the caller brings it; make_grouping() refuses the strategy
 };
 
 inline constexpr std::array kOrderSources{Named<OrderSource>{OrderSource::none, "none"},
-                                          Named<OrderSource>{OrderSource::computed, "computed"}};
+                                          Named<OrderSource>{OrderSource::computed, "computed"},
+                                          Named<OrderSource>{OrderSource::caller, "caller"}};
 
 /// Which columns of the order make a group.
 enum class Members : std::uint8_t {
@@ -59,6 +62,7 @@ inline constexpr std::array kStrategies{
     StrategyTraits{Strategy::exact, "exact", Members::one, OrderSource::none, false, false},
     StrategyTraits{Strategy::lsh, "lsh", Members::group_size, OrderSource::computed, false, true},
     StrategyTraits{Strategy::energy, "energy", Members::one, OrderSource::computed, true, false},
+    StrategyTraits{Strategy::given, "given", Members::one, OrderSource::caller, false, false},
 };
 
 /// The name of a value in its table, whose rows are in the order of the enumeration.
@@ -81,6 +85,7 @@ enum class Estimator : std::uint8_t {
 enum class OrderFrom : std::uint8_t {
   own,       ///< the block's own rows, and for energy all keys (the paper): row n sees a little of its future
   previous,  ///< the block before, and for energy the keys before the block: strictly causal; block 0 is exact
+             ///< (in `given` it has its order as the others do)
 };
 
 inline constexpr std::array kEstimators{Named<Estimator>{Estimator::sample, "sample"},

@@ -14,7 +14,7 @@ class StrategyTraits(NamedTuple):
     """A row of the library's table of strategies (distr/grouping.h)."""
 
     members: str  # "one": a group is one column, others are dropped; "group_size": so many columns
-    order: str  # "none", or "computed": by make_grouping()
+    order: str  # "none"; "computed": by make_grouping(); "caller": by the caller, who has to bring it
     has_estimator: bool
 
 
@@ -29,7 +29,8 @@ class Settings:
     """What every entry of the package takes as keywords, as one immutable value.
 
     strategy: "auto" (exact, unless a group_size is given: then "energy" where that pays), "exact", "lsh" (the paper's:
-        columns of Q with neighbouring hashes share a group) or "energy" (keep the ceil(d / G) columns that weigh most).
+        columns of Q with neighbouring hashes share a group), "energy" (keep the ceil(d / G) columns that weigh most) or
+        "given" (keep the first ceil(d / G) columns of `order`).
     group_size: G, the columns of a group; 1 is exact attention, at most d. None: 2, and 1 for "auto".
     block_size: l, the rows of Q that share one order of the columns; None: 128. At least the number of queries: one
         order for all.
@@ -39,7 +40,7 @@ class Settings:
         "own".
     seed: of the projections of "lsh", 0 to 2^63 - 1.
     order: an order of the columns to take instead of one that is computed: an integer tensor [B or 1, Hq, blocks or 1,
-        d], each row a permutation of 0 to d - 1, for "energy" the heaviest first. On CUDA a row that is none gives
+        d], each row a permutation of 0 to d - 1, for "given" and "energy" the heaviest first. On CUDA a row that is none gives
         wrong results, or an error of the device. It is not copied; do not change it while the settings are in use.
 
     Two settings with an order are equal if their orders are one and the same tensor. Raises ValueError or TypeError
@@ -65,6 +66,8 @@ class Settings:
                 object.__setattr__(self, name, require_int(name, value, low))  # the class is frozen
         if self.order is not None:
             _check_order(self.strategy, self.order)
+        elif STRATEGIES[self.strategy].order == "caller":
+            raise ValueError(f"strategy is {self.strategy!r} and order None; allowed: a tensor, [B or 1, Hq, blocks or 1, d]")
 
     def __eq__(self, other):
         return self._key() == other._key() if isinstance(other, Settings) else NotImplemented

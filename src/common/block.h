@@ -30,9 +30,10 @@ struct Groups {
   return ceil_div(problem.seq_q, grouping.block);
 }
 
-// Block 0 of `previous` has no block before it and is exact, as all blocks are at G = 1.
+// Block 0 of `previous` has no block before it to compute its order from and is exact, as all blocks are at G = 1.
 [[nodiscard]] inline bool is_exact_block(const Grouping& grouping, std::int64_t block) noexcept {
-  return is_exact(grouping) || (grouping.order_from == OrderFrom::previous && block == 0);
+  const bool computed = traits(grouping.strategy).order == OrderSource::computed;
+  return is_exact(grouping) || (computed && grouping.order_from == OrderFrom::previous && block == 0);
 }
 
 // Rows of exact attention, the first ones.

@@ -112,7 +112,8 @@ class GroupingRun {
     switch (grouping_.strategy) {
       case Strategy::automatic:
       case Strategy::exact:
-        break;  // resolved, and every block is exact
+      case Strategy::given:
+        break;  // resolved, every block exact, or the caller's
       case Strategy::lsh:
         return order_by_hash(head, block, tile(thread), order);
       case Strategy::energy:

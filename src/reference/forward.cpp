@@ -20,7 +20,8 @@ std::vector<std::int32_t> order_of_block(const Problem& problem, const Grouping&
   switch (grouping.strategy) {
     case Strategy::automatic:
     case Strategy::exact:
-      break;  // resolved, and every block is exact
+    case Strategy::given:
+      break;  // resolved, every block exact, or the caller's
     case Strategy::lsh:
       return lsh_order(q_block, grouping.seed);
     case Strategy::energy:

@@ -105,7 +105,10 @@ def test_order_of_exact_attention_is_the_identity(attend, problem, options, dtyp
 
 
 @pytest.mark.parametrize("dtype", ["i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", ">i4", ">u2"])
-@pytest.mark.parametrize("setting", [Setting("lsh", 3, 16), Setting("lsh", 3, 16, "sample"), Setting("energy", 3, 16)])
+@pytest.mark.parametrize(
+    "setting",
+    [Setting("lsh", 3, 16), Setting("lsh", 3, 16, "sample"), *(Setting(name, 3, 16) for name in ("energy", "given"))],
+)
 def test_given_order(attend, problem, save, setting, dtype):
     q, k, v = problem((2, 40, 12))
     order = np.random.default_rng(4).permuted(np.tile(np.arange(12), (2, 3, 1)), axis=-1)
@@ -113,6 +116,13 @@ def test_given_order(attend, problem, save, setting, dtype):
     result = attend(q, k, v, *setting.flags(), "--order", path, outputs=OUTPUTS)
     np.testing.assert_array_equal(result.files["--order-out"], order)
     check(result, q, k, v, setting, order[None])
+
+
+def test_a_strategy_without_an_order_of_its_own_asks_for_one(run, problem, save, tmp_path):
+    words = [word for name, x in zip("qkv", problem((2, 40, 12))) for word in (f"--{name}", save(name, x))]
+    result = run("attend", *words, "--out", tmp_path / "o.npy", "--strategy", "given")
+    assert result.code == 2 and not (tmp_path / "o.npy").exists()
+    assert "--strategy: 'given' computes no order; allowed: --order FILE" in result.stderr
 
 
 def test_given_order_may_have_rank_four(attend, problem, save):
