@@ -46,7 +46,6 @@ if(DISTR_CUDA_FOUND)
     src/cuda/plain/forward.cu
     src/cuda/plain/mask_gradient.cu
     src/cuda/plain/plain.cpp
-    src/cuda/prepare/estimate.cu
     src/cuda/prepare/fuse.cu
     src/cuda/prepare/operand.cu
     src/cuda/prepare/query_rows.cu
@@ -59,6 +58,7 @@ if(DISTR_CUDA_FOUND)
     src/cuda/sm80/variants_bf16.cu
     src/cuda/sm80/variants_f16.cu)
   set(DISTR_HOPPER_SOURCES
+    src/cuda/prepare/estimate.cu
     src/cuda/sm90/backward_launch.cu
     src/cuda/sm90/backward_round.cu
     src/cuda/sm90/backward_variants.cu

@@ -43,21 +43,14 @@ struct Wanted {
   return found;
 }
 
-// The shape that is the same but for raw scores; null: there is none.
-[[nodiscard]] const Variant* with_raw_scores(Variants variants, const Variant& like) {
-  const auto is_like = [&](const Variant& of) {
-    return of.dtype == like.dtype && of.scores == Scores::raw && of.columns == like.columns &&
-           of.values == like.values && of.rows == like.rows && of.keys == like.keys && of.source == like.source &&
-           of.blocks == like.blocks;
-  };
-  const auto found = std::find_if(variants.begin(), variants.end(), is_like);
-  return found == variants.end() ? nullptr : &*found;
+[[nodiscard]] TileShape tile_of(const Variant& variant) noexcept {
+  return {variant.rows, variant.keys, variant.values, variant.columns};
 }
 
 // One launch of a kernel.
 struct Launch {
   const Variant* variant;
-  const Variant* with_lse;  // where LSE is asked for
+  const Variant* with_lse;  // where LSE is asked for: of as many rows, with raw scores
   Tiles tiles;
   std::int64_t row_end;
   unsigned next_tile;
@@ -151,8 +144,8 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
 
 std::vector<Launch> ForwardPlan::launches_of(Variants variants, const Problem& p, const Wanted& wanted,
                                              std::int64_t begin, std::int64_t end, std::int64_t tile_rows) {
-  const Variant* three = find(variants, p, wanted, kRowsOfThree);
-  const Variant* two = find(variants, p, wanted, kRowsOfTwo);
+  const Variant* const three = find(variants, p, wanted, kRowsOfThree);
+  const Variant* const two = find(variants, p, wanted, kRowsOfTwo);
   const Variant* const sharing = find(variants, p, wanted, kRowsOfTwo, 2);
   if (two == nullptr) {  // the library's own serve every size that forward_supports()
     throw Error(Status::unsupported, "no compiled shape takes these sizes");
@@ -168,7 +161,8 @@ std::vector<Launch> ForwardPlan::launches_of(Variants variants, const Problem& p
   const auto add = [&](const Variant& variant, std::int64_t from, std::int64_t to) {
     const std::int64_t blocks = processors * variant.blocks;  // that run at the same time
     const int together = heads_together(p, Tiles::of_head(from, to, variant.rows), blocks);
-    result.push_back({&variant, variant.scores == Scores::raw ? &variant : with_raw_scores(variants, variant),
+    const Wanted raw{Scores::raw, wanted.columns, wanted.source};
+    result.push_back({&variant, find(variants, p, raw, variant.rows, variant.blocks),
                       Tiles(parameters_.problem, together, from, to, variant.rows), to, static_cast<unsigned>(blocks),
                       !result.empty()});
   };
@@ -180,10 +174,9 @@ std::vector<Launch> ForwardPlan::launches_of(Variants variants, const Problem& p
     add(shares ? *sharing : *two, middle, end);
   }
   tiles_.clear();
-  const Variant* const first = result.front().variant;
-  for (const Variant* variant : {first, static_cast<const Variant*>(two), three}) {
+  for (const Variant* variant : {result.front().variant, two, three}) {
     if (variant != nullptr && (tiles_.empty() || tiles_.front().rows != variant->rows)) {
-      tiles_.push_back({variant->rows, variant->keys, variant->values, variant->columns});
+      tiles_.push_back(tile_of(*variant));
     }
   }
   return result;
@@ -233,6 +226,9 @@ void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters&
     return tensor_map(x, dtype_, {rows, std::min(columns, 64)});
   };
   for (const Launch& of : launches) {
+    if (p.lse != nullptr && of.with_lse == nullptr) {
+      throw Error(Status::unsupported, "no compiled shape gives LSE");
+    }
     const Variant& variant = p.lse == nullptr ? *of.variant : *of.with_lse;
     p.q = map(q, kConsumerRows, variant.columns);
     if (k != nullptr) {
@@ -251,11 +247,7 @@ std::vector<LaunchShape> ForwardPlan::launches() const {
   std::vector<LaunchShape> result;
   for (const auto* launches : {&exact_, &grouped_}) {
     for (const Launch& of : *launches) {
-      const Variant& variant = *of.variant;
-      result.push_back({{variant.rows, variant.keys, variant.values, variant.columns},
-                        of.tiles.count(),
-                        variant.threads,
-                        variant.shared_bytes});
+      result.push_back({tile_of(*of.variant), of.tiles.count(), of.variant->threads, of.variant->shared_bytes});
     }
   }
   return result;
