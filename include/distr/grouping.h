@@ -11,6 +11,13 @@
 namespace distr {
 inline namespace v0 {
 
+/// A value and what the command and the Python package call it.
+template <class Value>
+struct Named {
+  Value value;
+  const char* name;
+};
+
 enum class Strategy : std::uint8_t {
   automatic,  ///< at group_size > 1 `energy` where that pays, which costs quality; else exact; see explain()
   exact,      ///< no grouping
@@ -24,11 +31,17 @@ enum class OrderSource : std::uint8_t {
   computed,  ///< make_grouping() computes it
 };
 
+inline constexpr std::array kOrderSources{Named<OrderSource>{OrderSource::none, "none"},
+                                          Named<OrderSource>{OrderSource::computed, "computed"}};
+
 /// Which columns of the order make a group.
 enum class Members : std::uint8_t {
   one,         ///< entry g alone; the columns behind the r-th are dropped
   group_size,  ///< the G entries g G .. g G + G - 1
 };
+
+inline constexpr std::array kMembers{Named<Members>{Members::one, "one"},
+                                     Named<Members>{Members::group_size, "group_size"}};
 
 /// A row of the table of strategies: all that the library, the command and the package know of one by name.
 struct StrategyTraits {
@@ -48,6 +61,12 @@ inline constexpr std::array kStrategies{
     StrategyTraits{Strategy::energy, "energy", Members::one, OrderSource::computed, true, false},
 };
 
+/// The name of a value in its table, whose rows are in the order of the enumeration.
+template <class Value, std::size_t size>
+[[nodiscard]] constexpr const char* name_in(const std::array<Named<Value>, size>& table, Value value) noexcept {
+  return table[static_cast<std::size_t>(value)].name;
+}
+
 [[nodiscard]] constexpr const StrategyTraits& traits(Strategy strategy) noexcept {
   return kStrategies[static_cast<std::size_t>(strategy)];
 }
@@ -63,6 +82,11 @@ enum class OrderFrom : std::uint8_t {
   own,       ///< the block's own rows, and for energy all keys (the paper): row n sees a little of its future
   previous,  ///< the block before, and for energy the keys before the block: strictly causal; block 0 is exact
 };
+
+inline constexpr std::array kEstimators{Named<Estimator>{Estimator::sample, "sample"},
+                                        Named<Estimator>{Estimator::mean, "mean"}};
+inline constexpr std::array kOrdersFrom{Named<OrderFrom>{OrderFrom::own, "own"},
+                                        Named<OrderFrom>{OrderFrom::previous, "previous"}};
 
 struct Grouping {
   Strategy strategy = Strategy::automatic;
