@@ -44,16 +44,18 @@ void require_device_memory(const void* pointer, const char* name, int device) {
   }
 }
 
-using Named = std::pair<const void*, const char*>;
+using NamedTensor = std::pair<const void*, const char*>;
 
-std::array<Named, 3> named(const GroupingTensors& t) { return {{{t.q, "Q"}, {t.k, "K"}, {t.order, "the order"}}}; }
+std::array<NamedTensor, 3> named(const GroupingTensors& t) {
+  return {{{t.q, "Q"}, {t.k, "K"}, {t.order, "the order"}}};
+}
 
-std::array<Named, 7> named(const ForwardTensors& t) {
+std::array<NamedTensor, 7> named(const ForwardTensors& t) {
   return {
       {{t.q, "Q"}, {t.k, "K"}, {t.v, "V"}, {t.mask, "the mask"}, {t.order, "the order"}, {t.o, "O"}, {t.lse, "LSE"}}};
 }
 
-std::array<Named, 13> named(const BackwardTensors& t) {
+std::array<NamedTensor, 13> named(const BackwardTensors& t) {
   return {{{t.q, "Q"},
            {t.k, "K"},
            {t.v, "V"},

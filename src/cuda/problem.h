@@ -38,7 +38,7 @@ struct DeviceProblem {
   std::int32_t members;       // of a group, but for a shorter last one: 1 where attention is exact
   bool mean;                  // Estimator::mean: q_hat is the group's mean, else its first column
   bool exact;                 // no order is read
-  bool first_block_is_exact;  // order_from = previous
+  bool first_block_is_exact;  // order_from = previous, and the order is computed
 };
 
 [[nodiscard]] inline DeviceMask device_mask(const Problem& problem) noexcept {
@@ -81,7 +81,7 @@ struct DeviceProblem {
   result.members = exact ? 1 : static_cast<std::int32_t>(common::members_of(grouping));
   result.mean = grouping.estimator == Estimator::mean;
   result.exact = exact;
-  result.first_block_is_exact = grouping.order_from == OrderFrom::previous;
+  result.first_block_is_exact = grouping.order_from == OrderFrom::previous && common::is_exact_block(grouping, 0);
   return result;
 }
 
