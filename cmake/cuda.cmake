@@ -46,21 +46,22 @@ if(DISTR_CUDA_FOUND)
     src/cuda/plain/forward.cu
     src/cuda/plain/mask_gradient.cu
     src/cuda/plain/plain.cpp
-    src/cuda/prepare.cu
+    src/cuda/prepare/fuse.cu
+    src/cuda/prepare/operand.cu
+    src/cuda/prepare/query_rows.cu
+    src/cuda/prepare/transpose.cu
     src/cuda/sm80/backward_launch.cu
-    src/cuda/sm80/backward_prepare.cu
     src/cuda/sm80/backward_variants_bf16.cu
     src/cuda/sm80/backward_variants_f16.cu
     src/cuda/sm80/forward_launch.cu
     src/cuda/sm80/split.cu
     src/cuda/sm80/variants_bf16.cu
-    src/cuda/sm80/variants_f16.cu
-    src/cuda/tiles.cu)
+    src/cuda/sm80/variants_f16.cu)
   set(DISTR_HOPPER_SOURCES
+    src/cuda/prepare/estimate.cu
     src/cuda/sm90/backward_launch.cu
     src/cuda/sm90/backward_round.cu
     src/cuda/sm90/backward_variants.cu
-    src/cuda/sm90/estimate.cu
     src/cuda/sm90/forward_launch.cu
     src/cuda/sm90/tensor_map.cu
     src/cuda/sm90/variants.cu)

@@ -146,6 +146,10 @@ INCLUDES = (
     ("src/reference/", (), r"\"(\.\./)*(cpu|cuda)/", "src/reference/ must not include src/cpu/ or src/cuda/"),
     ("src/cpu/", (), r"\"(\.\./)*(reference|cuda)/", "src/cpu/ must not include src/reference/ or src/cuda/"),
     ("src/cuda/", (), r"\"(\.\./)*(reference|cpu)/", "src/cuda/ must not include src/reference/ or src/cpu/"),
+    ("src/cuda/plain/", (), r"\"(\.\./)*(cuda/)?sm\d+/", "src/cuda/plain/ must not include another architecture"),
+    ("src/cuda/sm80/", (), r"\"(\.\./)*(cuda/)?(plain|sm90)/", "src/cuda/sm80/ must not include another architecture"),
+    ("src/cuda/sm90/", (), r"\"(\.\./)*(cuda/)?(plain|sm80)/", "src/cuda/sm90/ must not include another architecture"),
+    ("src/cuda/prepare/", (), r"\"(\.\./)*(cuda/)?(plain|sm\d+)/", "src/cuda/prepare/ must include no architecture"),
     ("cli/", (), r"\"(\.\./)*(src/)?(reference|cpu|cuda)/", "cli/ must not include a backend"),
     ("include/distr/", (), r"(?!<[a-z_0-9]+>|\"distr/)", "include/distr/ includes <standard> and \"distr/...\" only"),
 )

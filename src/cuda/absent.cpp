@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The CUDA backend of a build without CUDA: an empty list, no memory.
+#include "cuda/heuristics.h"
 #include "distr/device.h"
 #include "kernel.h"
 
@@ -19,9 +20,7 @@ std::vector<std::string> cuda_device_names(std::string& reason) {
   return {};
 }
 
-Advice cuda_advice(const Problem& /*problem*/, const Grouping& /*grouping*/) {
-  return {false, std::string("as ") + kReason};
-}
+Advice cuda_advice(const Problem& problem, const Grouping& grouping) { return cuda::advise(problem, grouping, {}); }
 
 inline namespace v0 {
 

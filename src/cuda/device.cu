@@ -1,5 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the machine has: every question is answered in words where there is no driver or no device.
+#include <array>
+#include <atomic>
 #include <map>
 #include <mutex>
 #include <utility>
@@ -62,22 +64,32 @@ std::string too_old(int device) {
 }  // namespace
 
 const DeviceProperties& device_properties() {
+  constexpr std::size_t kQuickly = 64;  // devices that no lock is taken for once they are known
+  static std::array<std::atomic<const DeviceProperties*>, kQuickly> quickly{};
   static std::mutex mutex;
   static std::map<int, DeviceProperties> known;  // by device; its elements stay where they are
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
-  const std::lock_guard lock(mutex);
-  const auto found = known.find(device);
-  if (found != known.end()) {
-    return found->second;
+  const int device = current_device();
+  const auto index = static_cast<std::size_t>(device);
+  if (index < kQuickly) {
+    if (const DeviceProperties* found = quickly[index].load(std::memory_order_acquire)) {
+      return *found;
+    }
   }
-  DeviceProperties properties;
-  properties.major = attribute(cudaDevAttrComputeCapabilityMajor, device);
-  properties.minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
-  properties.processors = attribute(cudaDevAttrMultiProcessorCount, device);
-  properties.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-  properties.shared_bytes_processor = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
-  return known.emplace(device, properties).first->second;
+  const std::lock_guard lock(mutex);
+  auto found = known.find(device);
+  if (found == known.end()) {
+    DeviceProperties properties;
+    properties.major = attribute(cudaDevAttrComputeCapabilityMajor, device);
+    properties.minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
+    properties.processors = attribute(cudaDevAttrMultiProcessorCount, device);
+    properties.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+    properties.shared_bytes_processor = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    found = known.emplace(device, properties).first;
+  }
+  if (index < kQuickly) {
+    quickly[index].store(&found->second, std::memory_order_release);
+  }
+  return found->second;
 }
 
 std::string unusable_reason() {
@@ -93,9 +105,7 @@ std::string unusable_reason() {
     return reason;
   }
   try {
-    int device = 0;
-    check(cudaGetDevice(&device), "cudaGetDevice");
-    return too_old(device);
+    return too_old(current_device());
   } catch (const Error& error) {
     return error.what();
   }
@@ -104,8 +114,7 @@ std::string unusable_reason() {
 void allow_shared_memory(const void* kernel, std::size_t bytes) {
   static std::mutex mutex;
   static std::map<std::pair<int, const void*>, std::size_t> allowed;  // by device and kernel
-  int device = 0;
-  check(cudaGetDevice(&device), "cudaGetDevice");
+  const int device = current_device();
   const std::lock_guard lock(mutex);
   std::size_t& most = allowed[{device, kernel}];
   if (bytes > most) {

@@ -4,7 +4,6 @@
 // alone, so the bits of an order are the same in every run.
 #pragma once
 
-#include <cstddef>
 #include <string>
 
 #include "kernel.h"
@@ -13,43 +12,43 @@ namespace distr::cuda {
 
 namespace identity {
 
-std::string supports(const Problem& problem, const Grouping& grouping);
-// 0.
-std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int threads);
+[[nodiscard]] std::string supports(const Problem& problem, const Grouping& grouping);
 // order[row, c] = c.
-void run(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors, const Execution& execution);
+[[nodiscard]] KernelPlan<GroupingTensors> plan(const Problem& problem, const Grouping& grouping,
+                                               const Execution& execution);
 
 }  // namespace identity
 
 namespace lsh {
 
 // Refuses f64, and more blocks than a grid has.
-std::string supports(const Problem& problem, const Grouping& grouping);
-// 0 for l <= 256; above, the partial sums of at most 64 pieces of a block: 64 * 16 * (d rounded up to 64) floats.
-std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int threads);
-void run(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors, const Execution& execution);
-// Twin that only reads what run() reads, with the same grid and loads: the time that run() is held against.
-// It writes nothing.
-void run_read_only(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
-                   const Execution& execution);
+[[nodiscard]] std::string supports(const Problem& problem, const Grouping& grouping);
+// Workspace: none for l <= 256; above, the partial sums of at most 64 pieces of a block: 64 * 16 * (d rounded up to 64)
+// floats.
+[[nodiscard]] KernelPlan<GroupingTensors> plan(const Problem& problem, const Grouping& grouping,
+                                               const Execution& execution);
+// Twin that only reads what plan()'s run reads, with the same grid and loads: the time that it is held against. It
+// writes nothing.
+[[nodiscard]] KernelPlan<GroupingTensors> plan_read_only(const Problem& problem, const Grouping& grouping,
+                                                         const Execution& execution);
 
 }  // namespace lsh
 
 namespace energy {
 
 // Refuses f64, and more blocks than a grid has.
-std::string supports(const Problem& problem, const Grouping& grouping);
-// With w = d up to a multiple of 32: w floats for every piece of a block of Q (one piece where l <= 256, at most 64
-// above), and 2 w floats for every run of keys, at most 64 a KV head; with `previous` as many for every l keys (or
-// fewer) if a run has more.
-std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int threads);
-void run(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors, const Execution& execution);
-// Twin that only reads Q and K, with the grid and loads of the first of run()'s two kernels. It writes nothing.
-void run_read_only(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
-                   const Execution& execution);
+[[nodiscard]] std::string supports(const Problem& problem, const Grouping& grouping);
+// Workspace, with w = d up to a multiple of 32: w floats for every piece of a block of Q (one piece where l <= 256, at
+// most 64 above), and 2 w floats for every run of keys, at most 64 a KV head; with `previous` as many for every l keys
+// (or fewer) if a run has more.
+[[nodiscard]] KernelPlan<GroupingTensors> plan(const Problem& problem, const Grouping& grouping,
+                                               const Execution& execution);
+// Twin that only reads Q and K, with the grid and loads of the first of plan()'s two kernels. It writes nothing.
+[[nodiscard]] KernelPlan<GroupingTensors> plan_read_only(const Problem& problem, const Grouping& grouping,
+                                                         const Execution& execution);
 // The same, and a launch of one warp that waits for the first and does nothing: what two launches take at least.
-void run_read_and_wait(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
-                       const Execution& execution);
+[[nodiscard]] KernelPlan<GroupingTensors> plan_read_and_wait(const Problem& problem, const Grouping& grouping,
+                                                             const Execution& execution);
 
 }  // namespace energy
 

@@ -17,6 +17,7 @@
 #include "cuda/grouping_rank.cuh"
 #include "cuda/grouping_rows.cuh"
 #include "cuda/grouping_spread.cuh"
+#include "cuda/workspace.h"
 
 namespace distr::cuda::energy {
 namespace {
@@ -53,23 +54,6 @@ struct Shared {
   float warps[kMaxThreads / 32][2][kTileColumns];  // sums, squares
   float pivots[kMaxThreads / 32 * kTileColumns];   // of a run
 };
-
-// Adds lanes 4 g .. 4 g + 3: lane t gets the sums of kCount / 4 of their values, from t % 2 * kCount / 2 + t / 2 *
-// kCount / 4 on.
-template <int kCount>
-__device__ void add_quad(float (&values)[kCount], int t) {
-#pragma unroll
-  for (int step = 1; step <= 2; step *= 2) {
-    const int half = kCount / 2 / step;
-    const bool upper = (t & step) != 0;
-#pragma unroll
-    for (int i = 0; i < half; ++i) {
-      const float lower = values[i];
-      const float given = __shfl_xor_sync(~0U, upper ? lower : values[half + i], step);
-      values[i] = (upper ? values[half + i] : lower) + given;
-    }
-  }
-}
 
 // Adds the lanes of a warp, hands them to the other warps, and calls visit(column, its sums) for each column of the
 // workspace, by one thread. `values`: 8 columns' squares, or their sums and squares. `shared` may be written again
@@ -211,24 +195,6 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_tensors(const Arguments a
   }
 }
 
-// The sum of a column's squares over the pieces of a block of Q; `squares`: [pieces, width] from the column on.
-[[nodiscard]] __device__ inline float sum_of_pieces(const float* squares, int pieces, int width) {
-  constexpr int kLoads = 16;
-  float sum = *squares;
-  for (int first = 1; first < pieces; first += kLoads) {
-    float loaded[kLoads];
-#pragma unroll
-    for (int i = 0; i < kLoads; ++i) {
-      loaded[i] = first + i < pieces ? squares[(first + i) * width] : 0;
-    }
-#pragma unroll
-    for (const float square : loaded) {
-      sum += square;
-    }
-  }
-  return sum;
-}
-
 // A block of threads orders part_blocks blocks of Q of a head, one after another. Of a warp's 16 columns four lanes
 // share two neighbours, and two lanes then count one column's rank.
 template <int kLoads>
@@ -310,91 +276,124 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_only(const Arguments a) {
 // A launch behind the reads that does nothing.
 __global__ void only_wait(const Arguments /*a*/) { wait_for_inputs(); }
 
+// What a call does: it is decided here, and a run decides nothing more.
 struct Plan {
-  Arguments arguments;
+  DType dtype;
+  Arguments arguments;  // but for the pointers
+  Part<float> squares;
+  Part<Spread> runs, strips;
+  bool aligned_rows;  // of Q and K
   int read_threads;
-  void (*order_blocks)(Arguments);
   dim3 read_grid, order_grid;
-  bool aligned;
-  std::size_t workspace_bytes;
+  void (*order_blocks)(Arguments);
+
+  [[nodiscard]] Arguments with(const GroupingTensors& tensors, void* workspace) const {
+    Arguments a = arguments;
+    a.queries.q = static_cast<const std::byte*>(tensors.q);
+    a.keys.k = static_cast<const std::byte*>(tensors.k);
+    a.squares = squares.in(workspace);
+    a.runs = runs.in(workspace);
+    a.strips = strips.in(workspace);
+    a.order = tensors.order;
+    return a;
+  }
+  [[nodiscard]] bool is_aligned(const GroupingTensors& tensors) const {
+    return aligned_rows && grouping::is_aligned(tensors.q) &&
+           (arguments.keys.count == 0 || grouping::is_aligned(tensors.k));
+  }
 };
 
-Plan plan_of(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors, void* memory) {
-  const QueryPieces queries(problem, grouping, tensors.q);
-  const KeyStrips keys(problem, queries, tensors.k);
+Plan plan_of(const Problem& problem, const Grouping& grouping, WorkspaceLayout& workspace) {
+  const QueryPieces queries(problem, grouping);
+  const KeyStrips keys(problem, queries);
   const grouping::Warps warps(problem.head_dim);
-  const std::int64_t d = problem.head_dim;
+  const auto d = static_cast<int>(problem.head_dim);
+  const int width = (d + 31) / 32 * 32;
   const std::int64_t row_bytes = d * static_cast<std::int64_t>(size_of(problem.dtype));
-  const bool aligned =
-      grouping::is_aligned(tensors.q, queries.strides, problem.batch, problem.heads_q, row_bytes) &&
-      (keys.count == 0 || grouping::is_aligned(tensors.k, keys.strides, problem.batch, problem.heads_kv, row_bytes));
-  Workspace workspace(memory);
-  const std::int64_t width = common::ceil_div(d, 32) * 32;
-  float* squares = workspace.take<float>(queries.count * width);
-  const std::int64_t kv_heads = problem.batch * problem.heads_kv;
-  Spread* runs = workspace.take<Spread>(keys.count * width);
-  Spread* strips = workspace.take<Spread>(keys.run_strips == 1 ? 0 : kv_heads * keys.strips * width);
   const std::int64_t heads = problem.batch * problem.heads_q;
+  const std::int64_t kv_heads = problem.batch * problem.heads_kv;
   const std::int64_t part_blocks = std::max<std::int64_t>(1, heads * queries.blocks.value() / kOrderGrid);
   const std::int64_t parts = common::ceil_div(queries.blocks.value(), part_blocks);
   const bool many_loads = keys.runs.value() > 4 * kRunLoads && heads * parts * width <= kFewColumns && width <= 256;
   const Arguments arguments{queries,
                             keys,
-                            static_cast<int>(d),
-                            static_cast<int>(width),
+                            d,
+                            width,
                             warps.tiles,
                             warps.groups,
                             static_cast<int>(problem.heads_q / problem.heads_kv),
                             static_cast<int>(part_blocks),
-                            squares,
-                            runs,
-                            strips,
-                            tensors.order};
-  return {arguments,
+                            nullptr,
+                            nullptr,
+                            nullptr,
+                            nullptr};
+  const bool aligned_rows =
+      grouping::has_aligned_rows(queries.strides, problem.batch, problem.heads_q, row_bytes) &&
+      (keys.count == 0 || grouping::has_aligned_rows(keys.strides, problem.batch, problem.heads_kv, row_bytes));
+  return {problem.dtype,
+          arguments,
+          {workspace, "squares of Q", queries.count * width},
+          {workspace, "spreads of K", keys.count * width},
+          {workspace, "spreads of strips", keys.run_strips == 1 ? 0 : kv_heads * keys.strips * width},
+          aligned_rows,
           warps.count() * 32,
-          many_loads ? order_blocks<kManyRunLoads> : order_blocks<kRunLoads>,
           dim3(static_cast<unsigned>(queries.count + keys.count)),
           dim3(static_cast<unsigned>(heads), static_cast<unsigned>(parts)),
-          aligned,
-          workspace.used()};
+          many_loads ? order_blocks<kManyRunLoads> : order_blocks<kRunLoads>};
+}
+
+using Run = void (*)(const Plan& plan, const GroupingTensors& tensors, const Execution& execution);
+
+void run_all(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
+  const Arguments a = plan.with(tensors, execution.workspace);
+  grouping::with_loads(plan.dtype, plan.is_aligned(tensors), [&]<class T, int kVector>() {
+    launch_early(read_tensors<T, kVector>, plan.read_grid, plan.read_threads, 0, execution.stream, a);
+  });
+  launch_early(plan.order_blocks, plan.order_grid, 2 * a.width, 0, execution.stream, a);
+}
+
+void run_read_only(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
+  grouping::with_loads(plan.dtype, plan.is_aligned(tensors), [&]<class T, int kVector>() {
+    launch(read_only<T, kVector>, plan.read_grid, plan.read_threads, 0, execution.stream, plan.with(tensors, nullptr));
+  });
+}
+
+void run_read_and_wait(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
+  run_read_only(plan, tensors, execution);
+  launch_early(only_wait, dim3(1), 32, 0, execution.stream, plan.with(tensors, nullptr));
+}
+
+KernelPlan<GroupingTensors> made(const Problem& problem, const Grouping& grouping, Run run) {
+  KernelPlan<GroupingTensors> result;
+  const Plan plan = plan_of(problem, grouping, result.workspace);
+  const TileShape tile{plan.arguments.queries.piece_rows, plan.arguments.keys.length, problem.head_dim, 0};
+  result.tiles = {tile};
+  result.launches = {{tile, plan.read_grid.x, plan.read_threads, 0},
+                     {tile, std::int64_t{plan.order_grid.x} * plan.order_grid.y, 2 * plan.arguments.width, 0}};
+  result.run = [plan, run](const GroupingTensors& tensors, const Execution& execution) {
+    if (plan.arguments.queries.count > 0) {
+      run(plan, tensors, execution);
+    }
+  };
+  return result;
 }
 
 }  // namespace
 
 std::string supports(const Problem& problem, const Grouping& grouping) {
-  return grouping::refusal(problem, grouping, Strategy::energy, "energy");
+  return grouping::refusal(problem, grouping, Strategy::energy);
 }
 
-std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
-  return plan_of(problem, grouping, {}, nullptr).workspace_bytes;
+KernelPlan<GroupingTensors> plan(const Problem& problem, const Grouping& grouping, const Execution& /*execution*/) {
+  return made(problem, grouping, run_all);
 }
 
-void run(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors, const Execution& execution) {
-  const Plan plan = plan_of(problem, grouping, tensors, execution.workspace);
-  if (plan.arguments.queries.count == 0) {
-    return;
-  }
-  grouping::with_loads(problem.dtype, plan.aligned, [&]<class T, int kVector>() {
-    launch_early(read_tensors<T, kVector>, plan.read_grid, plan.read_threads, 0, execution.stream, plan.arguments);
-  });
-  launch_early(plan.order_blocks, plan.order_grid, 2 * plan.arguments.width, 0, execution.stream, plan.arguments);
+KernelPlan<GroupingTensors> plan_read_only(const Problem& problem, const Grouping& grouping, const Execution&) {
+  return made(problem, grouping, run_read_only);
 }
 
-void run_read_only(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
-                   const Execution& execution) {
-  const Plan plan = plan_of(problem, grouping, tensors, nullptr);
-  if (plan.arguments.queries.count == 0) {
-    return;
-  }
-  grouping::with_loads(problem.dtype, plan.aligned, [&]<class T, int kVector>() {
-    launch(read_only<T, kVector>, plan.read_grid, plan.read_threads, 0, execution.stream, plan.arguments);
-  });
-}
-
-void run_read_and_wait(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
-                       const Execution& execution) {
-  run_read_only(problem, grouping, tensors, execution);
-  launch_early(only_wait, dim3(1), 32, 0, execution.stream, plan_of(problem, grouping, tensors, nullptr).arguments);
+KernelPlan<GroupingTensors> plan_read_and_wait(const Problem& problem, const Grouping& grouping, const Execution&) {
+  return made(problem, grouping, run_read_and_wait);
 }
 
 }  // namespace distr::cuda::energy

@@ -39,15 +39,21 @@ std::string supports(const Problem& problem, const Grouping& grouping) {
   return grid_of(problem, grouping) > 2147483647.0 ? "the grid would have more than 2147483647 blocks of 32 rows" : "";
 }
 
-std::size_t workspace_bytes(const Problem& /*problem*/, const Grouping& /*grouping*/, int /*threads*/) { return 0; }
-
-void run(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors, const Execution& execution) {
+KernelPlan<GroupingTensors> plan(const Problem& problem, const Grouping& grouping, const Execution& /*execution*/) {
   const std::array<std::int64_t, 4> shape = order_shape(problem, grouping);
   const std::int64_t rows = shape[0] * shape[1] * shape[2];
-  if (rows > 0) {
-    launch(write_identity, dim3(static_cast<unsigned>(common::ceil_div(rows, kRows))), kThreads, 0, execution.stream,
-           rows, static_cast<int>(problem.head_dim), tensors.order);
-  }
+  const std::int64_t blocks = common::ceil_div(rows, kRows);
+  KernelPlan<GroupingTensors> result;
+  result.tiles = {{kRows, 0, problem.head_dim, problem.head_dim}};
+  result.launches = {{result.tiles.front(), blocks, kThreads, 0}};
+  result.run = [rows, blocks, head_dim = static_cast<int>(problem.head_dim)](const GroupingTensors& tensors,
+                                                                             const Execution& execution) {
+    if (blocks > 0) {
+      launch(write_identity, dim3(static_cast<unsigned>(blocks)), kThreads, 0, execution.stream, rows, head_dim,
+             tensors.order);
+    }
+  };
+  return result;
 }
 
 }  // namespace distr::cuda::identity

@@ -25,6 +25,7 @@
 #include "cuda/grouping_rank.cuh"
 #include "cuda/grouping_rows.cuh"
 #include "cuda/ptx.cuh"
+#include "cuda/workspace.h"
 
 namespace distr::cuda::lsh {
 
@@ -302,63 +303,97 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_blocks(const Arguments a)
   }
 }
 
+// What a call does: it is decided here, and a run decides nothing more.
 struct Plan {
-  Arguments arguments;
-  grouping::Warps warps;
-  dim3 grid;
-  bool aligned;
+  DType dtype;
+  Arguments arguments;  // but for the pointers
+  Part<float4> sums;    // of pieces, if blocks of Q are cut
+  bool aligned_rows;
+  dim3 grid, sum_grid;
+  int threads, sum_threads;
+  std::size_t shared;
+
+  [[nodiscard]] Arguments with(const GroupingTensors& tensors, void* workspace) const {
+    Arguments a = arguments;
+    a.queries.q = static_cast<const std::byte*>(tensors.q);
+    a.sums = sums.in(workspace);
+    a.order = tensors.order;
+    return a;
+  }
+  [[nodiscard]] bool is_aligned(const GroupingTensors& tensors) const {
+    return aligned_rows && grouping::is_aligned(tensors.q);
+  }
 };
 
-Plan plan_of(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors) {
-  const QueryPieces queries(problem, grouping, tensors.q);
+Plan plan_of(const Problem& problem, const Grouping& grouping, WorkspaceLayout& workspace) {
+  const QueryPieces queries(problem, grouping);
   const grouping::Warps warps(problem.head_dim);
-  const bool aligned = grouping::is_aligned(tensors.q, queries.strides, problem.batch, problem.heads_q,
-                                            problem.head_dim * static_cast<std::int64_t>(size_of(problem.dtype)));
   const std::int64_t resident = device_properties().processors * (kWarpsPerProcessor / warps.count());
   const Arguments arguments{
-      queries, static_cast<int>(problem.head_dim), warps.tiles, warps.groups, grouping.seed, nullptr, tensors.order};
-  return {arguments, warps, dim3(static_cast<unsigned>(std::min(queries.count, resident))), aligned};
+      queries, static_cast<int>(problem.head_dim), warps.tiles, warps.groups, grouping.seed, nullptr, nullptr};
+  const std::int64_t sums = queries.count * warps.tiles * kFragments * 32;
+  const bool aligned_rows =
+      grouping::has_aligned_rows(queries.strides, problem.batch, problem.heads_q,
+                                 problem.head_dim * static_cast<std::int64_t>(size_of(problem.dtype)));
+  return {problem.dtype,
+          arguments,
+          queries.pieces.value() == 1 ? Part<float4>() : Part<float4>(workspace, "sums of pieces", sums),
+          aligned_rows,
+          dim3(static_cast<unsigned>(std::min(queries.count, resident))),
+          dim3(static_cast<unsigned>(queries.order_rows())),
+          warps.count() * 32,
+          std::min(kSumThreads, warps.tiles * kFragments * 32),
+          shared_bytes(warps.count())};
+}
+
+using Run = void (*)(const Plan& plan, const GroupingTensors& tensors, const Execution& execution);
+
+void run_all(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
+  const Arguments a = plan.with(tensors, execution.workspace);
+  grouping::with_loads(plan.dtype, plan.is_aligned(tensors), [&]<class T, int kVector>() {
+    launch_early(order_blocks<T, kVector>, plan.grid, plan.threads, plan.shared, execution.stream, a);
+    if (plan.sums.exists()) {
+      launch_early(add_pieces<kVector>, plan.sum_grid, plan.sum_threads, 0, execution.stream, a);
+    }
+  });
+}
+
+void run_read_only(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
+  grouping::with_loads(plan.dtype, plan.is_aligned(tensors), [&]<class T, int kVector>() {
+    launch(read_blocks<T, kVector>, plan.grid, plan.threads, plan.shared, execution.stream,
+           plan.with(tensors, nullptr));
+  });
+}
+
+KernelPlan<GroupingTensors> made(const Problem& problem, const Grouping& grouping, Run run) {
+  KernelPlan<GroupingTensors> result;
+  const Plan plan = plan_of(problem, grouping, result.workspace);
+  const TileShape tile{plan.arguments.queries.piece_rows, 0, problem.head_dim, 0};
+  result.tiles = {tile};
+  result.launches = {{tile, plan.grid.x, plan.threads, static_cast<std::int64_t>(plan.shared)}};
+  if (plan.sums.exists()) {
+    result.launches.push_back({tile, plan.sum_grid.x, plan.sum_threads, 0});
+  }
+  result.run = [plan, run](const GroupingTensors& tensors, const Execution& execution) {
+    if (plan.arguments.queries.count > 0) {
+      run(plan, tensors, execution);
+    }
+  };
+  return result;
 }
 
 }  // namespace
 
 std::string supports(const Problem& problem, const Grouping& grouping) {
-  return grouping::refusal(problem, grouping, Strategy::lsh, "lsh");
+  return grouping::refusal(problem, grouping, Strategy::lsh);
 }
 
-std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
-  const QueryPieces queries(problem, grouping, nullptr);
-  const auto sums = static_cast<std::size_t>(grouping::Warps(problem.head_dim).tiles) * kFragments * 32;
-  return queries.pieces.value() == 1 ? 0 : static_cast<std::size_t>(queries.count) * sums * sizeof(float4);
+KernelPlan<GroupingTensors> plan(const Problem& problem, const Grouping& grouping, const Execution& /*execution*/) {
+  return made(problem, grouping, run_all);
 }
 
-void run(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors, const Execution& execution) {
-  Plan plan = plan_of(problem, grouping, tensors);
-  Arguments& arguments = plan.arguments;
-  if (arguments.queries.count == 0) {
-    return;
-  }
-  arguments.sums = arguments.queries.pieces.value() == 1 ? nullptr : static_cast<float4*>(execution.workspace);
-  grouping::with_loads(problem.dtype, plan.aligned, [&]<class T, int kVector>() {
-    launch_early(order_blocks<T, kVector>, plan.grid, plan.warps.count() * 32, shared_bytes(plan.warps.count()),
-                 execution.stream, arguments);
-    if (arguments.sums != nullptr) {
-      launch_early(add_pieces<kVector>, dim3(static_cast<unsigned>(arguments.queries.order_rows())),
-                   std::min(kSumThreads, plan.warps.tiles * kFragments * 32), 0, execution.stream, arguments);
-    }
-  });
-}
-
-void run_read_only(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
-                   const Execution& execution) {
-  const Plan plan = plan_of(problem, grouping, tensors);
-  if (plan.arguments.queries.count == 0) {
-    return;
-  }
-  grouping::with_loads(problem.dtype, plan.aligned, [&]<class T, int kVector>() {
-    launch(read_blocks<T, kVector>, plan.grid, plan.warps.count() * 32, shared_bytes(plan.warps.count()),
-           execution.stream, plan.arguments);
-  });
+KernelPlan<GroupingTensors> plan_read_only(const Problem& problem, const Grouping& grouping, const Execution&) {
+  return made(problem, grouping, run_read_only);
 }
 
 }  // namespace distr::cuda::lsh

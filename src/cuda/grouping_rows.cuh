@@ -70,8 +70,9 @@ struct QueryPieces {
   int previous;        // 1: a block's order is that of the rows before it, the first has none
   std::int64_t count;  // of all pieces
 
-  QueryPieces(const Problem& problem, const Grouping& grouping, const void* data)
-      : q(static_cast<const std::byte*>(data)),
+  // All but where Q is.
+  QueryPieces(const Problem& problem, const Grouping& grouping)
+      : q(nullptr),
         strides(in_bytes(problem.q, problem.dtype)),
         heads(static_cast<std::uint32_t>(problem.heads_q)),
         blocks(static_cast<std::uint32_t>(common::num_blocks(problem, grouping))),
@@ -239,22 +240,22 @@ void with_loads(DType dtype, bool aligned, Function&& function) {
   }
 }
 
-// Whether every row of a tensor [batch, heads, rows, d] starts at a multiple of 16 bytes and is one long.
-[[nodiscard]] inline bool is_aligned(const void* data, const Strides& bytes, std::int64_t batch, std::int64_t heads,
-                                     std::int64_t row_bytes) {
+// Whether every row of a tensor [batch, heads, rows, d] starts at a multiple of 16 bytes, if the tensor does, and is
+// one long.
+[[nodiscard]] inline bool has_aligned_rows(const Strides& bytes, std::int64_t batch, std::int64_t heads,
+                                           std::int64_t row_bytes) {
   const auto fits = [](std::int64_t length, std::int64_t stride) { return length == 1 || stride % 16 == 0; };
-  return reinterpret_cast<std::uintptr_t>(data) % 16 == 0 && fits(batch, bytes.batch) && fits(heads, bytes.head) &&
-         bytes.row % 16 == 0 && row_bytes % 16 == 0;
+  return fits(batch, bytes.batch) && fits(heads, bytes.head) && bytes.row % 16 == 0 && row_bytes % 16 == 0;
 }
+[[nodiscard]] inline bool is_aligned(const void* data) { return reinterpret_cast<std::uintptr_t>(data) % 16 == 0; }
 
 // Why the kernels cannot serve, or "".
-[[nodiscard]] inline std::string refusal(const Problem& problem, const Grouping& grouping, Strategy strategy,
-                                         const char* name) {
+[[nodiscard]] inline std::string refusal(const Problem& problem, const Grouping& grouping, Strategy strategy) {
   if (is_exact(grouping)) {
     return "the problem is exact: the order is the identity";
   }
   if (grouping.strategy != strategy) {
-    return std::string("serves the strategy ") + name + " only";
+    return std::string("serves the strategy ") + traits(strategy).name + " only";
   }
   if (problem.dtype == DType::f64) {
     return "computes in fp32; f64 is for the reference";

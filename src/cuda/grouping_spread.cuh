@@ -32,8 +32,9 @@ struct KeyStrips {
   int seq;
   std::int64_t count;  // of all runs
 
-  KeyStrips(const Problem& problem, const QueryPieces& queries, const void* data)
-      : k(static_cast<const std::byte*>(data)),
+  // All but where K is.
+  KeyStrips(const Problem& problem, const QueryPieces& queries)
+      : k(nullptr),
         strides(grouping::in_bytes(problem.k, problem.dtype)),
         heads(static_cast<std::uint32_t>(problem.heads_kv)),
         runs(1),
@@ -225,5 +226,40 @@ struct LaneSums {
     }
   }
 };
+
+// The sum of a column's squares over the pieces of a block of Q; `squares`: [pieces, width] from the column on.
+[[nodiscard]] __device__ inline float sum_of_pieces(const float* squares, int pieces, int width) {
+  constexpr int kLoads = 16;
+  float sum = *squares;
+  for (int first = 1; first < pieces; first += kLoads) {
+    float loaded[kLoads];
+#pragma unroll
+    for (int i = 0; i < kLoads; ++i) {
+      loaded[i] = first + i < pieces ? squares[(first + i) * width] : 0;
+    }
+#pragma unroll
+    for (const float square : loaded) {
+      sum += square;
+    }
+  }
+  return sum;
+}
+
+// Adds lanes 4 g .. 4 g + 3: lane t gets the sums of kCount / 4 of their values, from t % 2 * kCount / 2 + t / 2 *
+// kCount / 4 on.
+template <int kCount>
+__device__ void add_quad(float (&values)[kCount], int t) {
+#pragma unroll
+  for (int step = 1; step <= 2; step *= 2) {
+    const int half = kCount / 2 / step;
+    const bool upper = (t & step) != 0;
+#pragma unroll
+    for (int i = 0; i < half; ++i) {
+      const float lower = values[i];
+      const float given = __shfl_xor_sync(~0U, upper ? lower : values[half + i], step);
+      values[i] = (upper ? values[half + i] : lower) + given;
+    }
+  }
+}
 
 }  // namespace distr::cuda::energy

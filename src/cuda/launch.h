@@ -5,7 +5,6 @@
 #include <cuda_runtime.h>
 
 #include <cstddef>
-#include <cstdint>
 #include <string>
 
 #include "cuda/start.h"
@@ -23,6 +22,12 @@ inline void check(cudaError_t status, const char* call) {
               std::string(call) + ": " + cudaGetErrorString(status));
 }
 
+[[nodiscard]] inline int current_device() {
+  int device = 0;
+  check(cudaGetDevice(&device), "cudaGetDevice");
+  return device;
+}
+
 struct DeviceProperties {
   int major = 0, minor = 0;        // compute capability
   int processors = 0;              // SMs
@@ -30,7 +35,7 @@ struct DeviceProperties {
   int shared_bytes_processor = 0;  // of an SM
 };
 
-// Of the current device. Throws Error(device_failure) if there is none.
+// Of the current device. CUDA is asked once for each device. Throws Error(device_failure) if there is none.
 const DeviceProperties& device_properties();
 
 // Why no kernel of this build can run on the current device (no driver, older than sm_80); empty: they can.
@@ -39,26 +44,6 @@ std::string unusable_reason();
 // Lets the kernel have so many bytes of dynamic shared memory on the current device. CUDA is asked once for each
 // device.
 void allow_shared_memory(const void* kernel, std::size_t bytes);
-
-// Takes aligned pieces from the caller's workspace. With a null base it only counts.
-class Workspace {
- public:
-  Workspace() = default;
-  explicit Workspace(void* base) : base_(static_cast<std::byte*>(base)) {}
-
-  template <class T>
-  [[nodiscard]] T* take(std::int64_t count) {
-    constexpr std::size_t kAlignment = 256;
-    T* piece = base_ == nullptr ? nullptr : reinterpret_cast<T*>(base_ + used_);
-    used_ += (static_cast<std::size_t>(count) * sizeof(T) + kAlignment - 1) / kAlignment * kAlignment;
-    return piece;
-  }
-  [[nodiscard]] std::size_t used() const noexcept { return used_; }
-
- private:
-  std::byte* base_ = nullptr;
-  std::size_t used_ = 0;
-};
 
 // Lets the kernel have so many bytes of dynamic shared memory, if more than kernels have without asking.
 template <class... Parameters>

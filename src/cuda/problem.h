@@ -35,15 +35,15 @@ struct DeviceProblem {
   Divisor rows_of_block;      // l, at most Nq: of rows that 31 bits count
   std::int64_t blocks;        // ceil(seq_q / l)
   std::int32_t groups;        // r
-  std::int32_t members;       // G for lsh, 1 for energy and exact
+  std::int32_t members;       // of a group, but for a shorter last one: 1 where attention is exact
   bool mean;                  // Estimator::mean: q_hat is the group's mean, else its first column
   bool exact;                 // no order is read
-  bool first_block_is_exact;  // order_from = previous
+  bool first_block_is_exact;  // order_from = previous, and the order is computed
 };
 
-[[nodiscard]] inline DeviceMask device_mask(const Problem& problem, const void* data) noexcept {
+[[nodiscard]] inline DeviceMask device_mask(const Problem& problem) noexcept {
   const Mask& mask = problem.mask;
-  DeviceMask result{mask.kind, mask.dtype, data, 0, 0, 0, 0};
+  DeviceMask result{mask.kind, mask.dtype, nullptr, 0, 0, 0, 0};
   std::int64_t* const strides[4] = {&result.batch, &result.head, &result.row, &result.key};
   for (int axis = 0; axis < mask.rank; ++axis) {
     const auto from = static_cast<std::size_t>(axis);
@@ -54,8 +54,8 @@ struct DeviceProblem {
   return result;
 }
 
-[[nodiscard]] inline DeviceProblem device_problem(const Problem& problem, const Grouping& grouping,
-                                                  const void* mask) noexcept {
+// All but where the mask is.
+[[nodiscard]] inline DeviceProblem device_problem(const Problem& problem, const Grouping& grouping) noexcept {
   constexpr double kLog2E = 1.4426950408889634;
   const bool exact = is_exact(grouping);
   DeviceProblem result{};
@@ -73,15 +73,15 @@ struct DeviceProblem {
   result.scale_log2 = static_cast<float>(problem.softmax_scale() * kLog2E);
   result.causal = problem.causal != Causal::none;
   result.causal_offset = common::causal_offset(problem);
-  result.mask = device_mask(problem, mask);
+  result.mask = device_mask(problem);
   result.block = grouping.block;
   result.rows_of_block = Divisor(static_cast<std::uint32_t>(std::min(grouping.block, problem.seq_q)));
   result.blocks = common::num_blocks(problem, grouping);
   result.groups = static_cast<std::int32_t>(exact ? problem.head_dim : num_groups(problem, grouping));
-  result.members = exact || grouping.strategy == Strategy::energy ? 1 : static_cast<std::int32_t>(grouping.group_size);
+  result.members = exact ? 1 : static_cast<std::int32_t>(common::members_of(grouping));
   result.mean = grouping.estimator == Estimator::mean;
   result.exact = exact;
-  result.first_block_is_exact = grouping.order_from == OrderFrom::previous;
+  result.first_block_is_exact = grouping.order_from == OrderFrom::previous && common::is_exact_block(grouping, 0);
   return result;
 }
 

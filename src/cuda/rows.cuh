@@ -62,19 +62,4 @@ class Tiles {
   int rows_ = 0;
 };
 
-// How many heads a launch of so many tiles a head takes together, where so many thread blocks run at the same time:
-// none but where it is causal. There, enough for an even end, or all whose K and V stay in the L2 (docs/kernel-log.md,
-// sm90/forward, step 48).
-[[nodiscard]] inline int heads_together(const Problem& problem, std::int64_t tiles_of_head, std::int64_t blocks) {
-  if (problem.causal == Causal::none) {
-    return 0;
-  }
-  constexpr std::int64_t kTogetherBytes = std::int64_t{24} << 20;
-  constexpr std::int64_t kTilesABlock = 3;
-  const std::int64_t head_bytes = problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2;
-  const std::int64_t in_cache = kTogetherBytes / std::max(head_bytes, std::int64_t{1});
-  const std::int64_t even = common::ceil_div(kTilesABlock * blocks, std::max(tiles_of_head, std::int64_t{1}));
-  return static_cast<int>(std::min(std::max(in_cache, even), problem.batch * problem.heads_q));
-}
-
 }  // namespace distr::cuda

@@ -8,12 +8,13 @@
 namespace distr {
 
 Backend cpu_backend() { return {}; }
+Advice cpu_advice(const Problem& /*problem*/, const Grouping& /*grouping*/) { return {}; }
 
 namespace test {
 
 std::vector<Case> large_cases() {
   std::vector<Case> result;
-  // So many that energy's keys are picked at d = 64 too (forward_launch.cu, product_of); as they are for larger d.
+  // So many that energy's keys are picked at d = 64 too (sm90/heuristics.h); as they are for larger d.
   for (const std::int64_t dim : {56, 72}) {
     Case picked;
     picked.name = "many keys, picked, d " + std::to_string(dim);
@@ -27,7 +28,7 @@ std::vector<Case> large_cases() {
     picked.grouping.block = 128;
     result.push_back(picked);
   }
-  // On three SMs blocks of three consumers and of two, of more than 32 columns (sm90/waves.h).
+  // On three SMs blocks of three consumers and of two, of more than 32 columns (sm90/heuristics.h).
   Case sizes;
   sizes.name = "many keys, lsh, blocks of two sizes";
   sizes.problem.heads_q = sizes.problem.heads_kv = 3;

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The table of tiles against the measurement that it was read from; needs no GPU.
-#include "cuda/sm80/choice.h"
+#include "cuda/sm80/heuristics.h"
 
 #include <gtest/gtest.h>
 

@@ -145,14 +145,12 @@ class Session {
     return device;
   }
 
+  // `call` in a workspace of so many bytes; two runs of one plan.
   template <class Run>
   void run(std::size_t workspace_bytes, const Run& call) {
     const bool poisoned = workspace_is_poisoned;
     const DeviceMemory workspace(workspace_bytes, kMargin, 0, poisoned);
-    Execution execution;
-    execution.device = Device::cuda;
-    execution.threads = 1;
-    execution.stream = thread_stream();
+    Execution execution = on_device();
     execution.workspace = workspace_bytes == 0 ? nullptr : workspace.data();
     execution.workspace_bytes = workspace_bytes;
     call(execution);
@@ -318,8 +316,8 @@ void run(const KernelEntry<Tensors>& kernel, const Problem& p, const Grouping& g
   Turn().take(kernel.name, [&] {
     Session session(kernel.deterministic);
     const Tensors device = place(session, p, g, host);
-    session.run(kernel.workspace_bytes(p, g, 1),
-                [&](const Execution& execution) { kernel.run(p, g, device, execution); });
+    const KernelPlan<Tensors> plan = kernel.plan(p, g, on_device());
+    session.run(plan.workspace.bytes(), [&](const Execution& execution) { plan.run(device, execution); });
   });
 }
 
@@ -328,6 +326,14 @@ void run(const KernelEntry<Tensors>& kernel, const Problem& p, const Grouping& g
 cudaStream_t thread_stream() {
   thread_local const cudaStream_t own = make_stream(cudaStreamNonBlocking);
   return own;
+}
+
+Execution on_device() {
+  Execution execution;
+  execution.device = Device::cuda;
+  execution.threads = 1;
+  execution.stream = thread_stream();
+  return execution;
 }
 
 void leave_workspace_uninitialized() { workspace_is_poisoned = false; }

@@ -28,6 +28,9 @@ class DeviceDead : public std::runtime_error {
 // thread captures.
 [[nodiscard]] cudaStream_t thread_stream();
 
+// On the current device and that stream, without a workspace.
+[[nodiscard]] Execution on_device();
+
 // From here on workspaces are not poisoned (nor looked at), so that compute-sanitizer's initcheck can tell what a
 // kernel reads there before it has written it.
 void leave_workspace_uninitialized();

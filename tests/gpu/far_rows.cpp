@@ -48,16 +48,15 @@ class FarRows {
     CudaMemory o(static_cast<std::size_t>(result.count()) * size_of(problem_.dtype));
     order.copy_from(instance_.order.data(), order.bytes() - 1, stream_);
     o.copy_from(result.data(), o.bytes(), stream_);  // poison
-    Execution execution;
-    execution.device = Device::cuda;
-    execution.stream = stream_;
-    execution.workspace_bytes = kernel.workspace_bytes(problem_, grouping_, 0);
+    Execution execution = on_device();
+    const KernelPlan<ForwardTensors> plan = kernel.plan(problem_, grouping_, execution);
+    execution.workspace_bytes = plan.workspace.bytes();
     const CudaMemory workspace(execution.workspace_bytes + 1);
     execution.workspace = workspace.data();
     ForwardTensors tensors{data_[0], data_[1], data_[2], nullptr};
     tensors.order = static_cast<const std::int32_t*>(order.data());
     tensors.o = o.data();
-    kernel.run(problem_, grouping_, tensors, execution);
+    plan.run(tensors, execution);
     o.copy_to(result.data(), o.bytes(), stream_);
     return result;
   }

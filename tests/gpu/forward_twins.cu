@@ -3,12 +3,10 @@
 // and without the fusion LSH with G = 4 as well.
 #include <array>
 #include <string>
-#include <tuple>
 
 #include "cuda/sm80/forward_launch.h"
 #include "cuda/sm80/variants.cuh"
 #include "gpu/forward_twins.h"
-#include "tiles.h"
 
 namespace distr::test {
 namespace {
@@ -33,21 +31,21 @@ template <Without kWithout>
 struct Twins {
   static constexpr std::array kVariants = kTwins<kWithout>;
   static constexpr auto supports = sm80::forward_supports;
-  static constexpr auto workspace_bytes = sm80::forward_workspace_bytes;
-  static constexpr auto run = sm80::run_forward;
+  static constexpr auto plan_among = sm80::plan_forward_among;
 
+  // Of a problem that the kernel serves.
   static std::string refusal(const Problem& problem, const Grouping& grouping) {
     if (problem.dtype != DType::bf16 || problem.head_dim % 64 != 0 || problem.causal != Causal::none) {
       return "has twins for bf16, d = 64 and 128, not causal";
     }
-    const auto shape = [&] {
-      const bool serves = sm80::forward_supports(problem, grouping).empty();
-      const tuning::Tile tile = serves ? sm80::forward_tiles(problem, grouping).front() : tuning::Tile{};
-      return std::tuple(tile.rows, tile.dim, tile.groups);
-    };
-    const auto own = shape();
-    const cuda::OtherVariants<sm80::Variant> twins(kVariants);
-    return shape() == own ? "" : "has no twin of its shape";  // it would take another: the exact one of Q~
+    const auto own = sm80::plan_forward(problem, grouping, {}).tiles;
+    try {
+      const auto twins = plan_among(kVariants, problem, grouping, {}).tiles;
+      return twins.front() == own.front() ? ""
+                                          : "has no twin of its shape";  // it would take another: the exact one of Q~
+    } catch (const Error& error) {
+      return error.what();
+    }
   }
 };
 

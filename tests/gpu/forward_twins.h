@@ -4,29 +4,20 @@
 
 #include <string>
 
-#include "cuda/other_variants.h"
 #include "gpu/twins.h"
 
 namespace distr::test {
 
-// Twins: kVariants, the shapes; refusal(), why there is no twin for a problem; and the kernel's own supports(),
-// workspace_bytes() and run().
+// Twins: kVariants, the shapes; refusal(), why there is no twin for a problem; and the kernel's own supports() and
+// plan_forward_among().
 template <class Twins>
 ForwardTwin twin_of(ForwardKernel kernel, const char* without) {
-  using Others = cuda::OtherVariants<typename decltype(Twins::kVariants)::value_type>;
   kernel.supports = [](const Problem& problem, const Grouping& grouping) {
-    const std::string reason = Twins::refusal(problem, grouping);
-    const Others twins(Twins::kVariants);
-    return reason.empty() ? Twins::supports(problem, grouping) : reason;
+    const std::string reason = Twins::supports(problem, grouping);
+    return reason.empty() ? Twins::refusal(problem, grouping) : reason;
   };
-  kernel.workspace_bytes = [](const Problem& problem, const Grouping& grouping, int threads) {
-    const Others twins(Twins::kVariants);
-    return Twins::workspace_bytes(problem, grouping, threads);
-  };
-  kernel.run = [](const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
-                  const Execution& execution) {
-    const Others twins(Twins::kVariants);
-    Twins::run(problem, grouping, tensors, execution);
+  kernel.plan = [](const Problem& problem, const Grouping& grouping, const Execution& execution) {
+    return Twins::plan_among(Twins::kVariants, problem, grouping, execution);
   };
   return {without, kernel};
 }

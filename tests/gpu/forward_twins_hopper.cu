@@ -4,6 +4,7 @@
 #include <array>
 
 #include "cuda/sm90/forward_launch.h"
+#include "cuda/sm90/heuristics.h"
 #include "cuda/sm90/variants.cuh"
 #include "gpu/forward_twins.h"
 
@@ -37,8 +38,7 @@ struct Twins {
                                            twin<kWithout, 64, 128, sm90::Scores::logarithms>(),
                                            twin<kWithout, 128, 128, sm90::Scores::raw>()};
   static constexpr auto supports = sm90::forward_supports;
-  static constexpr auto workspace_bytes = sm90::forward_workspace_bytes;
-  static constexpr auto run = sm90::run_forward;
+  static constexpr auto plan_among = sm90::plan_forward_among;
 
   static constexpr auto refusal = refusal_of_twins;
 };
@@ -51,11 +51,10 @@ struct BlocksTwins {
                                            twin<kWithout, 64, 64, sm90::Scores::logarithms, kCopied, 2, 2>(),
                                            twin<kWithout, 128, 128, sm90::Scores::logarithms>()};
   static constexpr auto supports = sm90::forward_blocks_supports;
-  static constexpr auto workspace_bytes = sm90::forward_workspace_bytes;
-  static constexpr auto run = sm90::run_forward;
+  static constexpr auto plan_among = sm90::plan_forward_among;
   static std::string refusal(const Problem& problem, const Grouping& grouping) {
     const std::string reason = refusal_of_twins(problem, grouping);
-    const bool picks = grouping.strategy == Strategy::energy && problem.head_dim > 64;
+    const bool picks = sm90::product_of(problem, grouping) == sm90::Product::picked;
     return reason.empty() && kWithout == Without::fusion && !picks ? "picks no columns of K" : reason;
   }
 };

@@ -37,7 +37,7 @@ std::vector<Case> many_cases() {
     many.problem = contiguous(many.problem);
     result.push_back(many);
   }
-  // As many short ones that blocks share an H200's SMs (sm90/waves.h).
+  // As many short ones that blocks share an H200's SMs (sm90/heuristics.h).
   for (const Strategy strategy : {exact, lsh}) {
     Case shared = large_case("large, short heads, " + std::string(name_of(strategy)), 129, 130, 64, 64, strategy,
                              strategy == exact ? 1 : 4, 64);
@@ -62,7 +62,7 @@ std::vector<Case> many_cases() {
     keys.problem = contiguous(keys.problem);
     result.push_back(keys);
   }
-  // So many that energy's keys are picked at d = 64 too (sm90/forward_launch.cu, product_of).
+  // So many that energy's keys are picked at d = 64 too (sm90/heuristics.h).
   for (const Causal causal : {Causal::none, Causal::bottom_right}) {
     Case picked = large_case("large, many keys" + std::string(causal == Causal::none ? "" : ", causal"), 1430, 4200, 64,
                              64, energy, 4, 128);
@@ -151,7 +151,7 @@ std::vector<Case> large_cases() {
     causal.problem.scale = 0.5;
     result.push_back(causal);
   }
-  // Whole waves of an H200's blocks of three consumers, and the rest in blocks of two (sm90/waves.h).
+  // Whole waves of an H200's blocks of three consumers, and the rest in blocks of two (sm90/heuristics.h).
   Case waves = large_case("large, one block, blocks of two sizes", 4096, 150, 64, 64, lsh, 2, 1 << 20);
   waves.problem.heads_q = waves.problem.heads_kv = 10;
   waves.problem = contiguous(waves.problem);

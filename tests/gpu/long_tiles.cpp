@@ -3,40 +3,36 @@
 
 #include <algorithm>
 #include <string>
-
-#include "tiles.h"
+#include <string_view>
+#include <vector>
 
 namespace distr::test {
 namespace {
 
-// The tile of 128 queries; `reason`: why there is none, or empty.
-tuning::Tile long_tile(const Problem& problem, const Grouping& grouping, std::string& reason) {
-  const auto tiles = tuning::forward_tiles(problem, grouping, reason);
-  const auto found = std::find_if(tiles.begin(), tiles.end(), [](const auto& tile) { return tile.rows == 128; });
-  if (found != tiles.end()) {
-    return *found;
-  }
-  reason = reason.empty() ? "has no tiles of 128 queries" : reason;
-  return {};
+constexpr std::int64_t kRows = 128;
+
+const ForwardKernel& portable() {
+  const auto kernels = cuda_backend().forward;
+  return *std::find_if(kernels.begin(), kernels.end(),
+                       [](const ForwardKernel& kernel) { return kernel.name == std::string_view("sm80/forward"); });
+}
+
+KernelPlan<ForwardTensors> plan(const Problem& problem, const Grouping& grouping, const Execution& execution) {
+  Execution with = execution;
+  with.tile_rows = kRows;
+  return portable().plan(problem, grouping, with);
 }
 
 std::string supports(const Problem& problem, const Grouping& grouping) {
-  std::string reason;
-  static_cast<void>(long_tile(problem, grouping, reason));
-  return reason;
+  const std::string reason = portable().supports(problem, grouping);
+  if (!reason.empty()) {
+    return reason;
+  }
+  const std::vector<TileShape> tiles = plan(problem, grouping, {}).tiles;
+  return !tiles.empty() && tiles.front().rows == kRows ? "" : "has no tiles of 128 queries";
 }
 
-std::size_t workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
-  std::string reason;
-  return tuning::workspace_bytes(problem, grouping, long_tile(problem, grouping, reason));
-}
-
-void run(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors, const Execution& execution) {
-  std::string reason;
-  tuning::forward(problem, grouping, tensors, execution, long_tile(problem, grouping, reason));
-}
-
-constexpr ForwardKernel kKernels[] = {{"sm80/forward, 128 rows", Device::cuda, supports, workspace_bytes, run}};
+constexpr ForwardKernel kKernels[] = {{"sm80/forward, 128 rows", Device::cuda, supports, plan}};
 
 }  // namespace
 

@@ -9,6 +9,8 @@
 #include <tuple>
 #include <utility>
 
+#include "cuda/heuristics.h"
+
 namespace distr::cuda {
 namespace {
 

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plan of the split over keys, which needs no GPU.
-#include "cuda/sm80/split.h"
+#include "cuda/sm80/heuristics.h"
 
 #include <gtest/gtest.h>
 
@@ -12,31 +12,31 @@ namespace {
 
 constexpr std::int64_t kProcessors = 132;
 
-Launched launched(std::int64_t tiles, std::int64_t key_tiles, std::int64_t resident) {
+SplitSizes sizes_of(std::int64_t tiles, std::int64_t key_tiles, std::int64_t resident) {
   return {tiles, key_tiles, 0, kProcessors, resident, false};
 }
 
 TEST(Split, LeavesWholeWhatFillsTheDevice) {
-  EXPECT_EQ(plan_split(launched(264, 64, 2)).blocks(), 0);
-  EXPECT_EQ(plan_split(launched(0, 64, 2)).blocks(), 0);
-  EXPECT_EQ(plan_split(launched(1280, 256, 2)).blocks(), 0);  // the last wave is nearly full
+  EXPECT_EQ(plan_split(sizes_of(264, 64, 2)).blocks(), 0);
+  EXPECT_EQ(plan_split(sizes_of(0, 64, 2)).blocks(), 0);
+  EXPECT_EQ(plan_split(sizes_of(1280, 256, 2)).blocks(), 0);  // the last wave is nearly full
 }
 
 TEST(Split, DividesTheLastWave) {
-  const Split split = plan_split(launched(320, 64, 2));
+  const Split split = plan_split(sizes_of(320, 64, 2));
   EXPECT_EQ(split.begin, 264U);
   EXPECT_EQ(split.end, 320U);
   EXPECT_EQ(split.pieces, 4U);
 }
 
 TEST(Split, GivesOneTileToTheWholeDevice) {
-  const Split split = plan_split(launched(1, 512, 2));
+  const Split split = plan_split(sizes_of(1, 512, 2));
   EXPECT_EQ(split.end, 1U);
   EXPECT_GE(split.pieces, 32U);
 }
 
 TEST(Split, DividesCausalTilesOnlyWhereAllRunAtOnce) {
-  Launched causal = launched(320, 64, 3);
+  SplitSizes causal = sizes_of(320, 64, 3);
   causal.causal = true;
   causal.long_tiles = 130;
   EXPECT_EQ(plan_split(causal).end, 130U);
@@ -47,14 +47,14 @@ TEST(Split, DividesCausalTilesOnlyWhereAllRunAtOnce) {
 
 TEST(Split, TakesCausalTilesThatAreAllLongForWhatTheyAre) {
   for (const std::int64_t tiles : {140, 200, 256, 264}) {
-    Launched causal = launched(tiles, 256, 2);
+    SplitSizes causal = sizes_of(tiles, 256, 2);
     const Split split = plan_split(causal);
     causal.causal = true;
     causal.long_tiles = tiles;
     EXPECT_EQ(plan_split(causal).begin, split.begin) << tiles;
     EXPECT_EQ(plan_split(causal).pieces, split.pieces) << tiles;
   }
-  EXPECT_EQ(plan_split(launched(256, 256, 2)).blocks(), 0);
+  EXPECT_EQ(plan_split(sizes_of(256, 256, 2)).blocks(), 0);
 }
 
 // Whatever the sizes are, the blocks of the launch are all pieces of all tiles, each once.
@@ -63,7 +63,7 @@ TEST(Split, CoversEveryPieceOnce) {
     for (const std::int64_t key_tiles : {1, 3, 4, 9, 64, 255, 512}) {
       for (const std::int64_t resident : {1, 2, 3, 4}) {
         for (const bool causal : {false, true}) {
-          Launched sizes = launched(tiles, key_tiles, resident);
+          SplitSizes sizes = sizes_of(tiles, key_tiles, resident);
           sizes.causal = causal;
           sizes.long_tiles = tiles * 2 / 5;
           const Split split = plan_split(sizes);

@@ -37,34 +37,38 @@ void require(cudaError_t status, const char* what) {
 }
 
 // One kernel in one setting, ready to be called.
-template <class Kernel>
+template <class Tensors>
 struct Call {
-  Call(const Kernel& wanted, const Problem& p, const Grouping& g, void* stream)
-      : kernel(wanted), problem(p), grouping(g), workspace(kernel.workspace_bytes(p, g, 1)) {
+  Call(const KernelEntry<Tensors>& wanted, const Problem& p, const Grouping& g, void* stream)
+      : kernel(wanted),
+        execution(execution_on(stream)),
+        plan(kernel.plan(p, g, execution)),
+        workspace(plan.workspace.bytes()) {
+    execution.workspace_bytes = plan.workspace.bytes();
+    execution.workspace = workspace.data();
+  }
+  void operator()(const Tensors& tensors) const { plan.run(tensors, execution); }
+
+  static Execution execution_on(void* stream) {
+    Execution execution;
     execution.device = Device::cuda;
     execution.threads = 1;
     execution.stream = stream;
-    execution.workspace_bytes = kernel.workspace_bytes(p, g, 1);
-    execution.workspace = workspace.data();
-  }
-  template <class Tensors>
-  void operator()(const Tensors& tensors) const {
-    kernel.run(problem, grouping, tensors, execution);
+    return execution;
   }
 
-  Kernel kernel;
-  Problem problem;
-  Grouping grouping;
-  Memory workspace;
+  KernelEntry<Tensors> kernel;
   Execution execution;
+  KernelPlan<Tensors> plan;
+  Memory workspace;
 };
 
-template <class Kernel>
-std::optional<Call<Kernel>> first_that_serves(std::span<const Kernel> kernels, const Problem& p, const Grouping& g,
-                                              void* stream) {
-  for (const Kernel& kernel : kernels) {
+template <class Tensors>
+std::optional<Call<Tensors>> first_that_serves(std::span<const KernelEntry<Tensors>> kernels, const Problem& p,
+                                               const Grouping& g, void* stream) {
+  for (const KernelEntry<Tensors>& kernel : kernels) {
     if (kernel.supports(p, g).empty()) {
-      return Call<Kernel>(kernel, p, g, stream);
+      return Call<Tensors>(kernel, p, g, stream);
     }
   }
   return std::nullopt;
@@ -164,7 +168,7 @@ class Shape {
   }
 
   // The order's kernel, after it has written the orders of all sets. None for exact attention.
-  [[nodiscard]] std::optional<Call<GroupingKernel>> make_orders(const Setting& setting) const {
+  [[nodiscard]] std::optional<Call<GroupingTensors>> make_orders(const Setting& setting) const {
     if (setting.strategy == Strategy::exact) {
       return std::nullopt;
     }

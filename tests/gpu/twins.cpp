@@ -9,9 +9,9 @@ std::optional<GroupingKernel> reading_twin(const GroupingKernel& kernel) {
   GroupingKernel twin = kernel;
   const std::string name = kernel.name;
   if (name == "cuda/lsh") {
-    twin.run = cuda::lsh::run_read_only;
+    twin.plan = cuda::lsh::plan_read_only;
   } else if (name == "cuda/energy") {
-    twin.run = cuda::energy::run_read_only;
+    twin.plan = cuda::energy::plan_read_only;
   } else {
     return std::nullopt;
   }
@@ -23,7 +23,7 @@ std::optional<GroupingKernel> launching_twin(const GroupingKernel& kernel) {
     return std::nullopt;
   }
   GroupingKernel twin = kernel;
-  twin.run = cuda::energy::run_read_and_wait;
+  twin.plan = cuda::energy::plan_read_and_wait;
   return twin;
 }
 

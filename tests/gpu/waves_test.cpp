@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // How queries are shared between blocks of two and of three consumers, which needs no GPU.
-#include "cuda/sm90/waves.h"
+#include "cuda/sm90/heuristics.h"
 
 #include <gtest/gtest.h>
 
@@ -10,28 +10,28 @@ namespace {
 constexpr std::int64_t kProcessors = 132;
 
 TEST(Waves, ThreeConsumersTakeWholeWavesAndTwoTheRest) {
-  const Launched launched{10, 16384, 16384, kProcessors, false};
-  EXPECT_EQ(launched.rows_for_three(), 79 * 192);  // 790 of 792 blocks; 100 blocks of two consumers follow
+  const Waves waves{10, 16384, 16384, kProcessors, false};
+  EXPECT_EQ(waves.rows_for_three(), 79 * 192);  // 790 of 792 blocks; 100 blocks of two consumers follow
 }
 
 TEST(Waves, OneKindTakesAllWhereItEndsSooner) {
-  EXPECT_EQ((Launched{10, 1024, 1024, kProcessors, false}.rows_for_three()), 0);     // 80 blocks of 128 rows, one wave
-  EXPECT_EQ((Launched{10, 2304, 2304, kProcessors, false}.rows_for_three()), 2304);  // 120 of 192 rows, or 180 of 128
+  EXPECT_EQ((Waves{10, 1024, 1024, kProcessors, false}.rows_for_three()), 0);     // 80 blocks of 128 rows, one wave
+  EXPECT_EQ((Waves{10, 2304, 2304, kProcessors, false}.rows_for_three()), 2304);  // 120 of 192 rows, or 180 of 128
 }
 
 TEST(Waves, CausalBlocksEndOneByOne) {
-  EXPECT_EQ((Launched{10, 16384, 16384, kProcessors, true}.rows_for_three()), 16384);
-  EXPECT_EQ((Launched{10, 128, 128, kProcessors, true}.rows_for_three()), 0);
+  EXPECT_EQ((Waves{10, 16384, 16384, kProcessors, true}.rows_for_three()), 16384);
+  EXPECT_EQ((Waves{10, 128, 128, kProcessors, true}.rows_for_three()), 0);
 }
 
 // As measured (docs/kernel-log.md, sm90/forward, step 32).
 TEST(Waves, BlocksShareAnSmWhereSequencesAreShort) {
   for (const bool causal : {false, true}) {
-    EXPECT_TRUE((Launched{64, 1024, 1024, kProcessors, causal}.is_quicker_sharing())) << causal;
-    EXPECT_TRUE((Launched{64, 2048, 2048, kProcessors, causal}.is_quicker_sharing())) << causal;
-    EXPECT_FALSE((Launched{10, 1024, 1024, kProcessors, causal}.is_quicker_sharing())) << causal;
-    EXPECT_FALSE((Launched{10, 4096, 4096, kProcessors, causal}.is_quicker_sharing())) << causal;
-    EXPECT_FALSE((Launched{10, 16384, 16384, kProcessors, causal}.is_quicker_sharing())) << causal;
+    EXPECT_TRUE((Waves{64, 1024, 1024, kProcessors, causal}.is_quicker_sharing())) << causal;
+    EXPECT_TRUE((Waves{64, 2048, 2048, kProcessors, causal}.is_quicker_sharing())) << causal;
+    EXPECT_FALSE((Waves{10, 1024, 1024, kProcessors, causal}.is_quicker_sharing())) << causal;
+    EXPECT_FALSE((Waves{10, 4096, 4096, kProcessors, causal}.is_quicker_sharing())) << causal;
+    EXPECT_FALSE((Waves{10, 16384, 16384, kProcessors, causal}.is_quicker_sharing())) << causal;
   }
 }
 
@@ -39,12 +39,12 @@ TEST(Waves, BlocksShareAnSmWhereSequencesAreShort) {
 TEST(Waves, SharesAreWholeTilesAndCostTheLeast) {
   for (const std::int64_t heads : {1, 7, 64, 133}) {
     for (std::int64_t rows = 1; rows < 40000; rows = rows * 3 / 2 + 1) {
-      const Launched launched{heads, rows, rows, kProcessors, false};
-      const std::int64_t three = launched.rows_for_three();
+      const Waves waves{heads, rows, rows, kProcessors, false};
+      const std::int64_t three = waves.rows_for_three();
       ASSERT_TRUE(three == rows || (three < rows && three % kRowsOfThree == 0)) << heads << " " << rows;
-      const double cost = launched.cost(three, kRowsOfThree) + launched.cost(rows - three, kRowsOfTwo);
-      EXPECT_LE(cost, launched.cost(rows, kRowsOfThree)) << heads << " " << rows;
-      EXPECT_LE(cost, launched.cost(rows, kRowsOfTwo)) << heads << " " << rows;
+      const double cost = waves.cost(three, kRowsOfThree) + waves.cost(rows - three, kRowsOfTwo);
+      EXPECT_LE(cost, waves.cost(rows, kRowsOfThree)) << heads << " " << rows;
+      EXPECT_LE(cost, waves.cost(rows, kRowsOfTwo)) << heads << " " << rows;
     }
   }
 }

@@ -4,130 +4,150 @@
 #include <cuda_runtime.h>
 
 #include <cmath>
+#include <utility>
 
 namespace distr::test {
 namespace {
 
-// The kernel that the twins of its operation call.
+// The kernel that the twins of its operation plan with.
 template <class Kernel>
 thread_local Kernel right;
 
 template <class Tensors>
-void call(const Problem& p, const Grouping& g, const Tensors& tensors, const Execution& execution) {
-  right<KernelEntry<Tensors>>.run(p, g, tensors, execution);
+KernelPlan<Tensors> right_plan(const Problem& p, const Grouping& g, const Execution& execution) {
+  return right<KernelEntry<Tensors>>.plan(p, g, execution);
 }
 
-template <class Tensors>
-void less_one_key(const Problem& p, const Grouping& g, const Tensors& tensors, const Execution& execution) {
+// Of another problem.
+template <class Tensors, class Change>
+KernelPlan<Tensors> with_problem(const Problem& p, const Grouping& g, const Execution& execution,
+                                 const Change& change) {
   Problem wrong = p;
-  wrong.seq_k -= 1;
-  call(wrong, g, tensors, execution);
+  change(wrong);
+  return right_plan<Tensors>(wrong, g, execution);
 }
 
-template <class Tensors>
-void less_the_last_row(const Problem& p, const Grouping& g, const Tensors& tensors, const Execution& execution) {
-  Problem wrong = p;
-  wrong.seq_q -= 1;
-  call(wrong, g, tensors, execution);
-}
-
-template <class Tensors>
-void wrong_scale(const Problem& p, const Grouping& g, const Tensors& tensors, const Execution& execution) {
-  Problem wrong = p;
-  wrong.scale = 1 / std::sqrt(static_cast<double>(num_groups(p, g)));
-  call(wrong, g, tensors, execution);
-}
-
-template <class Tensors>
-void other_corner(const Problem& p, const Grouping& g, const Tensors& tensors, const Execution& execution) {
-  Problem wrong = p;
-  wrong.causal = Causal::top_left;
-  call(wrong, g, tensors, execution);
-}
-
-template <class Tensors>
-void other_estimator(const Problem& p, const Grouping& g, const Tensors& tensors, const Execution& execution) {
+// Of another grouping.
+template <class Tensors, class Change>
+KernelPlan<Tensors> with_grouping(const Problem& p, const Grouping& g, const Execution& execution,
+                                  const Change& change) {
   Grouping wrong = g;
-  wrong.estimator = Estimator::sample;
-  call(p, wrong, tensors, execution);
+  change(wrong);
+  return right_plan<Tensors>(p, wrong, execution);
+}
+
+// The right plan, run otherwise: run(the right run, tensors, execution).
+template <class Tensors, class Run>
+KernelPlan<Tensors> with_run(const Problem& p, const Grouping& g, const Execution& execution, const Run& run) {
+  KernelPlan<Tensors> plan = right_plan<Tensors>(p, g, execution);
+  plan.run = [right_run = std::move(plan.run), run](const Tensors& tensors, const Execution& with) {
+    run(right_run, tensors, with);
+  };
+  return plan;
 }
 
 template <class Tensors>
-void exact_instead(const Problem& p, const Grouping& g, const Tensors& tensors, const Execution& execution) {
-  Grouping wrong = g;
-  wrong.strategy = Strategy::exact;
-  wrong.group_size = 1;
-  call(p, wrong, tensors, execution);
+KernelPlan<Tensors> less_one_key(const Problem& p, const Grouping& g, const Execution& execution) {
+  return with_problem<Tensors>(p, g, execution, [](Problem& wrong) { wrong.seq_k -= 1; });
 }
 
 template <class Tensors>
-void on_the_default_stream(const Problem& p, const Grouping& g, const Tensors& tensors, const Execution& execution) {
-  Execution wrong = execution;
-  wrong.stream = nullptr;
-  call(p, g, tensors, wrong);
-  cudaStreamSynchronize(nullptr);
-}
-
-// Sets one byte of an output, at an offset from its beginning.
-void spoil(void* output, std::int64_t offset, const Execution& execution) {
-  cudaMemsetAsync(static_cast<std::byte*>(output) + offset, 0, 1, static_cast<cudaStream_t>(execution.stream));
-}
-
-void writes_beside(const Problem& p, const Grouping& g, const ForwardTensors& tensors, const Execution& execution) {
-  call(p, g, tensors, execution);
-  spoil(tensors.o, -1, execution);
-}
-
-void writes_between_rows(const Problem& p, const Grouping& g, const ForwardTensors& tensors,
-                         const Execution& execution) {
-  call(p, g, tensors, execution);
-  spoil(tensors.o, p.head_dim_v * static_cast<std::int64_t>(size_of(p.dtype)), execution);
-}
-
-void one_wrong_number(const Problem& p, const Grouping& g, const ForwardTensors& tensors, const Execution& execution) {
-  call(p, g, tensors, execution);
-  cudaMemsetAsync(tensors.o, 0, size_of(p.dtype), static_cast<cudaStream_t>(execution.stream));
-}
-
-void without_lse_gradient(const Problem& p, const Grouping& g, const BackwardTensors& tensors,
-                          const Execution& execution) {
-  BackwardTensors wrong = tensors;
-  wrong.d_lse = nullptr;
-  call(p, g, wrong, execution);
-}
-
-void without_mask_gradient(const Problem& p, const Grouping& g, const BackwardTensors& tensors,
-                           const Execution& execution) {
-  BackwardTensors wrong = tensors;
-  wrong.d_mask = nullptr;
-  call(p, g, wrong, execution);
-}
-
-void writes_beside_dk(const Problem& p, const Grouping& g, const BackwardTensors& tensors, const Execution& execution) {
-  call(p, g, tensors, execution);
-  spoil(tensors.d_k, -1, execution);
-}
-
-void another_seed(const Problem& p, const Grouping& g, const GroupingTensors& tensors, const Execution& execution) {
-  Grouping wrong = g;
-  wrong.seed += 1;
-  call(p, wrong, tensors, execution);
-}
-
-void own_rows(const Problem& p, const Grouping& g, const GroupingTensors& tensors, const Execution& execution) {
-  Grouping wrong = g;
-  wrong.order_from = OrderFrom::own;
-  call(p, wrong, tensors, execution);
+KernelPlan<Tensors> less_the_last_row(const Problem& p, const Grouping& g, const Execution& execution) {
+  return with_problem<Tensors>(p, g, execution, [](Problem& wrong) { wrong.seq_q -= 1; });
 }
 
 template <class Tensors>
-using Run = void (*)(const Problem&, const Grouping&, const Tensors&, const Execution&);
+KernelPlan<Tensors> wrong_scale(const Problem& p, const Grouping& g, const Execution& execution) {
+  return with_problem<Tensors>(
+      p, g, execution, [&](Problem& wrong) { wrong.scale = 1 / std::sqrt(static_cast<double>(num_groups(p, g))); });
+}
+
+template <class Tensors>
+KernelPlan<Tensors> other_corner(const Problem& p, const Grouping& g, const Execution& execution) {
+  return with_problem<Tensors>(p, g, execution, [](Problem& wrong) { wrong.causal = Causal::top_left; });
+}
+
+template <class Tensors>
+KernelPlan<Tensors> other_estimator(const Problem& p, const Grouping& g, const Execution& execution) {
+  return with_grouping<Tensors>(p, g, execution, [](Grouping& wrong) { wrong.estimator = Estimator::sample; });
+}
+
+template <class Tensors>
+KernelPlan<Tensors> exact_instead(const Problem& p, const Grouping& g, const Execution& execution) {
+  return with_grouping<Tensors>(p, g, execution, [](Grouping& wrong) {
+    wrong.strategy = Strategy::exact;
+    wrong.group_size = 1;
+  });
+}
+
+template <class Tensors>
+KernelPlan<Tensors> on_the_default_stream(const Problem& p, const Grouping& g, const Execution& execution) {
+  return with_run<Tensors>(p, g, execution, [](const auto& run, const Tensors& tensors, const Execution& with) {
+    Execution wrong = with;
+    wrong.stream = nullptr;
+    run(tensors, wrong);
+    cudaStreamSynchronize(nullptr);
+  });
+}
+
+// Sets bytes of an output, at an offset from its beginning.
+void spoil(void* output, std::int64_t offset, std::size_t bytes, const Execution& execution) {
+  cudaMemsetAsync(static_cast<std::byte*>(output) + offset, 0, bytes, static_cast<cudaStream_t>(execution.stream));
+}
+
+// The right run, and then an output is spoiled.
+template <class Tensors>
+KernelPlan<Tensors> spoiling(const Problem& p, const Grouping& g, const Execution& execution, void* Tensors::*output,
+                             std::int64_t offset, std::size_t bytes = 1) {
+  return with_run<Tensors>(p, g, execution, [=](const auto& run, const Tensors& tensors, const Execution& with) {
+    run(tensors, with);
+    spoil(tensors.*output, offset, bytes, with);
+  });
+}
+
+KernelPlan<ForwardTensors> writes_beside(const Problem& p, const Grouping& g, const Execution& execution) {
+  return spoiling(p, g, execution, &ForwardTensors::o, -1);
+}
+
+KernelPlan<ForwardTensors> writes_between_rows(const Problem& p, const Grouping& g, const Execution& execution) {
+  return spoiling(p, g, execution, &ForwardTensors::o, p.head_dim_v * static_cast<std::int64_t>(size_of(p.dtype)));
+}
+
+KernelPlan<ForwardTensors> one_wrong_number(const Problem& p, const Grouping& g, const Execution& execution) {
+  return spoiling(p, g, execution, &ForwardTensors::o, 0, size_of(p.dtype));
+}
+
+KernelPlan<BackwardTensors> writes_beside_dk(const Problem& p, const Grouping& g, const Execution& execution) {
+  return spoiling(p, g, execution, &BackwardTensors::d_k, -1);
+}
+
+KernelPlan<BackwardTensors> without_lse_gradient(const Problem& p, const Grouping& g, const Execution& execution) {
+  return with_run<BackwardTensors>(p, g, execution, [](const auto& run, BackwardTensors wrong, const Execution& with) {
+    wrong.d_lse = nullptr;
+    run(wrong, with);
+  });
+}
+
+KernelPlan<BackwardTensors> without_mask_gradient(const Problem& p, const Grouping& g, const Execution& execution) {
+  return with_run<BackwardTensors>(p, g, execution, [](const auto& run, BackwardTensors wrong, const Execution& with) {
+    wrong.d_mask = nullptr;
+    run(wrong, with);
+  });
+}
+
+KernelPlan<GroupingTensors> another_seed(const Problem& p, const Grouping& g, const Execution& execution) {
+  return with_grouping<GroupingTensors>(p, g, execution, [](Grouping& wrong) { wrong.seed += 1; });
+}
+
+KernelPlan<GroupingTensors> own_rows(const Problem& p, const Grouping& g, const Execution& execution) {
+  return with_grouping<GroupingTensors>(p, g, execution, [](Grouping& wrong) { wrong.order_from = OrderFrom::own; });
+}
 
 template <class Tensors>
 struct Twin {
   const char* what;
   const char* case_name;
-  Run<Tensors> run;
+  decltype(KernelEntry<Tensors>::plan) plan;
 };
 
 template <class Tensors, std::size_t kCount>
@@ -137,7 +157,7 @@ std::vector<Wrong<KernelEntry<Tensors>>> twins_of(const KernelEntry<Tensors>& ke
   std::vector<Wrong<KernelEntry<Tensors>>> result;
   for (const Twin<Tensors>& twin : twins) {
     KernelEntry<Tensors> wrong = kernel;
-    wrong.run = twin.run;
+    wrong.plan = twin.plan;
     result.push_back({twin.what, twin.case_name, wrong});
   }
   return result;

@@ -35,6 +35,7 @@ GOOD = {
     + "static_assert(true);\n"
     + "const char* text = \"abort( exit( template <bool B>\";  // std::cout, printf(\"\");\n"
     + "int n = std::snprintf(text, 1'000, \"{\"), c = '{';\n",
+    "src/cuda/sm90/a.h": HEADER + '#include "cuda/prepare/a.h"\n#include "cuda/sm90/b.h"\n',
     "src/cuda/a.cu": KERNEL
     + "#include <cuda_runtime.h>\n\n__global__ void kernel() {}\n"
     + "void f() { kernel<1, 2><<<dim3(1, 2, 3), 32, 0, stream>>>(a); }\n",
@@ -168,6 +169,13 @@ class CheckStyle(unittest.TestCase):
             "src/cpu/c.cpp": '"reference/a.h"',
             "src/cuda/a.cpp": '"cpu/a.h"',
             "src/cuda/b.cpp": '"reference/a.h"',
+            "src/cuda/plain/a.cu": '"cuda/sm80/a.h"',
+            "src/cuda/prepare/a.h": '"cuda/sm90/a.h"',
+            "src/cuda/prepare/b.h": '"../plain/a.h"',
+            "src/cuda/sm80/a.h": '"cuda/plain/a.h"',
+            "src/cuda/sm80/b.h": '"cuda/sm90/a.h"',
+            "src/cuda/sm90/a.h": '"../sm80/a.h"',
+            "src/cuda/sm90/b.h": '"cuda/plain/a.h"',
             "src/common/b.cpp": '"cpu/a.h"',
             "src/cuda/c.cpp": '"../../cli/a.h"',
             "cli/b.cpp": '"reference/a.h"',

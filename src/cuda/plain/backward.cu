@@ -15,9 +15,10 @@
 #include <algorithm>
 
 #include "cuda/launch.h"
+#include "cuda/mask_gradient.h"
 #include "cuda/plain/backward.cuh"
-#include "cuda/plain/mask_gradient.h"
 #include "cuda/plain/plain.h"
+#include "cuda/workspace.h"
 
 namespace distr::cuda::plain {
 namespace {
@@ -265,68 +266,92 @@ __global__ void __launch_bounds__(kThreads, 1) dk_kernel(const __grid_constant__
               columns, arguments.scale, r_dk);
 }
 
-BackwardArguments make_arguments(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-                                 void* workspace) {
+BackwardArguments arguments_of(const Problem& problem, const Grouping& grouping) {
   BackwardArguments result{};
-  result.problem = tiled_problem(problem, grouping, tensors.mask);
+  result.problem = tiled_problem(problem, grouping);
   result.tiles = tiles_of_block(result.problem);
   result.tiles_of_head = result.problem.blocks * result.tiles;
   result.scale = static_cast<float>(problem.softmax_scale());
-  result.q = tensors.q;
-  result.k = tensors.k;
-  result.v = tensors.v;
-  result.order = tensors.order;
-  result.o = tensors.o;
-  result.lse = static_cast<const float*>(tensors.lse);
-  result.d_o = tensors.d_o;
-  result.d_lse = static_cast<const float*>(tensors.d_lse);
-  result.delta = Workspace(workspace).take<float>(problem.batch * problem.heads_q * problem.seq_q);
-  result.d_q = tensors.d_q;
-  result.d_k = tensors.d_k;
-  result.d_v = tensors.d_v;
-  result.d_mask = static_cast<float*>(tensors.d_mask);
-  for (int axis = 0; axis < 4; ++axis) {
-    const int from = axis - (4 - problem.mask.rank);
-    result.mask_shape[axis] = from < 0 ? 1 : problem.mask.shape[static_cast<std::size_t>(from)];
-  }
   return result;
 }
 
-// The kernels of one operation, each unless it has nothing to write.
+BackwardArguments with_tensors(BackwardArguments arguments, const BackwardTensors& tensors, float* delta) {
+  arguments.problem.mask.data = tensors.mask;
+  arguments.q = tensors.q;
+  arguments.k = tensors.k;
+  arguments.v = tensors.v;
+  arguments.order = tensors.order;
+  arguments.o = tensors.o;
+  arguments.lse = static_cast<const float*>(tensors.lse);
+  arguments.d_o = tensors.d_o;
+  arguments.d_lse = static_cast<const float*>(tensors.d_lse);
+  arguments.delta = delta;
+  arguments.d_q = tensors.d_q;
+  arguments.d_k = tensors.d_k;
+  arguments.d_v = tensors.d_v;
+  return arguments;
+}
+
+// The kernels of one operation, each unless it has nothing to write: how many thread blocks own rows or keys, and how
+// many columns there are.
+struct Work {
+  std::int64_t delta_blocks, query_tiles, key_tiles, groups, head_dim, head_dim_v;
+
+  explicit Work(const DeviceProblem& problem)
+      : delta_blocks(
+            std::min(common::ceil_div(problem.batch * problem.heads_q * problem.seq_q, kWarps), kMostDeltaBlocks)),
+        query_tiles(delta_blocks == 0 ? 0 : num_tiles(problem)),
+        key_tiles(problem.batch * problem.heads_kv * common::ceil_div(problem.seq_k, kSide)),
+        // Rows that attend exactly have a group for each column.
+        groups(problem.first_block_is_exact ? problem.head_dim : problem.groups),
+        head_dim(problem.head_dim),
+        head_dim_v(problem.head_dim_v) {}
+
+  [[nodiscard]] static dim3 grid(std::int64_t blocks, std::int64_t columns) {
+    return {static_cast<unsigned>(blocks), static_cast<unsigned>(common::ceil_div(columns, kColumns))};
+  }
+};
+
 template <class T>
-void launch_all(const BackwardArguments& arguments, void* stream) {
-  const DeviceProblem& problem = arguments.problem;
+void launch_all(const BackwardArguments& arguments, const Work& work, void* stream) {
   const auto run = [&](auto kernel, std::int64_t blocks, std::int64_t columns) {
     if (blocks > 0) {
-      const dim3 grid(static_cast<unsigned>(blocks), static_cast<unsigned>(common::ceil_div(columns, kColumns)));
-      launch(kernel, grid, kThreads, 0, stream, arguments);
+      launch(kernel, Work::grid(blocks, columns), kThreads, 0, stream, arguments);
     }
   };
-  const std::int64_t key_tiles = problem.batch * problem.heads_kv * common::ceil_div(problem.seq_k, kSide);
-  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
-  run(delta_kernel<T>, std::min(common::ceil_div(rows, kWarps), kMostDeltaBlocks), 1);
-  // Rows that attend exactly have a group for each column.
-  run(dq_kernel<T>, rows == 0 ? 0 : num_tiles(problem),
-      problem.first_block_is_exact ? problem.head_dim : problem.groups);
-  run(dk_kernel<T>, key_tiles, problem.head_dim);
-  run(dv_kernel<T>, key_tiles, problem.head_dim_v);
+  run(delta_kernel<T>, work.delta_blocks, 1);
+  run(dq_kernel<T>, work.query_tiles, work.groups);
+  run(dk_kernel<T>, work.key_tiles, work.head_dim);
+  run(dv_kernel<T>, work.key_tiles, work.head_dim_v);
 }
 
 }  // namespace
 
-std::size_t backward_workspace_bytes(const Problem& problem, const Grouping& /*grouping*/, int /*threads*/) {
-  Workspace workspace;
-  static_cast<void>(workspace.take<float>(problem.batch * problem.heads_q * problem.seq_q));
-  return workspace.used();
-}
-
-void run_backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-                  const Execution& execution) {
-  const BackwardArguments arguments = make_arguments(problem, grouping, tensors, execution.workspace);
-  with_element(problem.dtype, [&]<class T>(std::type_identity<T>) { launch_all<T>(arguments, execution.stream); });
-  if (arguments.d_mask != nullptr) {
-    launch_mask_gradient(problem.dtype, arguments, execution.stream);
-  }
+KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping& grouping,
+                                          const Execution& /*execution*/) {
+  KernelPlan<BackwardTensors> result;
+  const BackwardArguments arguments = arguments_of(problem, grouping);
+  const Work work(arguments.problem);
+  const MaskGradient mask_gradient(problem, grouping);
+  const Part<float> delta(result.workspace, "D", problem.batch * problem.heads_q * problem.seq_q);
+  const TileShape tile{kSide, kSide, problem.head_dim, arguments.problem.groups};
+  const auto shape = [&](std::int64_t blocks, std::int64_t columns) {
+    const dim3 grid = Work::grid(blocks, columns);
+    return LaunchShape{tile, std::int64_t{grid.x} * grid.y, kThreads, 0};
+  };
+  result.tiles = {tile};
+  result.launches = {shape(work.delta_blocks, 1), shape(work.query_tiles, work.groups),
+                     shape(work.key_tiles, work.head_dim), shape(work.key_tiles, work.head_dim_v)};
+  result.run = [dtype = problem.dtype, arguments, work, mask_gradient, delta](const BackwardTensors& tensors,
+                                                                              const Execution& execution) {
+    float* const of_rows = delta.in(execution.workspace);
+    const BackwardArguments with = with_tensors(arguments, tensors, of_rows);
+    with_element(dtype, [&]<class T>(std::type_identity<T>) { launch_all<T>(with, work, execution.stream); });
+    if (tensors.d_mask != nullptr) {
+      mask_gradient.write(tensors, of_rows, execution.stream);
+    }
+  };
+  return result;
 }
 
 }  // namespace distr::cuda::plain

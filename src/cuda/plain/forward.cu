@@ -153,27 +153,31 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const __grid_const
 
 }  // namespace
 
-std::size_t forward_workspace_bytes(const Problem& /*problem*/, const Grouping& /*grouping*/, int /*threads*/) {
-  return 0;
-}
-
-void run_forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
-                 const Execution& execution) {
+KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& grouping,
+                                        const Execution& /*execution*/) {
   ForwardArguments arguments{};
-  arguments.problem = tiled_problem(problem, grouping, tensors.mask);
+  arguments.problem = tiled_problem(problem, grouping);
   arguments.tiles = tiles_of_block(arguments.problem);
   arguments.scale = static_cast<float>(problem.softmax_scale());
-  arguments.q = tensors.q;
-  arguments.k = tensors.k;
-  arguments.v = tensors.v;
-  arguments.order = tensors.order;
-  arguments.o = tensors.o;
-  arguments.lse = static_cast<float*>(tensors.lse);
   const dim3 grid(static_cast<unsigned>(num_tiles(arguments.problem)),
                   static_cast<unsigned>(common::ceil_div(problem.head_dim_v, kColumns)));
-  with_element(problem.dtype, [&]<class T>(std::type_identity<T>) {
-    launch(forward_kernel<T>, grid, kThreads, 0, execution.stream, arguments);
-  });
+  KernelPlan<ForwardTensors> result;
+  result.tiles = {{kSide, kSide, problem.head_dim, arguments.problem.groups}};
+  result.launches = {{result.tiles.front(), std::int64_t{grid.x} * grid.y, kThreads, 0}};
+  result.run = [dtype = problem.dtype, arguments, grid](const ForwardTensors& tensors, const Execution& execution) {
+    ForwardArguments with = arguments;
+    with.problem.mask.data = tensors.mask;
+    with.q = tensors.q;
+    with.k = tensors.k;
+    with.v = tensors.v;
+    with.order = tensors.order;
+    with.o = tensors.o;
+    with.lse = static_cast<float*>(tensors.lse);
+    with_element(dtype, [&]<class T>(std::type_identity<T>) {
+      launch(forward_kernel<T>, grid, kThreads, 0, execution.stream, with);
+    });
+  };
+  return result;
 }
 
 }  // namespace distr::cuda::plain

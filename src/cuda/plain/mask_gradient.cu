@@ -6,11 +6,16 @@
 // tiles of queries, or tiles of keys in turn. Thread (y, x) sums dS of 4 rows and 4 keys in registers; where rows or
 // keys repeat, the threads' sums are added in shared memory at the end.
 // A mask that repeats along most axes leaves most of the device idle: a simple kernel, not a quick one.
+#include "cuda/mask_gradient.h"
+
+#include <algorithm>
+
 #include "cuda/launch.h"
 #include "cuda/plain/backward.cuh"
-#include "cuda/plain/mask_gradient.h"
+#include "cuda/plain/plain.h"
 
-namespace distr::cuda::plain {
+namespace distr::cuda {
+namespace plain {
 namespace {
 
 struct alignas(16) MaskShared {
@@ -106,9 +111,7 @@ __global__ void __launch_bounds__(kThreads, 1)
   store_sum(arguments, owners, shared.sum, batches.from, heads.from, last.first, last.rows, keys.from * kSide);
 }
 
-}  // namespace
-
-void launch_mask_gradient(DType dtype, const BackwardArguments& arguments, void* stream) {
+void launch_kernel(DType dtype, const BackwardArguments& arguments, void* stream) {
   const std::int64_t* shape = arguments.mask_shape;
   const auto owners = [](std::int64_t length, std::int64_t blocks) { return length == 1 ? -1 : blocks; };
   const Owners of_axes{owners(shape[0], shape[0]), owners(shape[1], shape[1]),
@@ -122,4 +125,41 @@ void launch_mask_gradient(DType dtype, const BackwardArguments& arguments, void*
   });
 }
 
-}  // namespace distr::cuda::plain
+}  // namespace
+}  // namespace plain
+
+std::string MaskGradient::refusal(const Problem& problem, const Grouping& grouping) {
+  return plain::supports(problem, grouping);
+}
+
+MaskGradient::MaskGradient(const Problem& problem, const Grouping& grouping)
+    : dtype_(problem.dtype),
+      scale_(static_cast<float>(problem.softmax_scale())),
+      problem_(plain::tiled_problem(problem, grouping)),
+      shape_{} {
+  for (int axis = 0; axis < 4; ++axis) {
+    const int from = axis - (4 - problem.mask.rank);
+    shape_[static_cast<std::size_t>(axis)] = from < 0 ? 1 : problem.mask.shape[static_cast<std::size_t>(from)];
+  }
+}
+
+void MaskGradient::write(const BackwardTensors& tensors, float* delta, void* stream) const {
+  plain::BackwardArguments arguments{};
+  arguments.problem = problem_;
+  arguments.problem.mask.data = tensors.mask;
+  arguments.tiles = plain::tiles_of_block(problem_);
+  arguments.tiles_of_head = problem_.blocks * arguments.tiles;
+  arguments.scale = scale_;
+  arguments.q = tensors.q;
+  arguments.k = tensors.k;
+  arguments.v = tensors.v;
+  arguments.order = tensors.order;
+  arguments.lse = static_cast<const float*>(tensors.lse);
+  arguments.d_o = tensors.d_o;
+  arguments.delta = delta;
+  arguments.d_mask = static_cast<float*>(tensors.d_mask);
+  std::copy(shape_.begin(), shape_.end(), arguments.mask_shape);
+  plain::launch_kernel(dtype_, arguments, stream);
+}
+
+}  // namespace distr::cuda

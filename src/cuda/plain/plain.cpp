@@ -17,7 +17,7 @@ std::string supports(const Problem& problem, const Grouping& grouping) {
   const auto count = [&](std::int64_t heads, std::int64_t tiles) {
     return static_cast<double>(problem.batch) * static_cast<double>(heads) * static_cast<double>(tiles);
   };
-  const DeviceProblem tiled = tiled_problem(problem, grouping, nullptr);
+  const DeviceProblem tiled = tiled_problem(problem, grouping);
   const double tiles = count(problem.heads_q, tiled.blocks) * static_cast<double>(tiles_of_block(tiled));
   const double key_tiles = count(problem.heads_kv, common::ceil_div(problem.seq_k, kSide));
   if (std::max(tiles, key_tiles) > kMost) {

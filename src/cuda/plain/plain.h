@@ -3,7 +3,6 @@
 // They are what the others are read and judged against, and what serves fp32.
 #pragma once
 
-#include <cstddef>
 #include <string>
 
 #include "kernel.h"
@@ -11,14 +10,11 @@
 namespace distr::cuda::plain {
 
 // Refuses f64, and more tiles than a grid has blocks.
-std::string supports(const Problem& problem, const Grouping& grouping);
+[[nodiscard]] std::string supports(const Problem& problem, const Grouping& grouping);
 
-std::size_t forward_workspace_bytes(const Problem& problem, const Grouping& grouping, int threads);
-void run_forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
-                 const Execution& execution);
-
-std::size_t backward_workspace_bytes(const Problem& problem, const Grouping& grouping, int threads);
-void run_backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-                  const Execution& execution);
+[[nodiscard]] KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& grouping,
+                                                      const Execution& execution);
+[[nodiscard]] KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping& grouping,
+                                                        const Execution& execution);
 
 }  // namespace distr::cuda::plain

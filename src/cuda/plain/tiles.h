@@ -12,8 +12,8 @@ namespace distr::cuda::plain {
 inline constexpr int kSide = 64;  // rows and keys of a tile
 
 // Exact attention has one order, hence one block.
-[[nodiscard]] inline DeviceProblem tiled_problem(const Problem& problem, const Grouping& grouping, const void* mask) {
-  DeviceProblem result = device_problem(problem, grouping, mask);
+[[nodiscard]] inline DeviceProblem tiled_problem(const Problem& problem, const Grouping& grouping) {
+  DeviceProblem result = device_problem(problem, grouping);
   if (result.exact) {
     result.block = std::max<std::int64_t>(problem.seq_q, 1);
     result.blocks = common::ceil_div(problem.seq_q, result.block);

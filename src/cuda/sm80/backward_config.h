@@ -92,9 +92,6 @@ struct RoundingShape {
   static_assert(kSharedBytes <= kMostSharedBytes);
 };
 
-// The rows of `stats` and of `sums` of a head: a multiple of every kRows.
-inline constexpr int kStatsRows = 128;
-
 // What the kernels take by value. The tensors that they read are aligned to 16 bytes, and so are their strides.
 struct BackwardParameters {
   DeviceProblem problem;      // with the strides of Q~, K, V and dO (as O's)
@@ -103,7 +100,7 @@ struct BackwardParameters {
   const void* v;              // [B, Hkv, Nk, dv]
   const void* d_o;            // [B, Hq, Nq, dv]
   const float2* stats;        // [B, Hq, stats_rows]: -LSE to the base 2, and D; -inf and 0 where no key is seen
-  std::int64_t stats_rows;    // Nq, up to a multiple of kStatsRows
+  std::int64_t stats_rows;    // Nq, up to a multiple of kStatsRows: the rows of `stats` and of `sums` of a head
   const std::int32_t* order;  // [B, Hq, blocks, d]
   float scale;
   float* sums;  // where dQ is added: dQ~ / scale, in fragments (backward_sums.cuh)

@@ -4,15 +4,15 @@
 #include "cuda/sm80/backward_launch.h"
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <optional>
+#include <utility>
 
 #include "cuda/launch.h"
-#include "cuda/plain/backward.cuh"
-#include "cuda/plain/mask_gradient.h"
-#include "cuda/plain/plain.h"
-#include "cuda/prepare.h"
-#include "cuda/sm80/backward_prepare.h"
+#include "cuda/mask_gradient.h"
+#include "cuda/prepare/operand.h"
+#include "cuda/prepare/query_rows.h"
 #include "cuda/sm80/backward_variants.h"
 
 namespace distr::cuda::sm80 {
@@ -29,103 +29,125 @@ namespace {
   return nullptr;
 }
 
-struct Space {
-  Extent queries;
-  std::int64_t stats_rows;
-  float2* stats;
-  Operand k, v, d_o;
-  std::optional<Operand> q;  // exact
-  void* spread = nullptr;    // else: Q~
-  float* delta = nullptr;    // wanted by the gradient of a mask
-  float* sums = nullptr;     // see BackwardParameters; wanted by the atomic additions, and the last piece
+// How dQ is summed.
+enum class Sums : std::uint8_t { in_order, by_atomics };
 
-  Space(const Problem& p, const Grouping& grouping, Workspace& workspace)
-      : queries{p.batch, p.heads_q, p.seq_q, p.head_dim},
-        stats_rows((p.seq_q + kStatsRows - 1) / kStatsRows * kStatsRows),
-        stats(workspace.take<float2>(p.batch * p.heads_q * stats_rows)),
-        k(Operand::by_rows(p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace)),
-        v(Operand::by_rows(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)),
-        d_o(Operand::by_rows(p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace)) {
-    if (is_exact(grouping)) {
-      q = Operand::by_rows(p.q, queries, workspace);
-    } else {
-      spread = workspace.take<std::uint16_t>(packed_count(queries));
-    }
-    if (p.mask.kind == MaskKind::additive) {
-      delta = workspace.take<float>(p.batch * p.heads_q * p.seq_q);
-    }
-  }
+// What a call does: it is decided here, and run() decides nothing more.
+class BackwardPlan {
+ public:
+  BackwardPlan(const Problem& p, const Grouping& grouping, Sums sums, WorkspaceLayout& workspace);
 
-  void take_sums(const Problem& p, Workspace& workspace) {
-    sums = workspace.take<float>(p.batch * p.heads_q * stats_rows * find(p)->dim);
-  }
+  void run(const BackwardTensors& tensors, void* workspace, void* stream) const;
+  [[nodiscard]] std::vector<LaunchShape> launches() const;
+
+ private:
+  DType dtype_;
+  const BackwardVariant& variant_;
+  Sums sums_order_;
+  BackwardParameters parameters_{};  // but for the pointers
+  QueryRows rows_{};                 // but for the pointers
+  Input q_, k_, v_, d_o_;
+  Part<std::uint16_t> spread_;  // Q~, which the kernels' Q then is
+  Part<float2> stats_;
+  Part<float> delta_;  // wanted by the gradient of a mask
+  Part<float> sums_;   // see BackwardParameters; wanted by the atomic additions, and the last part
+  std::optional<MaskGradient> mask_gradient_;
 };
 
-// By the plain kernel, in fp32.
-void run_mask_gradient(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, float* delta,
-                       void* stream) {
-  plain::BackwardArguments arguments{};
-  arguments.problem = plain::tiled_problem(problem, grouping, tensors.mask);
-  arguments.tiles = plain::tiles_of_block(arguments.problem);
-  arguments.tiles_of_head = arguments.problem.blocks * arguments.tiles;
-  arguments.scale = static_cast<float>(problem.softmax_scale());
-  arguments.q = tensors.q;
-  arguments.k = tensors.k;
-  arguments.v = tensors.v;
-  arguments.order = tensors.order;
-  arguments.lse = static_cast<const float*>(tensors.lse);
-  arguments.d_o = tensors.d_o;
-  arguments.delta = delta;
-  arguments.d_mask = static_cast<float*>(tensors.d_mask);
-  for (int axis = 0; axis < 4; ++axis) {
-    const int from = axis - (4 - problem.mask.rank);
-    arguments.mask_shape[axis] = from < 0 ? 1 : problem.mask.shape[static_cast<std::size_t>(from)];
+BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, Sums sums, WorkspaceLayout& workspace)
+    : dtype_(p.dtype), variant_(*find(p)), sums_order_(sums) {
+  const Extent queries{p.batch, p.heads_q, p.seq_q, p.head_dim};
+  DeviceProblem& problem = parameters_.problem;
+  problem = device_problem(p, grouping);
+  rows_.problem = problem;
+  rows_.stats_rows = parameters_.stats_rows = stats_rows_of(problem);
+  stats_ = Part<float2>(workspace, "rows' statistics", p.batch * p.heads_q * rows_.stats_rows);
+  k_ = Input::by_rows("K", p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace);
+  v_ = Input::by_rows("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace);
+  d_o_ = Input::by_rows("dO", p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace);
+  if (is_exact(grouping)) {
+    q_ = Input::by_rows("Q", p.q, queries, workspace);
+    problem.q = q_.strides();
+  } else {
+    spread_ = Part<std::uint16_t>(workspace, "spread Q", packed_count(queries));
+    problem.q = packed_strides(queries);
   }
-  plain::launch_mask_gradient(problem.dtype, arguments, stream);
+  problem.k = k_.strides();
+  problem.v = v_.strides();
+  problem.o = d_o_.strides();
+  if (p.mask.kind == MaskKind::additive) {
+    delta_ = Part<float>(workspace, "D", p.batch * p.heads_q * p.seq_q);
+    mask_gradient_.emplace(p, grouping);
+  }
+  if (sums == Sums::by_atomics) {
+    sums_ = Part<float>(workspace, "sums of dQ", p.batch * p.heads_q * rows_.stats_rows * variant_.dim);
+  }
+  parameters_.scale = static_cast<float>(p.softmax_scale());
+  parameters_.d_q_strides = p.q;
+  parameters_.d_k_strides = p.k;
+  parameters_.d_v_strides = p.v;
 }
 
-// What both backwards do: `space` is in the workspace, and `launch` starts the variant's kernels.
-void run_with(Space space, decltype(BackwardVariant::launch) launch_kernels, const Problem& problem,
-              const Grouping& grouping, const BackwardTensors& tensors, void* stream) {
-  BackwardParameters p{};
-  p.problem = device_problem(problem, grouping, tensors.mask);
-  prepare_rows(problem.dtype,
-               {p.problem, tensors.q, tensors.o, tensors.d_o, static_cast<const float*>(tensors.lse),
-                static_cast<const float*>(tensors.d_lse), tensors.order, space.stats_rows, space.stats, space.delta,
-                space.spread},
-               stream);
-  if (space.q) {
-    space.q->read(tensors.q, "Q", stream);
-    p.q = space.q->data;
-    p.problem.q = space.q->strides;
-  } else {
-    p.q = space.spread;
-    p.problem.q = packed_strides(space.queries);
-  }
-  space.k.read(tensors.k, "K", stream);
-  space.v.read(tensors.v, "V", stream);
-  space.d_o.read(tensors.d_o, "dO", stream);
-  p.k = space.k.data;
-  p.v = space.v.data;
-  p.d_o = space.d_o.data;
-  p.problem.k = space.k.strides;
-  p.problem.v = space.v.strides;
-  p.problem.o = space.d_o.strides;
-  p.stats = space.stats;
-  p.stats_rows = space.stats_rows;
-  p.sums = space.sums;
+void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* stream) const {
+  QueryRows rows = rows_;
+  rows.q = tensors.q;
+  rows.o = tensors.o;
+  rows.d_o = tensors.d_o;
+  rows.lse = static_cast<const float*>(tensors.lse);
+  rows.d_lse = static_cast<const float*>(tensors.d_lse);
+  rows.order = tensors.order;
+  rows.stats = stats_.in(workspace);
+  rows.delta = delta_.in(workspace);
+  rows.spread = spread_.in(workspace);
+  prepare_rows(dtype_, rows, stream);
+
+  BackwardParameters p = parameters_;
+  p.problem.mask.data = tensors.mask;
+  p.q = spread_.exists() ? rows.spread : q_.read(tensors.q, workspace, stream).data;
+  p.k = k_.read(tensors.k, workspace, stream).data;
+  p.v = v_.read(tensors.v, workspace, stream).data;
+  p.d_o = d_o_.read(tensors.d_o, workspace, stream).data;
+  p.stats = rows.stats;
+  p.sums = sums_.in(workspace);
   p.order = tensors.order;
-  p.scale = static_cast<float>(problem.softmax_scale());
   p.d_q = tensors.d_q;
   p.d_k = tensors.d_k;
   p.d_v = tensors.d_v;
-  p.d_q_strides = problem.q;
-  p.d_k_strides = problem.k;
-  p.d_v_strides = problem.v;
-  launch_kernels(p, stream);
-  if (tensors.d_mask != nullptr) {
-    run_mask_gradient(problem, grouping, tensors, space.delta, stream);
+  (sums_order_ == Sums::in_order ? variant_.launch : variant_.launch_atomics)(p, stream);
+  if (tensors.d_mask != nullptr && mask_gradient_) {
+    mask_gradient_->write(tensors, rows.delta, stream);
   }
+}
+
+std::vector<LaunchShape> BackwardPlan::launches() const {
+  const DeviceProblem& p = parameters_.problem;
+  const auto of = [&](const BackwardShape& shape, std::int64_t tiles) {
+    return LaunchShape{
+        {shape.rows, shape.keys, variant_.dim, p.groups}, tiles * shape.parts, shape.threads, shape.shared_bytes};
+  };
+  const auto over_keys = [&](const BackwardShape& shape) {
+    return of(shape, p.batch * p.heads_kv * common::ceil_div(p.seq_k, shape.keys));
+  };
+  const auto over_queries = [&](const BackwardShape& shape) {
+    return of(shape, p.batch * p.heads_q * common::ceil_div(p.seq_q, shape.rows));
+  };
+  if (sums_order_ == Sums::in_order) {
+    return {over_keys(variant_.of_keys), over_queries(variant_.of_queries)};
+  }
+  BackwardShape rounding = variant_.rounding;
+  rounding.shared_bytes = p.exact ? 0 : rounding.shared_bytes;
+  return {over_keys(variant_.of_all), over_queries(rounding)};
+}
+
+KernelPlan<BackwardTensors> plan_with(Sums sums, const Problem& problem, const Grouping& grouping) {
+  KernelPlan<BackwardTensors> result;
+  BackwardPlan plan(problem, grouping, sums, result.workspace);
+  result.launches = plan.launches();
+  result.tiles = {result.launches.front().tile};
+  result.run = [plan = std::move(plan)](const BackwardTensors& tensors, const Execution& execution) {
+    plan.run(tensors, execution.workspace, execution.stream);
+  };
+  return result;
 }
 
 }  // namespace
@@ -149,35 +171,17 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   if (rows / kPreparedRows > std::numeric_limits<std::int32_t>::max()) {
     return "takes up to 68719476704 rows of Q, each head's up to a multiple of 128";
   }
-  return plain::supports(problem, grouping);  // its gradient of a mask; the other grids are no larger
+  return MaskGradient::refusal(problem, grouping);  // the other grids are no larger
 }
 
-std::size_t backward_workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
-  Workspace workspace;
-  const Space counted(problem, grouping, workspace);
-  return workspace.used();
+KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping& grouping,
+                                          const Execution& /*execution*/) {
+  return plan_with(Sums::in_order, problem, grouping);
 }
 
-void run_backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-                  const Execution& execution) {
-  Workspace workspace(execution.workspace);
-  const Space space(problem, grouping, workspace);
-  run_with(space, find(problem)->launch, problem, grouping, tensors, execution.stream);
-}
-
-std::size_t backward_atomics_workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
-  Workspace workspace;
-  Space counted(problem, grouping, workspace);
-  counted.take_sums(problem, workspace);
-  return workspace.used();
-}
-
-void run_backward_atomics(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-                          const Execution& execution) {
-  Workspace workspace(execution.workspace);
-  Space space(problem, grouping, workspace);
-  space.take_sums(problem, workspace);
-  run_with(space, find(problem)->launch_atomics, problem, grouping, tensors, execution.stream);
+KernelPlan<BackwardTensors> plan_backward_atomics(const Problem& problem, const Grouping& grouping,
+                                                  const Execution& /*execution*/) {
+  return plan_with(Sums::by_atomics, problem, grouping);
 }
 
 }  // namespace distr::cuda::sm80

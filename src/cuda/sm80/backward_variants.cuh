@@ -2,7 +2,6 @@
 // The list of compiled shapes, the same for both element types. A new head dim is a line here.
 #pragma once
 
-#include <algorithm>
 #include <array>
 
 #include "cuda/launch.h"
@@ -10,14 +9,9 @@
 #include "cuda/sm80/backward_queries.cuh"
 #include "cuda/sm80/backward_sums.cuh"
 #include "cuda/sm80/backward_variants.h"
+#include "cuda/sm80/heuristics.h"
 
 namespace distr::cuda::sm80 {
-
-// Of `heads`, as many as read no more than the L2 holds beside what is written.
-inline int section_of(std::int64_t heads, std::int64_t bytes_a_head) {
-  constexpr std::int64_t kSectionBytes = std::int64_t{24} << 20;
-  return static_cast<int>(std::clamp(kSectionBytes / std::max(bytes_a_head, std::int64_t{1}), std::int64_t{1}, heads));
-}
 
 template <class C>
 void launch_keys(BackwardParameters p, void* stream) {
@@ -66,9 +60,24 @@ void launch_backward_atomics(const BackwardParameters& parameters, void* stream)
   }
 }
 
+template <class C>
+constexpr BackwardShape shape_of(int rows, int keys, int parts = 1) {
+  return {rows, keys, parts, C::kThreads, C::kSharedBytes};
+}
+
 template <class T, int kDim, Masks kServes>
 constexpr BackwardVariant backward_variant() {
-  return {kDim, kServes == Masks::tensors, &launch_backward<T, kDim, kServes>,
+  using Keys = KeysShape<T, kDim, kServes, Gradients::of_keys>;
+  using Queries = QueriesShape<T, kDim, kServes>;
+  using All = KeysShape<T, kDim, kServes, Gradients::all>;
+  using Rounding = RoundingShape<T, kDim>;
+  return {kDim,
+          kServes == Masks::tensors,
+          shape_of<Keys>(Keys::kRows, Keys::kKeys, Keys::kParts),
+          shape_of<Queries>(Queries::kRows, Queries::kKeys),
+          shape_of<All>(All::kRows, All::kKeys, All::kParts),
+          shape_of<Rounding>(Rounding::kRows, 0),
+          &launch_backward<T, kDim, kServes>,
           &launch_backward_atomics<T, kDim, kServes>};
 }
 

@@ -8,9 +8,18 @@
 
 namespace distr::cuda::sm80 {
 
+// What a launch of one of its kernels is made of.
+struct BackwardShape {
+  int rows, keys;  // of a tile
+  int parts;       // thread blocks that share a tile
+  int threads, shared_bytes;
+};
+
 struct BackwardVariant {
   int dim;  // d and dv up to it
   bool masks;
+  BackwardShape of_keys, of_queries;                                           // dK and dV; dQ
+  BackwardShape of_all, rounding;                                              // all, with dQ in sums; dQ from these
   void (*launch)(const BackwardParameters& parameters, void* stream);          // dK and dV, then dQ
   void (*launch_atomics)(const BackwardParameters& parameters, void* stream);  // all at once; dQ from `sums`
 };

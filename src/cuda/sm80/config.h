@@ -79,7 +79,7 @@ struct Scores {
   float of[C::kRowTiles][C::kPartKeys / 8][4];
 };
 
-// What the kernel takes by value. Tensors are aligned to 16 bytes, and so are their strides (prepare.h).
+// What the kernel takes by value. Tensors are aligned to 16 bytes, and so are their strides (prepare/operand.h).
 struct ForwardParameters {
   DeviceProblem problem;      // with the strides of the tensors below
   const void* q;              // [B, Hq, Nq, d]

@@ -5,16 +5,19 @@
 #include <limits>
 #include <optional>
 #include <tuple>
+#include <utility>
 
 #include "cuda/launch.h"
-#include "cuda/other_variants.h"
-#include "cuda/prepare.h"
-#include "cuda/sm80/backward_prepare.h"
-#include "cuda/sm80/choice.h"
-#include "cuda/sm80/variants.h"
+#include "cuda/prepare/fuse.h"
+#include "cuda/prepare/operand.h"
+#include "cuda/prepare/query_rows.h"
+#include "cuda/prepare/transpose.h"
+#include "cuda/sm80/heuristics.h"
 
 namespace distr::cuda::sm80 {
 namespace {
+
+using Variants = std::span<const Variant>;
 
 // What a call needs of the compiled kernels. Exact kernels serve exact attention, and block 0 of `previous`.
 struct Wanted {
@@ -30,21 +33,49 @@ struct Wanted {
   }
 };
 
+// Sums of K's columns for the whole sequence are made once.
 [[nodiscard]] bool is_fused_beforehand(const Problem& problem, const Grouping& grouping) noexcept {
-  return !is_exact(grouping) && grouping.strategy == Strategy::lsh && grouping.block >= problem.seq_q;
+  return !is_exact(grouping) && common::members_of(grouping) > 1 && grouping.block >= problem.seq_q;
 }
 
 [[nodiscard]] Wanted wanted(const Problem& problem, const Grouping& grouping, bool exact) noexcept {
-  const DeviceProblem sizes = device_problem(problem, grouping, nullptr);
   return {.dim = std::max(problem.head_dim, problem.head_dim_v),
-          .groups = exact ? problem.head_dim : sizes.groups,
+          .groups = exact ? problem.head_dim : num_groups(problem, grouping),
           .exact = exact,
           .masks = problem.mask.kind != MaskKind::none,
-          .members = is_fused_beforehand(problem, grouping) ? 1 : sizes.members,
+          .members = is_fused_beforehand(problem, grouping) ? 1 : common::members_of(grouping),
           .block = exact || grouping.block >= problem.seq_q ? 0 : grouping.block};
 }
 
-thread_local std::int64_t forced_rows = 0;  // of tiles, by ForcedRows; 0: as choice.h has it
+[[nodiscard]] Variants variants_of(DType dtype) { return dtype == DType::f16 ? variants_f16() : variants_bf16(); }
+
+// The least padding, and then the rows that `preferred` wants of a variant.
+template <class Preferred>
+[[nodiscard]] const Variant* find(Variants variants, const Wanted& wanted, const Preferred& preferred) {
+  const auto rank = [&](const Variant& v) { return std::tuple(v.dim, v.groups, v.rows != preferred(v)); };
+  const Variant* best = nullptr;
+  for (const Variant& variant : variants) {
+    if (wanted.takes(variant) && (best == nullptr || rank(variant) < rank(*best))) {
+      best = &variant;
+    }
+  }
+  return best;
+}
+
+[[nodiscard]] const Variant* find(Variants variants, const Wanted& wanted) {
+  return find(variants, wanted, [](const Variant& variant) { return variant.rows; });
+}
+
+// Whether the groups are other than those that kernels are compiled for, or than those of so small a head dim: then
+// q_hat is spread over the d columns, and q_hat k_hat^T = Q~ K^T is the exact kernels' (method, 3).
+[[nodiscard]] bool is_spread(Variants variants, const Problem& problem, const Grouping& grouping) {
+  if (common::count_exact_rows(problem, grouping) == problem.seq_q) {
+    return false;
+  }
+  const Variant* const grouped = find(variants, wanted(problem, grouping, false));
+  const Variant* const exact = find(variants, wanted(problem, grouping, true));
+  return grouped == nullptr || (exact != nullptr && exact->dim < grouped->dim);
+}
 
 // Pairs of a query and a key that see each other, of all heads, for each SM.
 [[nodiscard]] double scores_per_processor(const Problem& p, std::int64_t row_begin, std::int64_t row_end) {
@@ -56,133 +87,206 @@ thread_local std::int64_t forced_rows = 0;  // of tiles, by ForcedRows; 0: as ch
   return mean * static_cast<double>(p.batch * p.heads_q * (row_end - row_begin)) / device_properties().processors;
 }
 
-[[nodiscard]] std::span<const Variant> variants_of(DType dtype) {
-  return OtherVariants<Variant>::or_else(dtype == DType::f16 ? variants_f16() : variants_bf16());
-}
-
-// The least padding, and then the rows that choice.h prefers for so many scores.
-[[nodiscard]] const Variant* find(const Problem& problem, const Wanted& wanted, double scores = 0) {
-  const auto rank = [&](const Variant& v) {
-    const std::int64_t rows =
-        forced_rows > 0 ? forced_rows : chosen_rows(v.dim, v.groups, v.members, problem.causal != Causal::none, scores);
-    return std::tuple(v.dim, v.groups, v.rows != rows);
-  };
-  const Variant* best = nullptr;
-  for (const Variant& variant : variants_of(problem.dtype)) {
-    if (wanted.takes(variant) && (best == nullptr || rank(variant) < rank(*best))) {
-      best = &variant;
-    }
-  }
-  return best;
-}
-
-// Whether the groups are other than those that kernels are compiled for, or than those of so small a head dim: then
-// q_hat is spread over the d columns, and q_hat k_hat^T = Q~ K^T is the exact kernels' (method, 3).
-[[nodiscard]] bool is_spread(const Problem& problem, const Grouping& grouping) {
-  if (common::count_exact_rows(problem, grouping) == problem.seq_q) {
-    return false;
-  }
-  const Variant* const grouped = find(problem, wanted(problem, grouping, false));
-  const Variant* const exact = find(problem, wanted(problem, grouping, true));
-  return grouped == nullptr || (exact != nullptr && exact->dim < grouped->dim);
-}
-
 // One launch of a kernel: which rows it takes, and which of them are split over the keys.
 struct Launch {
   const Variant* variant;
-  std::int64_t row_begin, row_end;
-  int together;  // heads: Tiles
+  Tiles tiles;
+  std::int64_t row_end;
   Split split;
   bool early;
 
-  static Launch of(const Problem& p, const Grouping& grouping, bool exact, std::int64_t row_begin,
-                   std::int64_t row_end) {
-    const Variant& variant = *find(p, wanted(p, grouping, exact), scores_per_processor(p, row_begin, row_end));
-    const DeviceProperties& device = device_properties();
-    const std::int64_t fitting = device.shared_bytes_processor / (variant.shared_bytes + kReservedBytes);
-    Launched launched{};
-    const std::int64_t tiles_of_head = Tiles::of_head(row_begin, row_end, variant.rows);
-    launched.tiles = p.batch * p.heads_q * tiles_of_head;
-    launched.processors = device.processors;
-    launched.resident = std::clamp(fitting, std::int64_t{1}, std::int64_t{variant.blocks_a_processor});
-    launched.causal = p.causal != Causal::none;
-    const std::int64_t keys =
-        launched.causal ? std::clamp(row_end + common::causal_offset(p), std::int64_t{0}, p.seq_k) : p.seq_k;
-    launched.key_tiles = common::ceil_div(keys, variant.keys);
-    const int together = heads_together(p, tiles_of_head, launched.processors * launched.resident);
-    if (launched.causal) {  // they are looked at where all tiles run at once, and then all heads are together
-      const std::int64_t long_rows = row_end + common::causal_offset(p) - keys * 3 / 5;
-      launched.long_tiles = p.batch * p.heads_q *
-                            common::ceil_div(std::clamp(long_rows, std::int64_t{0}, row_end - row_begin), variant.rows);
-    }
-    // Blocks that all run at once should be spread evenly over the SMs: not those that are free first.
-    const bool early = launched.causal || launched.tiles > launched.processors * launched.resident;
-    return {&variant, row_begin, row_end, together, plan_split(launched), early};
-  }
   [[nodiscard]] std::int64_t split_rows() const noexcept { return split.blocks() * variant->rows; }
-
- private:
-  static constexpr int kReservedBytes = 1024;  // of shared memory, by the system, for every block
-};
-
-// The launches of a call, and the tensors as its kernels take them.
-struct Prepared {
-  std::optional<Launch> exact, grouped;
-  Operand q, v;
-  std::optional<Operand> k;  // of exact rows
-  void* spread = nullptr;    // Q~, which q then is
-  void* columns = nullptr;   // K^T
-  void* fused = nullptr;     // k_hat^T
-  float* piece_o = nullptr;
-  float2* piece_row = nullptr;
-
-  Prepared(const Problem& p, const Grouping& grouping, Workspace& workspace)
-      : Prepared(p, grouping, is_spread(p, grouping), workspace) {}
-
-  static Extent key_extent(const Problem& p) { return {p.batch, p.heads_kv, p.seq_k, p.head_dim}; }
-
- private:
-  Prepared(const Problem& p, const Grouping& grouping, bool spreads, Workspace& workspace)
-      : q(queries(p, spreads, workspace)),
-        v(Operand::by_rows(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)) {
-    std::int64_t exact_rows = common::count_exact_rows(p, grouping);
-    if (spreads) {
-      spread = workspace.take<std::uint16_t>(packed_count(q.extent));
-      exact_rows = p.seq_q;
-    }
-    if (exact_rows > 0) {
-      exact = Launch::of(p, grouping, true, 0, exact_rows);
-      k = Operand::by_rows(p.k, key_extent(p), workspace);
-    }
-    if (exact_rows < p.seq_q) {
-      grouped = Launch::of(p, grouping, false, exact_rows, p.seq_q);
-      const std::int64_t stride = column_stride(p.seq_k);
-      columns = workspace.take<std::uint16_t>(p.batch * p.heads_kv * (p.head_dim + 1) * stride);
-      if (is_fused_beforehand(p, grouping)) {
-        fused = workspace.take<std::uint16_t>(p.batch * p.heads_q * (num_groups(p, grouping) + 1) * stride);
-      }
-    }
-    std::int64_t rows = 0;  // of pieces; the launches follow each other
-    std::int64_t elements = 0;
-    for (const auto& launch : {exact, grouped}) {
-      if (launch) {
-        rows = std::max(rows, launch->split_rows());
-        elements = std::max(elements, launch->split_rows() * launch->variant->dim);
-      }
-    }
-    piece_o = workspace.take<float>(elements);
-    piece_row = workspace.take<float2>(rows);
-  }
-
-  static Operand queries(const Problem& p, bool spread, Workspace& workspace) {
-    const Extent extent{p.batch, p.heads_q, p.seq_q, p.head_dim};
-    return spread ? Operand(packed_strides(extent), extent, true, workspace) : Operand::by_rows(p.q, extent, workspace);
+  [[nodiscard]] std::int64_t blocks() const noexcept {
+    return std::int64_t{tiles.count()} - (split.end - split.begin) + split.blocks();
   }
 };
+
+[[nodiscard]] Launch launch_of(const Variant& variant, const Problem& p, const DeviceProblem& sizes,
+                               std::int64_t row_begin, std::int64_t row_end) {
+  constexpr int kReservedBytes = 1024;  // of shared memory, by the system, for every block
+  const DeviceProperties& device = device_properties();
+  const std::int64_t fitting = device.shared_bytes_processor / (variant.shared_bytes + kReservedBytes);
+  SplitSizes split{};
+  const std::int64_t tiles_of_head = Tiles::of_head(row_begin, row_end, variant.rows);
+  split.tiles = p.batch * p.heads_q * tiles_of_head;
+  split.processors = device.processors;
+  split.resident = std::clamp(fitting, std::int64_t{1}, std::int64_t{variant.blocks_a_processor});
+  split.causal = p.causal != Causal::none;
+  const std::int64_t keys =
+      split.causal ? std::clamp(row_end + common::causal_offset(p), std::int64_t{0}, p.seq_k) : p.seq_k;
+  split.key_tiles = common::ceil_div(keys, variant.keys);
+  const int together = heads_together(p, tiles_of_head, split.processors * split.resident);
+  if (split.causal) {  // they are looked at where all tiles run at once, and then all heads are together
+    const std::int64_t long_rows = row_end + common::causal_offset(p) - keys * 3 / 5;
+    split.long_tiles = p.batch * p.heads_q *
+                       common::ceil_div(std::clamp(long_rows, std::int64_t{0}, row_end - row_begin), variant.rows);
+  }
+  // Blocks that all run at once should be spread evenly over the SMs: not those that are free first.
+  const bool early = split.causal || split.tiles > split.processors * split.resident;
+  return {&variant, Tiles(sizes, together, row_begin, row_end, variant.rows), row_end, plan_split(split), early};
+}
+
+// What a call does: it is decided here, and run() decides nothing more.
+class ForwardPlan {
+ public:
+  ForwardPlan(Variants variants, const Problem& p, const Grouping& grouping, std::int64_t tile_rows,
+              WorkspaceLayout& workspace);
+
+  void run(const ForwardTensors& tensors, void* workspace, void* stream) const;
+
+  // The launch that takes most rows: of several, the last.
+  [[nodiscard]] const Launch* main() const noexcept { return grouped_ ? &*grouped_ : exact_ ? &*exact_ : nullptr; }
+  [[nodiscard]] std::vector<LaunchShape> launches() const;
+
+ private:
+  [[nodiscard]] Operand queries(const ForwardTensors& tensors, void* workspace, void* stream) const;
+  void launch_it(const Launch& launch, ForwardParameters& p, void* stream) const {
+    p.tiles = launch.tiles;
+    p.row_end = launch.row_end;
+    p.split.begin = launch.split.begin;
+    p.split.end = launch.split.end;
+    p.split.pieces = launch.split.pieces;
+    launch.variant->launch(p, launch.early, stream);
+  }
+
+  DType dtype_;
+  Strides caller_q_, caller_k_;
+  ForwardParameters parameters_{};  // but for the pointers and what each launch has
+  std::optional<Launch> exact_, grouped_;
+  Input q_, v_;
+  Input k_;                       // of exact rows
+  Extent k_extent_;               // of grouped rows
+  Part<std::uint16_t> spread_;    // Q~, which the kernel's Q then is
+  Part<std::uint16_t> columns_;   // K^T
+  std::optional<Fusion> fusion_;  // k_hat^T is made beforehand
+  Part<std::uint16_t> fused_;
+  Part<float> piece_o_;
+  Part<float2> piece_row_;
+};
+
+ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& grouping, std::int64_t tile_rows,
+                         WorkspaceLayout& workspace)
+    : dtype_(p.dtype), caller_q_(p.q), caller_k_(p.k), k_extent_{p.batch, p.heads_kv, p.seq_k, p.head_dim} {
+  const bool spreads = is_spread(variants, p, grouping);
+  const Extent q_extent{p.batch, p.heads_q, p.seq_q, p.head_dim};
+  q_ = spreads ? Input("Q", packed_strides(q_extent), q_extent, true, workspace)
+               : Input::by_rows("Q", p.q, q_extent, workspace);
+  v_ = Input::by_rows("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace);
+  if (spreads) {
+    spread_ = Part<std::uint16_t>(workspace, "spread Q", packed_count(q_extent));
+  }
+  parameters_.problem = device_problem(p, grouping);
+  parameters_.problem.q = q_.strides();
+  parameters_.problem.v = v_.strides();
+  const auto launch_for = [&](bool exact, std::int64_t row_begin, std::int64_t row_end) {
+    const double scores = scores_per_processor(p, row_begin, row_end);
+    const Variant* const variant = find(variants, wanted(p, grouping, exact), [&](const Variant& v) -> std::int64_t {
+      return tile_rows > 0 ? tile_rows : chosen_rows(v.dim, v.groups, v.members, p.causal != Causal::none, scores);
+    });
+    if (variant == nullptr) {  // the library's own serve every size that forward_supports()
+      throw Error(Status::unsupported, "no compiled shape takes these sizes");
+    }
+    return launch_of(*variant, p, parameters_.problem, row_begin, row_end);
+  };
+  const std::int64_t exact_rows = spreads ? p.seq_q : common::count_exact_rows(p, grouping);
+  if (exact_rows > 0) {
+    exact_ = launch_for(true, 0, exact_rows);
+    k_ = Input::by_rows("K", p.k, k_extent_, workspace);
+    parameters_.problem.k = k_.strides();
+  }
+  if (exact_rows < p.seq_q) {
+    grouped_ = launch_for(false, exact_rows, p.seq_q);
+    parameters_.column_stride = transposed_stride(p.seq_k);
+    columns_ = Part<std::uint16_t>(workspace, "K^T", transposed_count(k_extent_));
+    if (is_fused_beforehand(p, grouping)) {
+      fusion_ = Fusion{p.dtype,
+                       p.batch,
+                       p.heads_q,
+                       p.heads_kv,
+                       p.head_dim,
+                       parameters_.column_stride,
+                       parameters_.problem.groups,
+                       parameters_.problem.members};
+      fused_ = Part<std::uint16_t>(workspace, "k_hat^T", fusion_->count());
+    }
+  }
+  std::int64_t rows = 0;  // of pieces; the launches follow each other
+  std::int64_t elements = 0;
+  for (const auto& launch : {exact_, grouped_}) {
+    if (launch) {
+      rows = std::max(rows, launch->split_rows());
+      elements = std::max(elements, launch->split_rows() * launch->variant->dim);
+    }
+  }
+  piece_o_ = Part<float>(workspace, "O of pieces", elements);
+  piece_row_ = Part<float2>(workspace, "rows of pieces", rows);
+}
+
+Operand ForwardPlan::queries(const ForwardTensors& tensors, void* workspace, void* stream) const {
+  if (!spread_.exists()) {
+    return q_.read(tensors.q, workspace, stream);
+  }
+  DeviceProblem problem = parameters_.problem;
+  problem.q = caller_q_;
+  spread_rows(dtype_, problem, tensors.q, tensors.order, spread_.in(workspace), stream);
+  return packed(spread_.in(workspace), q_.extent());
+}
+
+void ForwardPlan::run(const ForwardTensors& tensors, void* workspace, void* stream) const {
+  ForwardParameters p = parameters_;
+  p.problem.mask.data = tensors.mask;
+  p.q = queries(tensors, workspace, stream).data;
+  p.v = v_.read(tensors.v, workspace, stream).data;
+  p.o = tensors.o;
+  p.lse = static_cast<float*>(tensors.lse);
+  p.order = tensors.order;
+  p.split.o = piece_o_.in(workspace);
+  p.split.row = piece_row_.in(workspace);
+  if (exact_) {
+    p.k = k_.read(tensors.k, workspace, stream).data;
+    launch_it(*exact_, p, stream);
+  }
+  if (grouped_) {
+    transpose({tensors.k, caller_k_, k_extent_}, columns_.in(workspace), stream);
+    p.k = columns_.in(workspace);
+    if (fusion_) {
+      fuse(columns_.in(workspace), tensors.order, *fusion_, fused_.in(workspace), stream);
+      p.k = fused_.in(workspace);
+      p.fused = true;
+    }
+    launch_it(*grouped_, p, stream);
+  }
+}
+
+std::vector<LaunchShape> ForwardPlan::launches() const {
+  std::vector<LaunchShape> result;
+  for (const auto& launch : {exact_, grouped_}) {
+    if (launch) {
+      const Variant& variant = *launch->variant;
+      result.push_back({tile_of(variant), launch->blocks(), variant.threads, variant.shared_bytes});
+    }
+  }
+  return result;
+}
+
+// Those that could take the place of `taken`, which is first.
+[[nodiscard]] std::vector<TileShape> tiles_beside(const Variant& taken, Variants variants, const Problem& problem,
+                                                  const Grouping& grouping) {
+  const bool exact = taken.groups == taken.dim;
+  const Wanted need = wanted(problem, grouping, exact);
+  std::vector<TileShape> tiles{tile_of(taken)};
+  for (const Variant& variant : variants) {
+    if (need.takes(variant) && variant.dim == taken.dim && variant.groups == taken.groups &&
+        variant.rows != taken.rows) {
+      tiles.push_back(tile_of(variant));
+    }
+  }
+  return tiles;
+}
 
 }  // namespace
 
-std::string forward_supports(const Problem& problem, const Grouping& grouping) {
+std::string forward_supports(const Problem& problem, const Grouping& /*grouping*/) {
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
     return "takes f16 and bf16";
   }
@@ -195,88 +299,25 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping) {
   if (std::max(problem.seq_q, problem.seq_k) > std::numeric_limits<std::int32_t>::max() / 512) {
     return "takes sequences up to 4194303";
   }
-  if (const std::string reason = grid_refusal(problem); !reason.empty()) {
-    return reason;
-  }
-  const bool has_exact_rows = common::count_exact_rows(problem, grouping) > 0 || is_spread(problem, grouping);
-  return has_exact_rows && find(problem, wanted(problem, grouping, true)) == nullptr
-             ? "has no exact kernel for these sizes"
-             : "";
+  return grid_refusal(problem);
 }
 
-std::size_t forward_workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
-  Workspace workspace;
-  const Prepared counted(problem, grouping, workspace);
-  return workspace.used();
+KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& grouping, const Execution& execution) {
+  return plan_forward_among(variants_of(problem.dtype), problem, grouping, execution);
 }
 
-void run_forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
-                 const Execution& execution) {
-  void* const stream = execution.stream;
-  Workspace workspace(execution.workspace);
-  Prepared space(problem, grouping, workspace);
-
-  ForwardParameters p{};
-  p.problem = device_problem(problem, grouping, tensors.mask);
-  if (space.spread != nullptr) {
-    spread_rows(problem.dtype, p.problem, tensors.q, tensors.order, space.spread, stream);
-    space.q.data = space.spread;
-  } else {
-    space.q.read(tensors.q, "Q", stream);
+KernelPlan<ForwardTensors> plan_forward_among(Variants variants, const Problem& problem, const Grouping& grouping,
+                                              const Execution& execution) {
+  KernelPlan<ForwardTensors> result;
+  ForwardPlan plan(variants, problem, grouping, execution.tile_rows, result.workspace);
+  result.launches = plan.launches();
+  if (const Launch* main = plan.main()) {
+    result.tiles = tiles_beside(*main->variant, variants, problem, grouping);
   }
-  space.v.read(tensors.v, "V", stream);
-  p.q = space.q.data;
-  p.v = space.v.data;
-  p.problem.q = space.q.strides;
-  p.problem.v = space.v.strides;
-  p.o = tensors.o;
-  p.lse = static_cast<float*>(tensors.lse);
-  p.order = tensors.order;
-
-  const auto run = [&](const Launch& launch) {
-    p.tiles = Tiles(p.problem, launch.together, launch.row_begin, launch.row_end, launch.variant->rows);
-    p.row_end = launch.row_end;
-    p.split = launch.split;
-    p.split.o = space.piece_o;
-    p.split.row = space.piece_row;
-    launch.variant->launch(p, launch.early, stream);
+  result.run = [plan = std::move(plan)](const ForwardTensors& tensors, const Execution& with) {
+    plan.run(tensors, with.workspace, with.stream);
   };
-  if (space.exact) {
-    space.k->read(tensors.k, "K", stream);
-    p.k = space.k->data;
-    p.problem.k = space.k->strides;
-    run(*space.exact);
-  }
-  if (space.grouped) {
-    p.column_stride = column_stride(problem.seq_k);
-    transpose(tensors.k, problem.k, Prepared::key_extent(problem), space.columns, stream);
-    p.k = space.columns;
-    if (space.fused != nullptr) {
-      fuse(space.columns, tensors.order,
-           {problem.dtype, problem.batch, problem.heads_q, problem.heads_kv, problem.head_dim, p.column_stride,
-            p.problem.groups, p.problem.members},
-           space.fused, stream);
-      p.k = space.fused;
-      p.fused = true;
-    }
-    run(*space.grouped);
-  }
+  return result;
 }
-
-std::vector<tuning::Tile> forward_tiles(const Problem& problem, const Grouping& grouping) {
-  const Wanted need = wanted(problem, grouping, is_exact(grouping) || is_spread(problem, grouping));
-  const Variant& taken = *find(problem, need, scores_per_processor(problem, 0, problem.seq_q));
-  std::vector<tuning::Tile> tiles{{taken.rows, taken.keys, taken.dim, taken.groups}};
-  for (const Variant& variant : variants_of(problem.dtype)) {
-    if (need.takes(variant) && variant.dim == taken.dim && variant.groups == taken.groups &&
-        variant.rows != taken.rows) {
-      tiles.push_back({variant.rows, variant.keys, variant.dim, variant.groups});
-    }
-  }
-  return tiles;
-}
-
-ForcedRows::ForcedRows(std::int64_t rows) { forced_rows = rows; }
-ForcedRows::~ForcedRows() { forced_rows = 0; }
 
 }  // namespace distr::cuda::sm80

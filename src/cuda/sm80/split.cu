@@ -5,9 +5,6 @@
 // A thread owns four columns of a row, and reads its part of each piece in turn.
 #include "cuda/sm80/split.h"
 
-#include <algorithm>
-#include <limits>
-
 #include "cuda/early.cuh"
 #include "cuda/rows.cuh"
 #include "cuda/sm80/config.h"
@@ -68,51 +65,7 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
-[[nodiscard]] Split split_of(std::int64_t begin, std::int64_t end, std::int64_t pieces) noexcept {
-  return {static_cast<unsigned>(begin), static_cast<unsigned>(end), static_cast<unsigned>(pieces)};
-}
-
 }  // namespace
-
-// Time is counted in tiles of keys. The constants are H200's (docs/kernel-log.md).
-Split plan_split(const Launched& l) noexcept {
-  constexpr double kPieceCost = 6;  // of a piece's beginning and end
-  constexpr double kAlone = 0.4;    // what an SM achieves with hardly a block; with all that fit: 1
-  constexpr std::int64_t kFewestTiles = 4;
-  const std::int64_t slots = l.processors * l.resident;
-  if (l.causal && l.long_tiles < l.tiles && l.tiles >= l.processors) {
-    // Blocks that all run at once take as long as the longest of them alone; more blocks even out by themselves. Where
-    // all are long, it is as if nothing were causal.
-    return l.tiles <= slots && l.key_tiles >= 2 * kFewestTiles ? split_of(0, l.long_tiles, 2) : Split{};
-  }
-  // The first blocks are dealt out to the SMs one by one, later ones to whichever SM is free, as many as it takes.
-  const std::int64_t dealt = l.tiles < slots ? l.processors : slots;
-  const std::int64_t whole = l.tiles / dealt * dealt;
-  const std::int64_t rest = l.tiles - whole;
-  const std::int64_t most = dealt == slots ? 2 * slots : slots - whole;  // blocks of split tiles
-  Split best;
-  double least = std::numeric_limits<double>::infinity();
-  for (std::int64_t pieces = 1; rest > 0 && rest * pieces <= most; ++pieces) {
-    if (pieces > 1 && l.key_tiles < pieces * kFewestTiles) {
-      break;
-    }
-    const double length = static_cast<double>(common::ceil_div(l.key_tiles, pieces)) + (pieces > 1 ? kPieceCost : 0);
-    double cost = length;
-    if (dealt == slots) {
-      cost *= static_cast<double>(common::ceil_div(rest * pieces, slots) * l.resident);
-    } else {
-      const std::int64_t of_processor = common::ceil_div(rest * pieces, l.processors);
-      const std::int64_t beside = std::min(whole / l.processors + of_processor, l.resident);
-      cost *= static_cast<double>(of_processor) /
-              (kAlone + (1 - kAlone) * static_cast<double>(beside) / static_cast<double>(l.resident));
-    }
-    if (cost < least) {
-      least = cost;
-      best = pieces > 1 ? split_of(whole, l.tiles, pieces) : Split{};
-    }
-  }
-  return best;
-}
 
 void merge_pieces(const ForwardParameters& p, DType dtype, int rows, int dim, void* stream) {
   const std::int64_t threads = std::int64_t{p.split.end - p.split.begin} * rows * (dim / 4);

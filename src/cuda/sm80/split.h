@@ -30,18 +30,6 @@ struct Split {
   [[nodiscard]] std::int64_t blocks() const noexcept { return std::int64_t{end - begin} * pieces; }
 };
 
-struct Launched {
-  std::int64_t tiles;       // of queries, of all heads
-  std::int64_t key_tiles;   // the most that a query sees
-  std::int64_t long_tiles;  // causal: tiles of queries that see more than 3/5 of those, if they come first
-  std::int64_t processors;  // SMs of the GPU
-  std::int64_t resident;    // thread blocks that an SM runs at once
-  bool causal;
-};
-
-// The split that should be quickest.
-[[nodiscard]] Split plan_split(const Launched& launched) noexcept;
-
 struct ForwardParameters;
 
 // O and LSE of the split tiles from their pieces, for tiles of `rows` queries and O padded to `dim` columns.

@@ -26,8 +26,8 @@ void launch_variant(const ForwardParameters& p, bool early, void* stream) {
 
 template <class C>
 constexpr Variant variant() {
-  return {C::kDim,         C::kGroups,           C::kRows,          C::kKeys, C::kMasks, C::kMembers,
-          C::kSharedBytes, C::kBlocksAProcessor, &launch_variant<C>};
+  return {C::kDim,     C::kGroups,  C::kRows,        C::kKeys,             C::kMasks,
+          C::kMembers, C::kThreads, C::kSharedBytes, C::kBlocksAProcessor, &launch_variant<C>};
 }
 
 template <class T>

@@ -7,6 +7,7 @@
 #include <span>
 
 #include "cuda/sm80/config.h"
+#include "distr/plan.h"
 
 namespace distr::cuda::sm80 {
 
@@ -14,9 +15,13 @@ struct Variant {
   int dim, groups, rows, keys;  // Config's; groups == dim: exact attention
   bool masks;
   int members;  // rows of K^T that it adds
-  int shared_bytes, blocks_a_processor;
+  int threads, shared_bytes, blocks_a_processor;
   void (*launch)(const ForwardParameters& parameters, bool early, void* stream);  // early: early.cuh
 };
+
+[[nodiscard]] inline TileShape tile_of(const Variant& variant) noexcept {
+  return {variant.rows, variant.keys, variant.dim, variant.groups};
+}
 
 // In order of preference.
 std::span<const Variant> variants_f16();

@@ -59,7 +59,7 @@ struct BackwardConfig {
 struct BackwardParameters {
   CUtensorMap q, k, v, d_o;  // [columns, rows, heads, batch], boxes of a panel
   DeviceProblem problem;
-  const float2* stats;      // [B, Hq, stats_rows]: -LSE to the base 2, and D, in tiles (sm80/backward_prepare.h); -inf
+  const float2* stats;      // [B, Hq, stats_rows]: -LSE to the base 2, and D, in tiles (prepare/query_rows.h); -inf
                             // and 0 where no key is seen
   std::int64_t stats_rows;  // Nq, up to a multiple of 128
   float* sums;              // dq_hat or dQ~ / scale, in fragments (backward_round.h) of kQueryTileRows rows

@@ -6,16 +6,19 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "cuda/launch.h"
-#include "cuda/prepare.h"
-#include "cuda/sm80/backward_prepare.h"
+#include "cuda/prepare/estimate.h"
+#include "cuda/prepare/operand.h"
+#include "cuda/prepare/query_rows.h"
 #include "cuda/sm90/backward_round.h"
 #include "cuda/sm90/backward_variants.h"
-#include "cuda/sm90/estimate.h"
+#include "cuda/sm90/heuristics.h"
 #include "cuda/sm90/refusal.h"
 #include "cuda/sm90/tensor_map.h"
-#include "kernel.h"
 
 namespace distr::cuda::sm90 {
 namespace {
@@ -30,199 +33,243 @@ namespace {
 
 [[nodiscard]] std::int64_t whole(std::int64_t rows, std::int64_t tile) { return common::ceil_div(rows, tile) * tile; }
 
-// How many heads are worked on at the same time: those whose Q, dO and sums of dQ stay in the L2 together, but enough
-// for several blocks an SM. Then few blocks of one head wait for each other, and where attention is causal the long
-// ones of the last heads do not begin late.
-[[nodiscard]] int section_of(const Problem& problem, const BackwardVariant& variant) {
-  constexpr std::int64_t kCacheBytes = std::int64_t{36} << 20;
-  constexpr std::int64_t kBlocksAProcessor = 4;
-  const std::int64_t bytes_a_head = problem.seq_q * (2 * (variant.columns + variant.values) + 4 * variant.columns);
-  const std::int64_t blocks_a_head = common::ceil_div(problem.seq_k, std::int64_t{kKeyTileRows});
-  const std::int64_t enough = common::ceil_div(kBlocksAProcessor * device_properties().processors, blocks_a_head);
-  const std::int64_t heads = problem.batch * problem.heads_q;
-  const std::int64_t sections = std::max(heads / std::max(kCacheBytes / bytes_a_head, enough), std::int64_t{1});
-  return static_cast<int>(common::ceil_div(heads, sections));  // none much smaller than the others
+// How the kernel's Q and K come about.
+enum class Factors : std::uint8_t {
+  given,   // exact attention
+  made,    // q_hat and k_hat, of one grouping for the whole sequence
+  spread,  // Q~ and K, of blocks with groupings of their own
+};
+
+[[nodiscard]] Factors factors_of(const Problem& problem, const Grouping& grouping) {
+  const bool exact = common::count_exact_rows(problem, grouping) == problem.seq_q;
+  return is_by_blocks(problem, grouping)                              ? Factors::spread
+         : !exact && num_groups(problem, grouping) < problem.head_dim ? Factors::made
+                                                                      : Factors::given;
 }
 
 // Of the sums of dQ.
 enum class Order : std::uint8_t { of_keys, any };
 
-// The tensors as the kernel reads them, and room for what is made of them.
-struct Space {
-  Order order;
-  bool by_blocks;
-  std::int64_t groups;  // columns of the kernel's Q and K
-  const BackwardVariant& variant;
-  std::int64_t heads, stats_rows, query_rows, key_rows;  // rows of whole tiles
-  float2* stats;
-  float* sums;
-  unsigned* turns = nullptr;  // and the ticket behind them; null: any order
-  void* spread;  // Q~ where blocks of queries have groupings of their own, which is the kernel's Q then; else null
-  Operand q, k, v, d_o;
-  void* q_hat = nullptr;  // of one grouping for the whole sequence
-  void* k_hat = nullptr;
-  float* d_k_parts = nullptr;
-  float* d_v_parts = nullptr;
+// What a call does: it is decided here, and run() decides nothing more.
+class BackwardPlan {
+ public:
+  BackwardPlan(const Problem& p, const Grouping& grouping, Order order, WorkspaceLayout& workspace);
 
-  Space(const Problem& p, const Grouping& grouping, Order of_sums, Workspace& workspace)
-      : order(of_sums),
-        by_blocks(is_by_blocks(p, grouping)),
-        groups(by_blocks || common::count_exact_rows(p, grouping) == p.seq_q ? p.head_dim : num_groups(p, grouping)),
-        variant(find(p, groups)),
-        heads(p.batch * p.heads_q),
-        stats_rows(whole(p.seq_q, sm80::kStatsRows)),
-        query_rows(whole(p.seq_q, kQueryTileRows)),
-        key_rows(whole(p.seq_k, kKeyTileRows)),
-        stats(workspace.take<float2>(heads * stats_rows)),
-        sums(workspace.take<float>(num_sums())),
-        spread(by_blocks ? workspace.take<std::uint16_t>(packed_count(queries(p))) : nullptr),
-        q(by_blocks ? Operand(packed_strides(queries(p)), queries(p), true, workspace)
-                    : copied(p.q, queries(p), workspace)),
-        k(copied(p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace)),
-        v(copied(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)),
-        d_o(copied(p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace)) {
-    if (order == Order::of_keys) {
-      turns = workspace.take<unsigned>(num_turns() + 1);
-    }
-    const bool one_grouping = groups < p.head_dim;
-    if (one_grouping) {
-      q_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_q, groups}));
-      k_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_k, groups}));
-    }
-    const bool shared = p.heads_q != p.heads_kv;
-    if (one_grouping || shared) {
-      d_k_parts = workspace.take<float>(heads * key_rows * variant.columns);
-    }
-    if (shared) {
-      d_v_parts = workspace.take<float>(heads * key_rows * variant.values);
-    }
-  }
-  [[nodiscard]] static Extent queries(const Problem& p) { return {p.batch, p.heads_q, p.seq_q, p.head_dim}; }
-  [[nodiscard]] std::int64_t num_sums() const { return heads * query_rows * variant.columns; }
-  [[nodiscard]] std::int64_t num_turns() const { return heads * (query_rows / kQueryTileRows); }
+  void run(const BackwardTensors& tensors, void* workspace, void* stream) const;
+  [[nodiscard]] LaunchShape launch() const;
+
+ private:
+  void plan_rounding(const Problem& p);
   // What the kernel counts on: nobody's turn was yet and no ticket is taken, or nothing was added yet.
-  void clear(void* stream) const {
-    const auto zero = [&](void* from, std::int64_t count) {  // of four bytes
-      check(cudaMemsetAsync(from, 0, static_cast<std::size_t>(count) * 4, static_cast<cudaStream_t>(stream)),
-            "cudaMemsetAsync");
-    };
-    order == Order::of_keys ? zero(turns, num_turns() + 1) : zero(sums, num_sums());
-  }
+  void clear(void* workspace, void* stream) const;
+  void prepare_rows_of(const BackwardTensors& tensors, void* workspace, void* stream) const;
+  // dQ, dK and dV from their sums, as far as the kernel has not written them.
+  void round_all(const BackwardTensors& tensors, void* workspace, void* stream) const;
+
+  DType dtype_;
+  Factors factors_;
+  const BackwardVariant& variant_;
+  Extent queries_;
+  std::int64_t heads_, query_rows_, key_rows_;  // rows of whole tiles
+  BackwardParameters parameters_{};             // but for the pointers
+  QueryRows rows_{};                            // but for the pointers
+  Part<float2> stats_;
+  Part<float> sums_;
+  Part<std::uint16_t> spread_;  // Q~
+  Input q_, k_, v_, d_o_;
+  Part<unsigned> turns_;  // and the ticket behind them; none: any order
+  std::optional<Estimates> estimates_;
+  Extent q_hat_extent_{}, k_hat_extent_{};
+  Part<std::uint16_t> q_hat_, k_hat_;
+  Part<float> d_k_parts_, d_v_parts_;
+  Rounding round_q_{}, round_k_{}, round_v_{};  // but for the pointers
+
+  [[nodiscard]] std::int64_t num_sums() const { return heads_ * query_rows_ * variant_.columns; }
+  [[nodiscard]] std::int64_t num_turns() const { return heads_ * (query_rows_ / kQueryTileRows); }
 };
 
-// dQ, dK and dV from their sums, as far as the kernel has not written them.
-void round_all(const Problem& problem, const DeviceProblem& device, const Space& space, const BackwardTensors& tensors,
-               void* stream) {
+BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, Order order, WorkspaceLayout& workspace)
+    : dtype_(p.dtype),
+      factors_(factors_of(p, grouping)),
+      variant_(find(p, factors_ == Factors::made ? num_groups(p, grouping) : p.head_dim)),
+      queries_{p.batch, p.heads_q, p.seq_q, p.head_dim},
+      heads_(p.batch * p.heads_q),
+      query_rows_(whole(p.seq_q, kQueryTileRows)),
+      key_rows_(whole(p.seq_k, kKeyTileRows)) {
+  parameters_.problem = rows_.problem = device_problem(p, grouping);
+  rows_.stats_rows = parameters_.stats_rows = stats_rows_of(rows_.problem);
+  rows_.layout = Stats::tiles;
+  stats_ = {workspace, "rows' statistics", heads_ * rows_.stats_rows};
+  sums_ = {workspace, "sums of dQ", num_sums()};
+  if (factors_ == Factors::spread) {
+    spread_ = {workspace, "spread Q", packed_count(queries_)};
+  } else {
+    q_ = copied("Q", p.q, queries_, workspace);
+  }
+  k_ = copied("K", p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace);
+  v_ = copied("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace);
+  d_o_ = copied("dO", p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace);
+  if (order == Order::of_keys) {
+    turns_ = {workspace, "turns", num_turns() + 1};
+  }
+  if (factors_ == Factors::made) {
+    const DeviceProblem& sizes = parameters_.problem;
+    const Groups groups{p.dtype, p.heads_q, sizes.members, sizes.groups};
+    const std::array estimations{
+        Estimation{q_.strides(), q_.extent(), sizes.mean ? Estimate::mean : Estimate::first, p.seq_q, 0, false},
+        Estimation{k_.strides(), k_.extent(), Estimate::sum, p.seq_k, 0, false}};
+    estimates_.emplace(groups, estimations);
+    q_hat_extent_ = estimations[0].result(groups);
+    k_hat_extent_ = estimations[1].result(groups);
+    q_hat_ = {workspace, "q_hat", packed_count(q_hat_extent_)};
+    k_hat_ = {workspace, "k_hat", packed_count(k_hat_extent_)};
+    parameters_.keys_of_query_head = true;
+  }
+  const bool shared = p.heads_q != p.heads_kv;
+  if (factors_ == Factors::made || shared) {
+    d_k_parts_ = {workspace, "dK of query heads", heads_ * key_rows_ * variant_.columns};
+  }
+  if (shared) {
+    d_v_parts_ = {workspace, "dV of query heads", heads_ * key_rows_ * variant_.values};
+  }
+  parameters_.scale = static_cast<float>(p.softmax_scale());
+  parameters_.d_k_strides = p.k;
+  parameters_.d_v_strides = p.v;
+  parameters_.section =
+      heads_of_section(p, variant_.columns, variant_.values, kKeyTileRows, device_properties().processors);
+  plan_rounding(p);
+}
+
+void BackwardPlan::plan_rounding(const Problem& p) {
+  const DeviceProblem& device = parameters_.problem;
+  const bool exact = factors_ == Factors::given;
   Rounding r{};
-  r.dtype = problem.dtype;
-  r.batch = problem.batch;
-  r.heads = problem.heads_q;
-  const bool one_grouping = space.q_hat != nullptr;
-  const bool exact = !one_grouping && !space.by_blocks;
-  r.order = exact ? nullptr : tensors.order;
+  r.dtype = p.dtype;
+  r.batch = p.batch;
+  r.heads = p.heads_q;
   r.blocks = device.blocks;
   r.block = device.block;
   r.first_block_is_exact = device.first_block_is_exact;
-  r.spread = space.by_blocks;
+  r.spread = factors_ == Factors::spread;
   r.groups = device.groups;
   r.members = device.members;
-  r.scale = static_cast<float>(problem.softmax_scale());
+  r.scale = parameters_.scale;
 
-  r.sums = space.sums;
-  r.padded_rows = space.query_rows;
-  r.padded_columns = space.variant.columns;
+  r.padded_rows = query_rows_;
+  r.padded_columns = variant_.columns;
   r.first_row = std::int64_t{first_query_tile(device, 0)} * kQueryTileRows;
   r.share = exact ? Share::all : device.mean ? Share::mean : Share::first;
   r.heads_together = 1;
-  r.rows = problem.seq_q;
-  r.columns = static_cast<int>(problem.head_dim);
-  r.to = tensors.d_q;
-  r.strides = problem.q;
-  round_sums(r, stream);
+  r.rows = p.seq_q;
+  r.columns = static_cast<int>(p.head_dim);
+  r.strides = p.q;
+  round_q_ = r;
 
   r.first_row = 0;
-  r.heads_together = problem.heads_q / problem.heads_kv;
-  r.rows = problem.seq_k;
-  r.padded_rows = space.key_rows;
+  r.heads_together = p.heads_q / p.heads_kv;
+  r.rows = p.seq_k;
+  r.padded_rows = key_rows_;
   r.share = Share::all;
-  r.order = one_grouping ? tensors.order : nullptr;
   r.blocks = 1;
-  r.block = std::max(problem.seq_k, problem.seq_q);
+  r.block = std::max(p.seq_k, p.seq_q);
   r.spread = false;
-  if (space.d_k_parts != nullptr) {
-    r.sums = space.d_k_parts;
-    r.to = tensors.d_k;
-    r.strides = problem.k;
-    round_sums(r, stream);
-  }
-  if (space.d_v_parts != nullptr) {
-    r.sums = space.d_v_parts;
-    r.padded_columns = space.variant.values;
-    r.order = nullptr;
-    r.scale = 1;
-    r.columns = static_cast<int>(problem.head_dim_v);
-    r.to = tensors.d_v;
-    r.strides = problem.v;
-    round_sums(r, stream);
-  }
+  r.strides = p.k;
+  round_k_ = r;
+
+  r.padded_columns = variant_.values;
+  r.scale = 1;
+  r.columns = static_cast<int>(p.head_dim_v);
+  r.strides = p.v;
+  round_v_ = r;
 }
 
-std::size_t count_bytes(const Problem& problem, const Grouping& grouping, Order order) {
-  Workspace workspace;
-  const Space counted(problem, grouping, order, workspace);
-  return workspace.used();
+void BackwardPlan::clear(void* workspace, void* stream) const {
+  const auto zero = [&](void* from, std::int64_t count) {  // of four bytes
+    check(cudaMemsetAsync(from, 0, static_cast<std::size_t>(count) * 4, static_cast<cudaStream_t>(stream)),
+          "cudaMemsetAsync");
+  };
+  turns_.exists() ? zero(turns_.in(workspace), num_turns() + 1) : zero(sums_.in(workspace), num_sums());
 }
 
-void run(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, Order order,
-         const Execution& execution) {
-  void* const stream = execution.stream;
-  Workspace workspace(execution.workspace);
-  Space space(problem, grouping, order, workspace);
-  space.q.read(space.by_blocks ? space.spread : tensors.q, "Q", stream);
-  space.k.read(tensors.k, "K", stream);
-  space.v.read(tensors.v, "V", stream);
-  space.d_o.read(tensors.d_o, "dO", stream);
+void BackwardPlan::prepare_rows_of(const BackwardTensors& tensors, void* workspace, void* stream) const {
+  QueryRows rows = rows_;
+  rows.q = tensors.q;
+  rows.o = tensors.o;
+  rows.d_o = tensors.d_o;
+  rows.lse = static_cast<const float*>(tensors.lse);
+  rows.d_lse = static_cast<const float*>(tensors.d_lse);
+  rows.order = tensors.order;
+  rows.stats = stats_.in(workspace);
+  rows.spread = spread_.in(workspace);
+  prepare_rows(dtype_, rows, stream);
+}
 
-  space.clear(stream);  // first, so that nothing stands between the kernels: each starts before the last one ends
-  BackwardParameters p{};
-  p.problem = device_problem(problem, grouping, nullptr);
-  sm80::prepare_rows(problem.dtype,
-                     {p.problem, tensors.q, tensors.o, tensors.d_o, static_cast<const float*>(tensors.lse),
-                      static_cast<const float*>(tensors.d_lse), tensors.order, space.stats_rows, space.stats, nullptr,
-                      space.spread, sm80::Stats::tiles},
-                     stream);
-  if (space.q_hat != nullptr) {
-    const Estimate kind = p.problem.mean ? Estimate::mean : Estimate::first;
-    const Groups groups{problem.dtype, tensors.order, problem.heads_q, p.problem.members, p.problem.groups};
-    const std::array estimations{Estimation{space.q, kind, problem.seq_q, 0, false, 1, space.q_hat},
-                                 Estimation{space.k, Estimate::sum, problem.seq_k, 0, false, 1, space.k_hat}};
-    estimate(groups, estimations, stream);
-    space.q = estimations[0].result(groups);
-    space.k = estimations[1].result(groups);
-    p.keys_of_query_head = true;
+void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* stream) const {
+  Operand q = spread_.exists() ? packed(spread_.in(workspace), queries_) : q_.read(tensors.q, workspace, stream);
+  Operand k = k_.read(tensors.k, workspace, stream);
+  const Operand v = v_.read(tensors.v, workspace, stream);
+  const Operand d_o = d_o_.read(tensors.d_o, workspace, stream);
+  clear(workspace, stream);  // first, so that nothing stands between the kernels: each starts before the last one ends
+  prepare_rows_of(tensors, workspace, stream);
+  if (estimates_) {
+    const std::array made{Estimates::Made{q.data, 1, q_hat_.in(workspace)},
+                          Estimates::Made{k.data, 1, k_hat_.in(workspace)}};
+    estimates_->make(tensors.order, made, stream);
+    q = packed(q_hat_.in(workspace), q_hat_extent_);
+    k = packed(k_hat_.in(workspace), k_hat_extent_);
   }
   constexpr int kMostColumns = 64;  // of a box
-  const int columns = space.variant.columns;
-  const int values = std::min(space.variant.values, kMostColumns);
-  p.q = tensor_map(space.q, problem.dtype, {kQueryTileRows, std::min(columns, kMostColumns)});
-  p.k = tensor_map(space.k, problem.dtype, {kKeyTileRows, columns / 2});
-  p.v = tensor_map(space.v, problem.dtype, {kKeyTileRows, values});
-  p.d_o = tensor_map(space.d_o, problem.dtype, {kQueryTileRows, values});
-  p.stats = space.stats;
-  p.stats_rows = space.stats_rows;
-  p.sums = space.sums;
-  p.turns = space.turns;
-  p.ticket = space.turns == nullptr ? nullptr : space.turns + space.num_turns();
-  p.scale = static_cast<float>(problem.softmax_scale());
+  const int columns = variant_.columns;
+  const int values = std::min(variant_.values, kMostColumns);
+  BackwardParameters p = parameters_;
+  p.q = tensor_map(q, dtype_, {kQueryTileRows, std::min(columns, kMostColumns)});
+  p.k = tensor_map(k, dtype_, {kKeyTileRows, columns / 2});
+  p.v = tensor_map(v, dtype_, {kKeyTileRows, values});
+  p.d_o = tensor_map(d_o, dtype_, {kQueryTileRows, values});
+  p.stats = stats_.in(workspace);
+  p.sums = sums_.in(workspace);
+  p.turns = turns_.in(workspace);
+  p.ticket = p.turns == nullptr ? nullptr : p.turns + num_turns();
   p.d_k = tensors.d_k;
   p.d_v = tensors.d_v;
-  p.d_k_strides = problem.k;
-  p.d_v_strides = problem.v;
-  p.d_k_parts = space.d_k_parts;
-  p.d_v_parts = space.d_v_parts;
-  p.section = section_of(problem, space.variant);
-  space.variant.launch(p, stream);
-  round_all(problem, p.problem, space, tensors, stream);
+  p.d_k_parts = d_k_parts_.in(workspace);
+  p.d_v_parts = d_v_parts_.in(workspace);
+  variant_.launch(p, stream);
+  round_all(tensors, workspace, stream);
+}
+
+void BackwardPlan::round_all(const BackwardTensors& tensors, void* workspace, void* stream) const {
+  const auto round = [&](Rounding r, const Part<float>& sums, const std::int32_t* order, void* to) {
+    r.sums = sums.in(workspace);
+    r.order = order;
+    r.to = to;
+    round_sums(r, stream);
+  };
+  round(round_q_, sums_, factors_ == Factors::given ? nullptr : tensors.order, tensors.d_q);
+  if (d_k_parts_.exists()) {
+    round(round_k_, d_k_parts_, factors_ == Factors::made ? tensors.order : nullptr, tensors.d_k);
+  }
+  if (d_v_parts_.exists()) {
+    round(round_v_, d_v_parts_, nullptr, tensors.d_v);
+  }
+}
+
+LaunchShape BackwardPlan::launch() const {
+  return {{kQueryTileRows, kKeyTileRows, variant_.values, variant_.columns},
+          heads_ * (key_rows_ / kKeyTileRows),
+          variant_.threads,
+          variant_.shared_bytes};
+}
+
+KernelPlan<BackwardTensors> plan_with(Order order, const Problem& problem, const Grouping& grouping) {
+  KernelPlan<BackwardTensors> result;
+  BackwardPlan plan(problem, grouping, order, result.workspace);
+  result.launches = {plan.launch()};
+  result.tiles = {result.launches.front().tile};
+  result.run = [plan = std::move(plan)](const BackwardTensors& tensors, const Execution& execution) {
+    plan.run(tensors, execution.workspace, execution.stream);
+  };
+  return result;
 }
 
 }  // namespace
@@ -240,22 +287,14 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   return device_refusal();
 }
 
-std::size_t backward_workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
-  return count_bytes(problem, grouping, Order::of_keys);
+KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping& grouping,
+                                          const Execution& /*execution*/) {
+  return plan_with(Order::of_keys, problem, grouping);
 }
 
-void run_backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-                  const Execution& execution) {
-  run(problem, grouping, tensors, Order::of_keys, execution);
-}
-
-std::size_t backward_atomics_workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
-  return count_bytes(problem, grouping, Order::any);
-}
-
-void run_backward_atomics(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-                          const Execution& execution) {
-  run(problem, grouping, tensors, Order::any, execution);
+KernelPlan<BackwardTensors> plan_backward_atomics(const Problem& problem, const Grouping& grouping,
+                                                  const Execution& /*execution*/) {
+  return plan_with(Order::any, problem, grouping);
 }
 
 }  // namespace distr::cuda::sm90

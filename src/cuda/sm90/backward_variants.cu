@@ -23,7 +23,7 @@ void launch_backward(const BackwardParameters& p, void* stream) {
 template <class C>
 constexpr BackwardVariant variant() {
   static_assert(C::kKeys == kKeyTileRows);
-  return {kDTypeOf<typename C::Element>, C::kColumns, C::kValues, &launch_backward<C>};
+  return {kDTypeOf<typename C::Element>, C::kColumns, C::kValues, C::kThreads, C::kSharedBytes, &launch_backward<C>};
 }
 
 template <template <int, int> class C>

@@ -10,7 +10,7 @@ namespace distr::cuda::sm90 {
 
 struct BackwardVariant {
   DType dtype;
-  int columns, values;  // BackwardConfig's
+  int columns, values, threads, shared_bytes;  // BackwardConfig's
   void (*launch)(const BackwardParameters& parameters, void* stream);
 };
 

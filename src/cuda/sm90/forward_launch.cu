@@ -3,20 +3,22 @@
 
 #include <algorithm>
 #include <array>
-#include <span>
+#include <optional>
 #include <utility>
+#include <vector>
 
 #include "cuda/launch.h"
-#include "cuda/other_variants.h"
-#include "cuda/prepare.h"
-#include "cuda/sm90/estimate.h"
+#include "cuda/prepare/estimate.h"
+#include "cuda/prepare/operand.h"
+#include "cuda/prepare/transpose.h"
+#include "cuda/sm90/heuristics.h"
 #include "cuda/sm90/refusal.h"
 #include "cuda/sm90/tensor_map.h"
-#include "cuda/sm90/variants.h"
-#include "cuda/sm90/waves.h"
 
 namespace distr::cuda::sm90 {
 namespace {
+
+using Variants = std::span<const Variant>;
 
 // What a launch needs of a compiled kernel, but for its rows.
 struct Wanted {
@@ -26,9 +28,10 @@ struct Wanted {
 };
 
 // The narrowest shape of so many rows, and blocks an SM, that the problem fits; null: there is none.
-[[nodiscard]] const Variant* find(const Problem& problem, const Wanted& wanted, std::int64_t rows, int blocks = 1) {
+[[nodiscard]] const Variant* find(Variants variants, const Problem& problem, const Wanted& wanted, std::int64_t rows,
+                                  int blocks = 1) {
   const Variant* found = nullptr;
-  for (const Variant& variant : OtherVariants<Variant>::or_else(variants())) {
+  for (const Variant& variant : variants) {
     const bool fits = variant.dtype == problem.dtype && variant.scores == wanted.scores &&
                       variant.source == wanted.source && variant.columns >= wanted.columns &&
                       variant.values >= problem.head_dim_v && variant.rows == rows && variant.blocks == blocks;
@@ -40,183 +43,219 @@ struct Wanted {
   return found;
 }
 
-// The product that makes grouped scores.
-enum class Product : std::uint8_t {
-  made,    // q_hat k_hat^T, both made beforehand: one grouping for the whole sequence
-  picked,  // q_hat k_hat^T, where k_hat^T is rows of K^T: energy by blocks
-  summed,  // q_hat k_hat^T, where k_hat is sums of columns of K: few groups, by blocks
-  spread   // Q~ K^T, where Q~ is q_hat spread over the d columns: other groupings by blocks
-};
-
-constexpr std::int64_t kFusingRows = 128;  // of a thread block, which makes k_hat for all of them
-
-// By blocks, sums of K's columns for each block of queries cost as much as products of d/2 columns save, and pay for
-// d/4 (docs/kernel-log.md, sm90/forward, steps 55 and 59). Columns that energy drops are saved, but beside K^T, which
-// is made first, and at d = 64 without the kernels of three consumers and of two blocks an SM: that pays for few
-// columns and many keys (step 56).
-[[nodiscard]] Product product_of(const Problem& problem, const Grouping& grouping) {
-  if (!is_by_blocks(problem, grouping)) {
-    return Product::made;
-  }
-  if (grouping.block % kFusingRows != 0) {
-    return Product::spread;
-  }
-  constexpr std::int64_t kFewKeys = 4096;
-  const std::int64_t groups = num_groups(problem, grouping);
-  const bool is_wide = problem.head_dim > 64;
-  if (grouping.strategy == Strategy::energy) {
-    return is_wide || (groups <= 16 && problem.seq_k > kFewKeys) ? Product::picked : Product::spread;
-  }
-  return is_wide && groups <= 32 ? Product::summed : Product::spread;
+[[nodiscard]] TileShape tile_of(const Variant& variant) noexcept {
+  return {variant.rows, variant.keys, variant.values, variant.columns};
 }
 
-// The tensors as the kernel reads them, and room for what is made of them.
-struct Operands {
-  Operand q, k, v;
-  std::int64_t columns = 0;  // of q_hat, or of Q~
-  void* q_hat = nullptr;
-  void* k_hat = nullptr;            // Product::made
-  void* keys_transposed = nullptr;  // Product::picked
-
-  Operands(const Problem& p, const Grouping& grouping, Workspace& workspace)
-      : q(copied(p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace)),
-        k(copied(p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace)),
-        v(copied(p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)) {
-    if (common::count_exact_rows(p, grouping) == p.seq_q) {
-      return;
-    }
-    const Product product = product_of(p, grouping);
-    columns = product == Product::spread ? p.head_dim : num_groups(p, grouping);
-    q_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_q, columns}));
-    if (product == Product::made) {
-      k_hat = workspace.take<std::uint16_t>(packed_count({p.batch, p.heads_q, p.seq_k, columns}));
-    } else if (product == Product::picked) {
-      const std::int64_t rows = p.batch * p.heads_kv * (p.head_dim + 1);
-      keys_transposed = workspace.take<std::uint16_t>(rows * column_stride(p.seq_k));
-    }
-  }
+// One launch of a kernel.
+struct Launch {
+  const Variant* variant;
+  const Variant* with_lse;  // where LSE is asked for: of as many rows, with raw scores
+  Tiles tiles;
+  std::int64_t row_end;
+  unsigned next_tile;
+  bool is_second;
 };
 
-// One call of run_forward().
-class Call {
+// What a call does: it is decided here, and run() decides nothing more.
+class ForwardPlan {
  public:
-  Call(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors, const Execution& execution)
-      : problem_(problem),
-        grouping_(grouping),
-        tensors_(tensors),
-        stream_(execution.stream),
-        workspace_(execution.workspace),
-        operands_(problem, grouping, workspace_) {
-    operands_.q.read(tensors.q, "Q", stream_);
-    operands_.k.read(tensors.k, "K", stream_);
-    operands_.v.read(tensors.v, "V", stream_);
-    p_.problem = device_problem(problem, grouping, nullptr);
-    p_.o = tensors.o;
-    p_.lse = static_cast<float*>(tensors.lse);
-    p_.order = tensors.order;
-  }
+  ForwardPlan(Variants variants, const Problem& problem, const Grouping& grouping, std::int64_t tile_rows,
+              WorkspaceLayout& workspace);
 
-  void attend_exactly(std::int64_t rows) {
-    launch({Scores::raw, problem_.head_dim}, 0, rows, operands_.q, &operands_.k);
-  }
-
-  // The rows from `row` on, by their groupings.
-  void attend_grouped(std::int64_t row) {
-    // In bf16 q_hat takes the scale in (Config's Scores), unless LSE is asked for: that rounding would be in it, and a
-    // backward that reads it has none.
-    const bool scaled = problem_.dtype == DType::bf16 && tensors_.lse == nullptr;
-    const float scale = scaled ? std::exchange(p_.problem.scale_log2, 1.0F) : 1.0F;
-    const Product product = product_of(problem_, grouping_);
-    const Operand& k = operands_.k;
-    const Groups groups{problem_.dtype, tensors_.order, problem_.heads_q, p_.problem.members, p_.problem.groups};
-    const Estimation q_hat{operands_.q,
-                           p_.problem.mean ? Estimate::mean : Estimate::first,
-                           grouping_.block,
-                           row,
-                           product == Product::spread,
-                           scale,
-                           operands_.q_hat};
-    const Operand q = q_hat.result(groups);
-    const KeySource source = product == Product::picked   ? KeySource::picked
-                             : product == Product::summed ? KeySource::summed
-                                                          : KeySource::copied;
-    const Wanted wanted{scaled ? Scores::logarithms : Scores::raw, operands_.columns, source};
-    if (product == Product::made) {
-      p_.keys_of_query_head = true;
-      const Estimation k_hat{k, Estimate::sum, problem_.seq_k, 0, false, 1, operands_.k_hat};
-      estimate(groups, std::array{q_hat, k_hat}, stream_);
-      const Operand made = k_hat.result(groups);
-      launch(wanted, row, problem_.seq_q, q, &made);
-      return;
-    }
-    estimate(groups, std::span(&q_hat, 1), stream_);
-    if (product == Product::picked) {
-      transpose(k.data, k.strides, k.extent, operands_.keys_transposed, stream_);
-      p_.keys_transposed = operands_.keys_transposed;
-      p_.column_stride = column_stride(problem_.seq_k);
-      launch(wanted, row, problem_.seq_q, q, nullptr);
-    } else {
-      launch(wanted, row, problem_.seq_q, q, &k);
-    }
-  }
+  void run(const ForwardTensors& tensors, void* workspace, void* stream) const;
+  [[nodiscard]] std::vector<LaunchShape> launches() const;
+  // Of the last launches' kernels, the one that takes the first rows first.
+  [[nodiscard]] const std::vector<TileShape>& tiles() const noexcept { return tiles_; }
 
  private:
-  void launch(const Wanted& wanted, std::int64_t begin, std::int64_t end, const Operand& q, const Operand* k) {
-    const Variant* const three = find(problem_, wanted, kRowsOfThree);
-    const Variant* const two = find(problem_, wanted, kRowsOfTwo);
-    const Variant* const sharing = find(problem_, wanted, kRowsOfTwo, 2);
-    const Launched launched{problem_.batch * problem_.heads_q, end - begin, problem_.seq_k,
-                            device_properties().processors, p_.problem.causal};
-    if (sharing != nullptr && sharing->columns == two->columns && launched.is_quicker_sharing()) {
-      launch(*sharing, begin, end, q, k);
-      return;
-    }
-    const std::int64_t middle = begin + (three == nullptr ? 0 : launched.rows_for_three());
-    if (begin < middle) {
-      launch(*three, begin, middle, q, k);
-    }
-    if (middle < end) {
-      p_.is_second = begin < middle;
-      launch(*two, middle, end, q, k);
-      p_.is_second = false;
-    }
-  }
+  void plan_grouped(Variants variants, const Problem& problem, const Grouping& grouping, std::int64_t row,
+                    std::int64_t tile_rows, WorkspaceLayout& workspace);
+  [[nodiscard]] std::vector<Launch> launches_of(Variants variants, const Problem& problem, const Wanted& wanted,
+                                                std::int64_t begin, std::int64_t end, std::int64_t tile_rows);
+  void attend_grouped(const ForwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
+                      ForwardParameters& p, void* workspace, void* stream) const;
+  void launch(const std::vector<Launch>& launches, ForwardParameters& p, const Operand& q, const Operand* k,
+              const Operand& v, void* stream) const;
 
-  void launch(const Variant& variant, std::int64_t begin, std::int64_t end, const Operand& q, const Operand* k) {
-    const auto map = [&](const Operand& x, int rows, int columns) {
-      return tensor_map(x, problem_.dtype, {rows, std::min(columns, 64)});
-    };
-    constexpr int kConsumerRows = 64;
-    p_.q = map(q, kConsumerRows, variant.columns);
-    if (k != nullptr) {
-      p_.k = map(*k, variant.keys, variant.source == KeySource::summed ? variant.values : variant.columns);
-    }
-    p_.v = map(operands_.v, variant.keys, variant.values);
-    const int blocks = device_properties().processors * variant.blocks;  // that run at the same time
-    const int together = heads_together(problem_, Tiles::of_head(begin, end, variant.rows), blocks);
-    p_.tiles = Tiles(p_.problem, together, begin, end, variant.rows);
-    p_.row_end = end;
-    p_.next_tile = static_cast<unsigned>(blocks);
-    variant.launch(p_, stream_);
-  }
-
-  const Problem& problem_;
-  const Grouping& grouping_;
-  const ForwardTensors& tensors_;
-  void* stream_;
-  Workspace workspace_;
-  Operands operands_;
-  ForwardParameters p_{};
+  DType dtype_;
+  ForwardParameters parameters_{};  // but for the pointers and what each launch has
+  Input q_, k_, v_;
+  std::vector<Launch> exact_, grouped_;
+  std::vector<TileShape> tiles_;
+  // Of grouped rows:
+  Product product_ = Product::made;
+  bool scales_ = false;  // q_hat takes the scale in, unless LSE is asked for
+  std::optional<Estimates> estimates_;
+  Extent q_hat_extent_{}, k_hat_extent_{};
+  Part<std::uint16_t> q_hat_;            // or Q~
+  Part<std::uint16_t> k_hat_;            // Product::made
+  Part<std::uint16_t> keys_transposed_;  // Product::picked
 };
+
+ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& grouping, std::int64_t tile_rows,
+                         WorkspaceLayout& workspace)
+    : dtype_(p.dtype),
+      q_(copied("Q", p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace)),
+      k_(copied("K", p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace)),
+      v_(copied("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)) {
+  parameters_.problem = device_problem(p, grouping);
+  if (p.batch == 0) {
+    return;  // nothing runs
+  }
+  const std::int64_t exact_rows = common::count_exact_rows(p, grouping);
+  if (exact_rows > 0) {
+    exact_ = launches_of(variants, p, {Scores::raw, p.head_dim}, 0, exact_rows, tile_rows);
+  }
+  if (exact_rows < p.seq_q) {
+    plan_grouped(variants, p, grouping, exact_rows, tile_rows, workspace);
+  }
+}
+
+// The rows from `row` on, by their groupings.
+void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Grouping& grouping, std::int64_t row,
+                               std::int64_t tile_rows, WorkspaceLayout& workspace) {
+  const DeviceProblem& sizes = parameters_.problem;
+  product_ = product_of(p, grouping);
+  // In bf16 q_hat takes the scale in (Config's Scores), unless LSE is asked for: that rounding would be in it, and a
+  // backward that reads it has none.
+  scales_ = p.dtype == DType::bf16;
+  const Groups groups{p.dtype, p.heads_q, sizes.members, sizes.groups};
+  const std::array estimations{Estimation{q_.strides(), q_.extent(), sizes.mean ? Estimate::mean : Estimate::first,
+                                          grouping.block, row, product_ == Product::spread},
+                               Estimation{k_.strides(), k_.extent(), Estimate::sum, p.seq_k, 0, false}};
+  q_hat_extent_ = estimations[0].result(groups);
+  q_hat_ = Part<std::uint16_t>(workspace, "q_hat", packed_count(q_hat_extent_));
+  if (product_ == Product::made) {
+    parameters_.keys_of_query_head = true;
+    k_hat_extent_ = estimations[1].result(groups);
+    k_hat_ = Part<std::uint16_t>(workspace, "k_hat", packed_count(k_hat_extent_));
+  } else if (product_ == Product::picked) {
+    keys_transposed_ = Part<std::uint16_t>(workspace, "K^T", transposed_count(k_.extent()));
+    parameters_.column_stride = transposed_stride(p.seq_k);
+  }
+  estimates_.emplace(groups, std::span(estimations).first(product_ == Product::made ? 2 : 1));
+  const KeySource source = product_ == Product::picked   ? KeySource::picked
+                           : product_ == Product::summed ? KeySource::summed
+                                                         : KeySource::copied;
+  grouped_ = launches_of(variants, p, {scales_ ? Scores::logarithms : Scores::raw, q_hat_extent_.columns, source}, row,
+                         p.seq_q, tile_rows);
+}
+
+std::vector<Launch> ForwardPlan::launches_of(Variants variants, const Problem& p, const Wanted& wanted,
+                                             std::int64_t begin, std::int64_t end, std::int64_t tile_rows) {
+  const Variant* const three = find(variants, p, wanted, kRowsOfThree);
+  const Variant* const two = find(variants, p, wanted, kRowsOfTwo);
+  const Variant* const sharing = find(variants, p, wanted, kRowsOfTwo, 2);
+  if (two == nullptr) {  // the library's own serve every size that forward_supports()
+    throw Error(Status::unsupported, "no compiled shape takes these sizes");
+  }
+  const std::int64_t processors = device_properties().processors;
+  const Waves waves{p.batch * p.heads_q, end - begin, p.seq_k, processors, p.causal != Causal::none};
+  const bool shares =
+      sharing != nullptr && sharing->columns == two->columns && tile_rows != kRowsOfThree && waves.is_quicker_sharing();
+  const std::int64_t rows_of_three = shares || three == nullptr || tile_rows == kRowsOfTwo ? 0
+                                     : tile_rows == kRowsOfThree                           ? end - begin
+                                                                                           : waves.rows_for_three();
+  std::vector<Launch> result;
+  const auto add = [&](const Variant& variant, std::int64_t from, std::int64_t to) {
+    const std::int64_t blocks = processors * variant.blocks;  // that run at the same time
+    const int together = heads_together(p, Tiles::of_head(from, to, variant.rows), blocks);
+    const Wanted raw{Scores::raw, wanted.columns, wanted.source};
+    result.push_back({&variant, find(variants, p, raw, variant.rows, variant.blocks),
+                      Tiles(parameters_.problem, together, from, to, variant.rows), to, static_cast<unsigned>(blocks),
+                      !result.empty()});
+  };
+  const std::int64_t middle = begin + rows_of_three;
+  if (begin < middle) {
+    add(*three, begin, middle);
+  }
+  if (middle < end) {
+    add(shares ? *sharing : *two, middle, end);
+  }
+  tiles_.clear();
+  for (const Variant* variant : {result.front().variant, two, three}) {
+    if (variant != nullptr && (tiles_.empty() || tiles_.front().rows != variant->rows)) {
+      tiles_.push_back(tile_of(*variant));
+    }
+  }
+  return result;
+}
+
+void ForwardPlan::run(const ForwardTensors& tensors, void* workspace, void* stream) const {
+  const Operand q = q_.read(tensors.q, workspace, stream);
+  const Operand k = k_.read(tensors.k, workspace, stream);
+  const Operand v = v_.read(tensors.v, workspace, stream);
+  ForwardParameters p = parameters_;
+  p.o = tensors.o;
+  p.lse = static_cast<float*>(tensors.lse);
+  p.order = tensors.order;
+  if (!exact_.empty()) {
+    launch(exact_, p, q, &k, v, stream);
+  }
+  if (!grouped_.empty()) {
+    attend_grouped(tensors, q, k, v, p, workspace, stream);
+  }
+}
+
+void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
+                                 ForwardParameters& p, void* workspace, void* stream) const {
+  const bool scaled = scales_ && tensors.lse == nullptr;
+  const float scale = scaled ? std::exchange(p.problem.scale_log2, 1.0F) : 1.0F;
+  const Operand q_hat = packed(q_hat_.in(workspace), q_hat_extent_);
+  const Estimates::Made made_of_q{q.data, scale, q_hat_.in(workspace)};
+  if (product_ == Product::made) {
+    const std::array made{made_of_q, Estimates::Made{k.data, 1, k_hat_.in(workspace)}};
+    estimates_->make(tensors.order, made, stream);
+    const Operand k_hat = packed(k_hat_.in(workspace), k_hat_extent_);
+    launch(grouped_, p, q_hat, &k_hat, v, stream);
+    return;
+  }
+  estimates_->make(tensors.order, std::span(&made_of_q, 1), stream);
+  if (product_ == Product::picked) {
+    transpose(k, keys_transposed_.in(workspace), stream);
+    p.keys_transposed = keys_transposed_.in(workspace);
+  }
+  launch(grouped_, p, q_hat, product_ == Product::picked ? nullptr : &k, v, stream);
+}
+
+void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters& p, const Operand& q, const Operand* k,
+                         const Operand& v, void* stream) const {
+  constexpr int kConsumerRows = 64;
+  const auto map = [&](const Operand& x, int rows, int columns) {
+    return tensor_map(x, dtype_, {rows, std::min(columns, 64)});
+  };
+  for (const Launch& of : launches) {
+    if (p.lse != nullptr && of.with_lse == nullptr) {
+      throw Error(Status::unsupported, "no compiled shape gives LSE");
+    }
+    const Variant& variant = p.lse == nullptr ? *of.variant : *of.with_lse;
+    p.q = map(q, kConsumerRows, variant.columns);
+    if (k != nullptr) {
+      p.k = map(*k, variant.keys, variant.source == KeySource::summed ? variant.values : variant.columns);
+    }
+    p.v = map(v, variant.keys, variant.values);
+    p.tiles = of.tiles;
+    p.row_end = of.row_end;
+    p.next_tile = of.next_tile;
+    p.is_second = of.is_second;
+    variant.launch(p, stream);
+  }
+}
+
+std::vector<LaunchShape> ForwardPlan::launches() const {
+  std::vector<LaunchShape> result;
+  for (const auto* launches : {&exact_, &grouped_}) {
+    for (const Launch& of : *launches) {
+      result.push_back({tile_of(*of.variant), of.tiles.count(), of.variant->threads, of.variant->shared_bytes});
+    }
+  }
+  return result;
+}
 
 // Why another kernel is quicker.
 [[nodiscard]] std::string preference(const Problem& problem) {
-  if (!unusable_reason().empty()) {
-    return {};
-  }
-  constexpr std::int64_t kManyKeys = 2048;
-  const std::int64_t tiles = problem.batch * problem.heads_q * common::ceil_div(problem.seq_q, std::int64_t{128});
-  return 4 * tiles < device_properties().processors && problem.seq_k > kManyKeys
+  return unusable_reason().empty() && leaves_processors_idle(problem, device_properties().processors)
              ? "leaves few queries with many keys to sm80/forward, which splits the keys"
              : "";
 }
@@ -249,22 +288,20 @@ std::string forward_blocks_supports(const Problem& problem, const Grouping& grou
   return reason.empty() ? preference(problem) : reason;
 }
 
-std::size_t forward_workspace_bytes(const Problem& problem, const Grouping& grouping, int /*threads*/) {
-  Workspace workspace;
-  const Operands counted(problem, grouping, workspace);
-  return workspace.used();
+KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& grouping, const Execution& execution) {
+  return plan_forward_among(variants(), problem, grouping, execution);
 }
 
-void run_forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
-                 const Execution& execution) {
-  Call call(problem, grouping, tensors, execution);
-  const std::int64_t exact_rows = common::count_exact_rows(problem, grouping);
-  if (exact_rows > 0) {
-    call.attend_exactly(exact_rows);
-  }
-  if (exact_rows < problem.seq_q) {
-    call.attend_grouped(exact_rows);
-  }
+KernelPlan<ForwardTensors> plan_forward_among(Variants variants, const Problem& problem, const Grouping& grouping,
+                                              const Execution& execution) {
+  KernelPlan<ForwardTensors> result;
+  ForwardPlan plan(variants, problem, grouping, execution.tile_rows, result.workspace);
+  result.launches = plan.launches();
+  result.tiles = plan.tiles();
+  result.run = [plan = std::move(plan)](const ForwardTensors& tensors, const Execution& with) {
+    plan.run(tensors, with.workspace, with.stream);
+  };
+  return result;
 }
 
 }  // namespace distr::cuda::sm90

@@ -1,20 +1,24 @@
 // SPDX-License-Identifier: Apache-2.0
-// The host side of the sm_90a forward kernel: what it takes, its workspace, and what runs before it.
+// The host side of the sm_90a forward kernel: what it takes, and what a call does.
 #pragma once
 
-#include <cstddef>
+#include <span>
 #include <string>
 
-#include "distr/attention.h"
+#include "cuda/sm90/variants.h"
+#include "kernel.h"
 
 namespace distr::cuda::sm90 {
 
 // Exact attention, and one grouping for the whole sequence.
-std::string forward_supports(const Problem& problem, const Grouping& grouping);
+[[nodiscard]] std::string forward_supports(const Problem& problem, const Grouping& grouping);
 // Groupings of blocks of their own.
-std::string forward_blocks_supports(const Problem& problem, const Grouping& grouping);
-std::size_t forward_workspace_bytes(const Problem& problem, const Grouping& grouping, int threads);
-void run_forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
-                 const Execution& execution);
+[[nodiscard]] std::string forward_blocks_supports(const Problem& problem, const Grouping& grouping);
+[[nodiscard]] KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& grouping,
+                                                      const Execution& execution);
+// The same with other compiled shapes than the library's. Where these have none whose scores are raw, LSE cannot be
+// asked for.
+[[nodiscard]] KernelPlan<ForwardTensors> plan_forward_among(std::span<const Variant> variants, const Problem& problem,
+                                                            const Grouping& grouping, const Execution& execution);
 
 }  // namespace distr::cuda::sm90

@@ -7,7 +7,7 @@
 #include <string>
 
 #include "cuda/launch.h"
-#include "cuda/prepare.h"
+#include "cuda/prepare/operand.h"
 #include "kernel.h"
 
 namespace distr::cuda::sm90 {
@@ -33,11 +33,6 @@ namespace distr::cuda::sm90 {
     return "takes sequences up to 4194303";
   }
   return grid_refusal(problem);
-}
-
-// Whether blocks of queries have groupings of their own.
-[[nodiscard]] inline bool is_by_blocks(const Problem& problem, const Grouping& grouping) noexcept {
-  return !is_exact(grouping) && grouping.block < problem.seq_q;
 }
 
 // Why the current device does not serve; empty: it does, or no kernel of this build can run, which is said elsewhere.

@@ -36,8 +36,8 @@ using Encode = decltype(&cuTensorMapEncodeTiled);
 
 }  // namespace
 
-Operand copied(const Strides& strides, const Extent& extent, Workspace& workspace) {
-  return {strides, extent, can_be_copied(strides, extent), workspace};
+Input copied(const char* name, const Strides& strides, const Extent& extent, WorkspaceLayout& workspace) {
+  return {name, strides, extent, can_be_copied(strides, extent), workspace};
 }
 
 CUtensorMap tensor_map(const Operand& tensor, DType dtype, const Box& box) {

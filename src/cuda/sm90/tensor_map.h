@@ -4,12 +4,12 @@
 
 #include <cuda.h>
 
-#include "cuda/prepare.h"
+#include "cuda/prepare/operand.h"
 
 namespace distr::cuda::sm90 {
 
 // A tensor as the copy engine reads it: itself, or a packed copy.
-[[nodiscard]] Operand copied(const Strides& strides, const Extent& extent, Workspace& workspace);
+[[nodiscard]] Input copied(const char* name, const Strides& strides, const Extent& extent, WorkspaceLayout& workspace);
 
 // What is copied at a time: columns up to 64, a panel of the tile (config.h, Panels).
 struct Box {

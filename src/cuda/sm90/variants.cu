@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of compiled shapes of the kernel in forward.cuh, for both element types:
-//   d = 64    r = 64, r = 32, r = 16    two consumers and three; r = 64, two blocks an SM: waves.h
+//   d = 64    r = 64, r = 32, r = 16    two consumers and three; r = 64, two blocks an SM: heuristics.h
 //   d = 128   r = 128, r = 64, r = 32   two: more registers
 // and where k_hat is picked two consumers, d = 64 for r = d / 4, d = 128 for r = d / 2 and d / 4; where it is summed
 // d = 128 for r = d / 4. Columns are padded with zeros, so each serves every smaller r and dv as well. A new head dim

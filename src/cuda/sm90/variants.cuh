@@ -23,6 +23,8 @@ constexpr Variant variant() {
           C::kKeys,
           C::kSource,
           C::kBlocks,
+          C::kThreads,
+          C::kSharedBytes,
           &launch_variant<C>};
 }
 

@@ -13,7 +13,7 @@ struct Variant {
   Scores scores;
   int columns, values, rows, keys;  // Config's, as all that follow
   KeySource source;
-  int blocks;
+  int blocks, threads, shared_bytes;
   void (*launch)(const ForwardParameters& parameters, void* stream);
 };
 

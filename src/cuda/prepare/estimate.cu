@@ -6,16 +6,17 @@
 // 16 bytes a thread, with a column of zeros behind the last. Then a thread makes the same two neighbouring columns of
 // one row after another, so it knows its members' places from the start; those that a smaller group lacks are in the
 // column of zeros. Bound by memory: x is read once for each query head, x_hat written once.
-#include "cuda/sm90/estimate.h"
+#include "cuda/prepare/estimate.h"
 
 #include <algorithm>
 #include <bit>
 
 #include "common/element.h"
 #include "cuda/early.cuh"
+#include "cuda/heuristics.h"
 #include "cuda/tile.cuh"
 
-namespace distr::cuda::sm90 {
+namespace distr::cuda {
 namespace {
 
 constexpr int kThreads = 256;
@@ -24,26 +25,8 @@ constexpr int kMostColumns = 128;
 constexpr int kPitch = kMostColumns + kChunk;  // elements of a row in shared memory
 constexpr int kMostKnown = 8;                  // members whose places a thread keeps in registers
 
-// An Estimation as the kernel takes it.
-struct Job {
-  const void* x;
-  Strides strides;
-  Estimate kind;
-  unsigned head_rows, heads, columns;  // of x
-  unsigned block, blocks, first_row;   // of Q's or K's rows
-  unsigned estimates, pairs;           // columns of x_hat without and with those that are added
-  bool spread;
-  float scale;
-  unsigned chunk_bits;            // of a row, 1 << chunk_bits at least
-  unsigned run_rows, runs, grid;  // rows of a thread block; runs of a head, and of all
-  std::uint32_t* to;
-};
-
-struct Arguments {
-  Job jobs[2];
-  const std::int32_t* order;
-  unsigned heads_q, members, groups;
-};
+using Job = Estimates::Job;
+using Arguments = Estimates::Arguments;
 
 template <class T>
 struct Shared {
@@ -173,27 +156,17 @@ __global__ void __launch_bounds__(kThreads) estimate_kernel(const __grid_constan
   }
 }
 
-// Rows of a run, which divide a block of Q: several tiles, where that leaves enough runs for every SM.
-[[nodiscard]] std::int64_t rows_of_run(std::int64_t rows, std::int64_t block) {
-  constexpr std::int64_t kMostTiles = 4;
-  constexpr std::int64_t kRunsAProcessor = 8;
-  const std::int64_t enough = kRunsAProcessor * device_properties().processors * kRows;
-  std::int64_t tiles = std::clamp(rows / enough, std::int64_t{1}, kMostTiles);
-  while (tiles > 1 && block % (tiles * kRows) != 0) {
-    --tiles;
-  }
-  return tiles * kRows;
-}
-
 [[nodiscard]] Job job_of(const Groups& groups, const Estimation& e) {
   const auto number = [](std::int64_t n) { return static_cast<unsigned>(n); };
-  const Extent& extent = e.x.extent;
+  const Extent& extent = e.extent;
   const std::int64_t heads = extent.batch * groups.heads_q;
   const std::int64_t rows = extent.rows - e.first_row;
-  const std::int64_t run_rows = rows_of_run(heads * rows, e.block >= extent.rows ? 0 : e.block);  // 0: all divide it
+  const std::int64_t run_rows =
+      kRows * estimated_tiles(heads * rows / kRows, e.block >= extent.rows ? 0 : e.block / kRows,
+                              device_properties().processors);
   const std::int64_t runs = common::ceil_div(rows, run_rows);
-  return {e.x.data,
-          e.x.strides,
+  return {nullptr,
+          e.strides,
           e.kind,
           number(extent.rows),
           number(extent.heads),
@@ -204,50 +177,46 @@ __global__ void __launch_bounds__(kThreads) estimate_kernel(const __grid_constan
           number(e.columns(groups)),
           number(packed_columns(e.columns(groups)) / 2),
           e.spread,
-          e.scale,
+          1,
           static_cast<unsigned>(std::bit_width(number(common::ceil_div(extent.columns, kChunk) - 1))),
           number(run_rows),
           number(runs),
           number(heads * runs),
-          static_cast<std::uint32_t*>(e.estimated)};
+          nullptr};
 }
 
 template <class T>
-void run(const Arguments& a, void* stream) {
-  const auto launch_it = [&](auto* kernel) {
-    launch_early(kernel, dim3(a.jobs[0].grid + a.jobs[1].grid), kThreads, 0, stream, a);
-  };
-  launch_it(a.members == 1            ? &estimate_kernel<T, 1>
-            : a.members == 2          ? &estimate_kernel<T, 2>
-            : a.members <= 4          ? &estimate_kernel<T, 4>
-            : a.members <= kMostKnown ? &estimate_kernel<T, kMostKnown>
-                                      : &estimate_kernel<T, 0>);
+[[nodiscard]] auto kernel_for(unsigned members) {
+  return members == 1            ? &estimate_kernel<T, 1>
+         : members == 2          ? &estimate_kernel<T, 2>
+         : members <= 4          ? &estimate_kernel<T, 4>
+         : members <= kMostKnown ? &estimate_kernel<T, kMostKnown>
+                                 : &estimate_kernel<T, 0>;
 }
 
 }  // namespace
 
-Operand Estimation::result(const Groups& groups) const {
-  Operand made = x;
-  made.data = estimated;
-  made.extent.heads = groups.heads_q;
-  made.extent.columns = columns(groups);
-  made.strides = packed_strides(made.extent);
-  return made;
-}
-
-void estimate(const Groups& groups, std::span<const Estimation> estimations, void* stream) {
-  Arguments a{{},
-              groups.order,
-              static_cast<unsigned>(groups.heads_q),
-              static_cast<unsigned>(groups.members),
-              static_cast<unsigned>(groups.count)};
-  std::transform(estimations.begin(), estimations.end(), a.jobs,
+Estimates::Estimates(const Groups& groups, std::span<const Estimation> estimations)
+    : arguments_{{},
+                 nullptr,
+                 static_cast<unsigned>(groups.heads_q),
+                 static_cast<unsigned>(groups.members),
+                 static_cast<unsigned>(groups.count)},
+      kernel_(groups.dtype == DType::f16 ? kernel_for<__half>(arguments_.members)
+                                         : kernel_for<__nv_bfloat16>(arguments_.members)) {
+  std::transform(estimations.begin(), estimations.end(), arguments_.jobs,
                  [&](const Estimation& e) { return job_of(groups, e); });
-  if (groups.dtype == DType::f16) {
-    run<__half>(a, stream);
-  } else {
-    run<__nv_bfloat16>(a, stream);
-  }
 }
 
-}  // namespace distr::cuda::sm90
+void Estimates::make(const std::int32_t* order, std::span<const Made> made, void* stream) const {
+  Arguments a = arguments_;
+  a.order = order;
+  for (std::size_t n = 0; n < made.size(); ++n) {
+    a.jobs[n].x = made[n].x;
+    a.jobs[n].scale = made[n].scale;
+    a.jobs[n].to = static_cast<std::uint32_t*>(made[n].to);
+  }
+  launch_early(kernel_, dim3(a.jobs[0].grid + a.jobs[1].grid), kThreads, 0, stream, a);
+}
+
+}  // namespace distr::cuda

@@ -5,17 +5,17 @@
 //   Q~, q_hat spread over d        in column c what q_hat has for the group of c, rounded as in the forward; 0 where c
 //                                  was dropped
 // Eight lanes take a row. A row of Q and its Q~ are in shared memory, for the order scatters their columns.
-#include "cuda/sm80/backward_prepare.h"
+#include "cuda/prepare/query_rows.h"
 
 #include <cfloat>
 #include <cmath>
 
 #include "common/element.h"
 #include "cuda/early.cuh"
-#include "cuda/prepare.h"
+#include "cuda/prepare/operand.h"
 #include "cuda/tile.cuh"
 
-namespace distr::cuda::sm80 {
+namespace distr::cuda {
 namespace {
 
 constexpr int kLanes = 8;  // of a row
@@ -48,7 +48,7 @@ template <class T>
 }
 
 // Of the index-th row of all heads.
-__device__ inline void store_stats(const RowsOfBackward& rows, std::int64_t index, float shift, float d) {
+__device__ inline void store_stats(const QueryRows& rows, std::int64_t index, float shift, float d) {
   if (rows.layout == Stats::pairs) {
     rows.stats[index] = make_float2(shift, d);
     return;
@@ -85,8 +85,7 @@ struct Alignment {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kThreads)
-    prepare_kernel(const __grid_constant__ RowsOfBackward rows, Alignment aligned) {
+__global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ QueryRows rows, Alignment aligned) {
   __shared__ __align__(16) T s_rows[kRows][2][kMaxDim];
   release_dependent();
   wait_for_inputs();
@@ -156,7 +155,11 @@ __global__ void __launch_bounds__(kThreads)
 
 }  // namespace
 
-void prepare_rows(DType dtype, const RowsOfBackward& rows, void* stream) {
+std::int64_t stats_rows_of(const DeviceProblem& problem) noexcept {
+  return common::ceil_div(problem.seq_q, std::int64_t{kStatsRows}) * kStatsRows;
+}
+
+void prepare_rows(DType dtype, const QueryRows& rows, void* stream) {
   static_assert(kStatsRows % kRows == 0);
   const std::int64_t count = rows.problem.batch * rows.problem.heads_q * rows.stats_rows;
   const auto is_aligned = [](const void* tensor) { return reinterpret_cast<std::uintptr_t>(tensor) % 16 == 0; };
@@ -170,7 +173,7 @@ void prepare_rows(DType dtype, const RowsOfBackward& rows, void* stream) {
 
 void spread_rows(DType dtype, const DeviceProblem& problem, const void* q, const std::int32_t* order, void* spread,
                  void* stream) {
-  RowsOfBackward rows{};
+  QueryRows rows{};
   rows.problem = problem;
   rows.q = q;
   rows.order = order;
@@ -179,4 +182,4 @@ void spread_rows(DType dtype, const DeviceProblem& problem, const void* q, const
   prepare_rows(dtype, rows, stream);
 }
 
-}  // namespace distr::cuda::sm80
+}  // namespace distr::cuda

@@ -1,19 +1,27 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the backward needs once for every row of Q, before its kernels; of it the forward may need Q~.
+// What a backward needs of every row of Q before its kernels; of it a forward may need Q~.
 #pragma once
 
-#include "cuda/sm80/backward_config.h"
+#include <cstdint>
 
-namespace distr::cuda::sm80 {
+#include "cuda/problem.h"
+#include "cuda/workspace.h"
 
-// Of the statistics of a head's rows.
+namespace distr::cuda {
+
+// The rows of the statistics of a head: a multiple of every kernel's tile of queries.
+inline constexpr int kStatsRows = 128;
+// Of a thread block.
+inline constexpr int kPreparedRows = 32;
+
+// How the statistics of a head's rows lie.
 enum class Stats : std::uint8_t {
   pairs,  // [stats_rows]: both of a row
   tiles,  // [stats_rows / 64][2][4][4][2][2] floats: first all of the one, in the order in which the tensor cores deal
           // out the columns of an accumulator: row 16 m + 8 n + 2 lane + i of a tile at [m][lane][n][i]
 };
 
-struct RowsOfBackward {
+struct QueryRows {
   DeviceProblem problem;  // with the caller's strides
   const void* q;          // read only where `spread` is wanted
   const void* o;
@@ -23,17 +31,19 @@ struct RowsOfBackward {
   const std::int32_t* order;  // read only where `spread` is wanted
   std::int64_t stats_rows;
   // out
-  float2* stats;  // [B, Hq, stats_rows], see BackwardParameters; null: Q~ alone is wanted, and o to d_lse are not read
+  float2* stats;  // [B, Hq, stats_rows]: -LSE to the base 2, and D; -inf and 0 where no key is seen. Null: Q~ alone is
+                  // wanted, and o to d_lse are not read
   float* delta;   // D [B, Hq, Nq], or null
-  void* spread;   // Q~ [B, Hq, Nq, d], packed (prepare.h), or null: it is not wanted
+  void* spread;   // Q~ [B, Hq, Nq, d], packed (operand.h), or null: it is not wanted
   Stats layout = Stats::pairs;
 };
 
-inline constexpr int kPreparedRows = 32;  // of a thread block
+[[nodiscard]] std::int64_t stats_rows_of(const DeviceProblem& problem) noexcept;
 
-void prepare_rows(DType dtype, const RowsOfBackward& rows, void* stream);
+void prepare_rows(DType dtype, const QueryRows& rows, void* stream);
+
 // Q~ alone, in groupings of any blocks; rows that attend exactly are Q's own.
 void spread_rows(DType dtype, const DeviceProblem& problem, const void* q, const std::int32_t* order, void* spread,
                  void* stream);
 
-}  // namespace distr::cuda::sm80
+}  // namespace distr::cuda

@@ -1,0 +1,106 @@
+// SPDX-License-Identifier: Apache-2.0
+// What was measured and is decided by it: tiles of how many queries a launch has, which of them are split over the
+// keys.
+#pragma once
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <limits>
+
+#include "common/element.h"
+#include "cuda/heuristics.h"
+#include "cuda/sm80/split.h"
+
+namespace distr::cuda::sm80 {
+
+// Tiles of 64 or of 128 queries, where both are compiled: the choice for every (d, r), as `distr tune` measured it on
+// an NVIDIA H200 (bench/results/h200/tune_tiles.json; tests/gpu/choice_test.cpp holds the one to the other).
+// Tiles of 64 queries are quicker while there is little to do, as they spread over more SMs, and longer so where rows
+// are causal, whose ends they meet closer; then tiles of 128, which read K and V half as often. What decides is the
+// work: scores (pairs of a query and a key that see each other, of all heads) for each SM, whatever heads and lengths
+// make them up. Choosing so loses 0.9 % of the time at most, mean over H = 1, 10 and N = 512 to 16384; tiles of 128
+// alone lose up to 12 %, and up to 50 % for one size.
+struct Crossover {
+  int dim, groups, members;  // Config's
+  double scores, causal;     // thousands an SM, up to which 64 are quicker
+};
+
+inline constexpr std::array kCrossovers = {
+    Crossover{32, 32, 1, 25, 200},    Crossover{64, 64, 1, 400, 200},  Crossover{64, 32, 1, 25, 200},
+    Crossover{64, 16, 1, 25, 200},    Crossover{64, 32, 2, 25, 25},    Crossover{64, 16, 4, 25, 200},
+    Crossover{128, 128, 1, 100, 200}, Crossover{128, 64, 1, 100, 200}, Crossover{128, 32, 1, 25, 200},
+    Crossover{128, 64, 2, 25, 50},    Crossover{128, 32, 4, 25, 6},
+};
+
+// The rows of a tile to prefer for a launch of `scores` an SM.
+[[nodiscard]] constexpr int chosen_rows(int dim, int groups, int members, bool causal, double scores) noexcept {
+  for (const Crossover& entry : kCrossovers) {
+    if (entry.dim == dim && entry.groups == groups && entry.members == members) {
+      return scores <= (causal ? entry.causal : entry.scores) * 1e3 ? 64 : 128;
+    }
+  }
+  return 128;
+}
+
+struct SplitSizes {
+  std::int64_t tiles;       // of queries, of all heads
+  std::int64_t key_tiles;   // the most that a query sees
+  std::int64_t long_tiles;  // causal: tiles of queries that see more than 3/5 of those, if they come first
+  std::int64_t processors;  // SMs of the GPU
+  std::int64_t resident;    // thread blocks that an SM runs at once
+  bool causal;
+};
+
+[[nodiscard]] inline Split split_of(std::int64_t begin, std::int64_t end, std::int64_t pieces) noexcept {
+  return {static_cast<unsigned>(begin), static_cast<unsigned>(end), static_cast<unsigned>(pieces)};
+}
+
+// The split that should be quickest. Time is counted in tiles of keys. The constants are H200's (docs/kernel-log.md).
+[[nodiscard]] inline Split plan_split(const SplitSizes& l) noexcept {
+  constexpr double kPieceCost = 6;  // of a piece's beginning and end
+  constexpr double kAlone = 0.4;    // what an SM achieves with hardly a block; with all that fit: 1
+  constexpr std::int64_t kFewestTiles = 4;
+  const std::int64_t slots = l.processors * l.resident;
+  if (l.causal && l.long_tiles < l.tiles && l.tiles >= l.processors) {
+    // Blocks that all run at once take as long as the longest of them alone; more blocks even out by themselves. Where
+    // all are long, it is as if nothing were causal.
+    return l.tiles <= slots && l.key_tiles >= 2 * kFewestTiles ? split_of(0, l.long_tiles, 2) : Split{};
+  }
+  // The first blocks are dealt out to the SMs one by one, later ones to whichever SM is free, as many as it takes.
+  const std::int64_t dealt = l.tiles < slots ? l.processors : slots;
+  const std::int64_t whole = l.tiles / dealt * dealt;
+  const std::int64_t rest = l.tiles - whole;
+  const std::int64_t most = dealt == slots ? 2 * slots : slots - whole;  // blocks of split tiles
+  Split best;
+  double least = std::numeric_limits<double>::infinity();
+  for (std::int64_t pieces = 1; rest > 0 && rest * pieces <= most; ++pieces) {
+    if (pieces > 1 && l.key_tiles < pieces * kFewestTiles) {
+      break;
+    }
+    const double length = static_cast<double>(common::ceil_div(l.key_tiles, pieces)) + (pieces > 1 ? kPieceCost : 0);
+    double cost = length;
+    if (dealt == slots) {
+      cost *= static_cast<double>(common::ceil_div(rest * pieces, slots) * l.resident);
+    } else {
+      const std::int64_t of_processor = common::ceil_div(rest * pieces, l.processors);
+      const std::int64_t beside = std::min(whole / l.processors + of_processor, l.resident);
+      cost *= static_cast<double>(of_processor) /
+              (kAlone + (1 - kAlone) * static_cast<double>(beside) / static_cast<double>(l.resident));
+    }
+    if (cost < least) {
+      least = cost;
+      best = pieces > 1 ? split_of(whole, l.tiles, pieces) : Split{};
+    }
+  }
+  return best;
+}
+
+// Of `heads`, how many a backward kernel works on at the same time: as many as read no more than the L2 holds beside
+// what is written (docs/kernel-log.md, sm80/backward).
+[[nodiscard]] inline int section_of(std::int64_t heads, std::int64_t bytes_a_head) {
+  constexpr std::int64_t kSectionBytes = std::int64_t{24} << 20;
+  return static_cast<int>(std::clamp(kSectionBytes / std::max(bytes_a_head, std::int64_t{1}), std::int64_t{1}, heads));
+}
+
+}  // namespace distr::cuda::sm80

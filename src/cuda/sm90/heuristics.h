@@ -1,0 +1,121 @@
+// SPDX-License-Identifier: Apache-2.0
+// What was measured and is decided by it: by which product grouped scores are made, which thread blocks take the
+// queries of a launch, when another kernel is quicker, how many heads of a backward run at the same time.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+
+#include "common/block.h"
+#include "cuda/heuristics.h"
+
+namespace distr::cuda::sm90 {
+
+// Whether blocks of queries have groupings of their own.
+[[nodiscard]] inline bool is_by_blocks(const Problem& problem, const Grouping& grouping) noexcept {
+  return !is_exact(grouping) && grouping.block < problem.seq_q;
+}
+
+// The product that makes grouped scores.
+enum class Product : std::uint8_t {
+  made,    // q_hat k_hat^T, both made beforehand: one grouping for the whole sequence
+  picked,  // q_hat k_hat^T, where k_hat^T is rows of K^T: groups of one column, by blocks
+  summed,  // q_hat k_hat^T, where k_hat is sums of columns of K: few groups, by blocks
+  spread   // Q~ K^T, where Q~ is q_hat spread over the d columns: other groupings by blocks
+};
+
+// By blocks, sums of K's columns for each block of queries cost as much as products of d/2 columns save, and pay for
+// d/4 (docs/kernel-log.md, sm90/forward, steps 55 and 59). Columns that are dropped are saved, but beside K^T, which is
+// made first, and at d = 64 without the kernels of three consumers and of two blocks an SM: that pays for few columns
+// and many keys (step 56).
+[[nodiscard]] inline Product product_of(const Problem& problem, const Grouping& grouping) {
+  constexpr std::int64_t kFusingRows = 128;  // of a thread block, which makes k_hat for all of them
+  constexpr std::int64_t kFewKeys = 4096;
+  constexpr std::int64_t kFewPicked = 16, kFewSummed = 32;  // groups
+  if (!is_by_blocks(problem, grouping)) {
+    return Product::made;
+  }
+  if (grouping.block % kFusingRows != 0) {
+    return Product::spread;
+  }
+  const std::int64_t groups = num_groups(problem, grouping);
+  const bool is_wide = problem.head_dim > 64;
+  if (common::members_of(grouping) == 1) {
+    return is_wide || (groups <= kFewPicked && problem.seq_k > kFewKeys) ? Product::picked : Product::spread;
+  }
+  return is_wide && groups <= kFewSummed ? Product::summed : Product::spread;
+}
+
+// Whether sm80/forward is quicker, which splits the keys between thread blocks: few queries with many keys.
+[[nodiscard]] inline bool leaves_processors_idle(const Problem& problem, std::int64_t processors) {
+  constexpr std::int64_t kTileRows = 128;
+  constexpr std::int64_t kManyKeys = 2048;
+  const std::int64_t tiles = problem.batch * problem.heads_q * common::ceil_div(problem.seq_q, kTileRows);
+  return 4 * tiles < processors && problem.seq_k > kManyKeys;
+}
+
+// Queries of a thread block of two consumers, and of three.
+inline constexpr std::int64_t kRowsOfTwo = 128;
+inline constexpr std::int64_t kRowsOfThree = 192;
+
+// Which kinds of thread blocks take the queries of a launch: of two consumers, of three, or of two that share an SM
+// with another block. A row costs less with three (docs/kernel-log.md, sm90/forward, step 18), but the GPU runs whole
+// waves of blocks, and the last one may be all but empty. Blocks that share an SM are slower, but one's end and start
+// are hidden by the other, so they are for short sequences (step 32).
+struct Waves {
+  std::int64_t heads;       // of the whole batch
+  std::int64_t rows;        // queries of a head
+  std::int64_t keys;        // of a head
+  std::int64_t processors;  // SMs of the GPU
+  bool causal;              // blocks then end one by one instead of in waves
+
+  // Of a block for each tile of so many rows: in rows of a block of two consumers.
+  [[nodiscard]] double cost(std::int64_t queries, std::int64_t tile_rows) const noexcept {
+    constexpr double kThree = 0.96;
+    const auto blocks = static_cast<double>(heads * common::ceil_div(queries, tile_rows));
+    const double waves = blocks / static_cast<double>(processors);
+    return (causal ? waves : std::ceil(waves)) * static_cast<double>(tile_rows) *
+           (tile_rows == kRowsOfThree ? kThree : 1);
+  }
+
+  // Whether blocks of two consumers end sooner where two share an SM. Times in those that such a block takes for a tile
+  // of 128 keys alone on its SM.
+  [[nodiscard]] bool is_quicker_sharing() const noexcept {
+    constexpr double kPair = 2.23;  // a tile of each of two blocks that share
+    constexpr double kEnds = 5;     // a block's start and end
+    const auto time = [&](std::int64_t blocks_at_once, double tile) {
+      const auto blocks = static_cast<double>(heads * common::ceil_div(rows, kRowsOfTwo));
+      const double waves = blocks / static_cast<double>(blocks_at_once);
+      const double longest = static_cast<double>(common::ceil_div(keys, std::int64_t{128})) * tile + kEnds;
+      return causal ? std::max(waves * (longest + kEnds + tile) / 2, longest) : std::ceil(waves) * longest;
+    };
+    return time(2 * processors, kPair) < time(processors, 1);
+  }
+
+  // Rows of every head, from its first on, for blocks of three consumers; those of two take the rest.
+  [[nodiscard]] std::int64_t rows_for_three() const noexcept {
+    std::int64_t best = cost(rows, kRowsOfThree) < cost(rows, kRowsOfTwo) ? rows : 0;
+    const std::int64_t whole_waves = heads * (rows / kRowsOfThree) / processors;
+    const std::int64_t filled = std::min(whole_waves * processors / heads * kRowsOfThree, rows);
+    const double of_both = cost(filled, kRowsOfThree) + cost(rows - filled, kRowsOfTwo);
+    return !causal && of_both < std::min(cost(rows, kRowsOfThree), cost(rows, kRowsOfTwo)) ? filled : best;
+  }
+};
+
+// How many heads a backward works on at the same time: those whose Q, dO and sums of dQ stay in the L2 together, but
+// enough for several blocks an SM. Then few blocks of one head wait for each other, and where attention is causal the
+// long ones of the last heads do not begin late (docs/kernel-log.md, sm90/backward). columns, values: the kernel's.
+[[nodiscard]] inline int heads_of_section(const Problem& problem, std::int64_t columns, std::int64_t values,
+                                          std::int64_t key_tile_rows, std::int64_t processors) {
+  constexpr std::int64_t kCacheBytes = std::int64_t{36} << 20;
+  constexpr std::int64_t kBlocksAProcessor = 4;
+  const std::int64_t bytes_a_head = problem.seq_q * (2 * (columns + values) + 4 * columns);
+  const std::int64_t blocks_a_head = common::ceil_div(problem.seq_k, key_tile_rows);
+  const std::int64_t enough = common::ceil_div(kBlocksAProcessor * processors, blocks_a_head);
+  const std::int64_t heads = problem.batch * problem.heads_q;
+  const std::int64_t sections = std::max(heads / std::max(kCacheBytes / bytes_a_head, enough), std::int64_t{1});
+  return static_cast<int>(common::ceil_div(heads, sections));  // none much smaller than the others
+}
+
+}  // namespace distr::cuda::sm90
