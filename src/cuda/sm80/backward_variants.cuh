@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of compiled shapes, the same for both element types. A new head dim is a line here.
+// The list of compiled shapes, which is the same for both element types. A new head dim is one line here.
 #pragma once
 
 #include <algorithm>
@@ -13,7 +13,8 @@
 
 namespace distr::cuda::sm80 {
 
-// Of `heads`, as many as read no more than the L2 holds beside what is written.
+// How many of the `heads` are worked on at the same time: as many as the L2 holds the inputs of, beside what is
+// written.
 inline int section_of(std::int64_t heads, std::int64_t bytes_a_head) {
   constexpr std::int64_t kSectionBytes = std::int64_t{24} << 20;
   return static_cast<int>(std::clamp(kSectionBytes / std::max(bytes_a_head, std::int64_t{1}), std::int64_t{1}, heads));
