@@ -4,15 +4,14 @@
 //   e_c = sum_n Q_b[n, c]^2 * sum_j (K[j, c] - mean_j K[:, c])^2,  order = columns by descending e, then by column
 //
 // read_tensors reads Q and K once. Its first thread blocks take runs of keys, the others take pieces of blocks of Q:
-//   K  A thread sums differences, and their squares, from a pivot: a key of the run's first strip (of its second, if
-//   the
-//      first is one key). At the end of a strip, lanes, warps and groups are added in a fixed order in shared memory,
-//      and the mean and the squared deviations of the run so far go to the workspace.
+//   K  A thread sums differences from a pivot, and their squares. The pivot is a key of the run's first strip (of the
+//      second if the first is one key). At the end of a strip, lanes, warps and groups are added in shared memory in a
+//      fixed order, and the moments of the run so far go to the workspace.
 //   Q  A thread sums squares, which are added in the same order.
 // With `own` a run is one strip. With `previous` block b uses the keys j < b l + c; strips end there, so its keys are
-// whole runs and the first strips of one more. In order_blocks four threads share two columns: each adds up every
-// fourth run around the mean of the last. Then two threads count the columns before one. Energies are in shared memory.
-// With `previous` the first block has energies of 0, hence the identity.
+// whole runs and the first strips of one more, and the first block has energies of 0, hence the identity.
+// In order_blocks four threads share two columns, and each adds up every fourth run around the mean of the last. The
+// energies go to shared memory, where two threads count the columns that come before one.
 #include "cuda/early.cuh"
 #include "cuda/grouping.h"
 #include "cuda/grouping_rank.cuh"

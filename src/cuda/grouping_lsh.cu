@@ -5,14 +5,13 @@
 //
 // A thread block is persistent: it takes block of Q after block of Q, so that R [256 rows, 16 bits] is drawn once.
 //   R     One Philox call draws a row. R lies in shared memory as fragments of mma.m16n8k16 (A = R^T, rows as k). Every
-//         value is exact in f16 and in bf16, and an f32 of Q is the sum of three bf16, so all products are exact; they
-//         are summed in fp32.
+//         value is exact in f16 and in bf16, and an f32 of Q is the sum of three bf16, so all products are exact; the
+//         sums are fp32.
 //   Q     Warps load it from global memory to registers as B fragments (grouping_rows.cuh). The loads of the next block
 //         of Q are issued before the sums of this one are added up and sorted.
 //   sums  Each warp has [16, 64] sums. The warps of a tile are added in shared memory, in a fixed order.
-//   bits  A ballot collects the signs: in a fragment of an accumulator, lane 4 g + t has bits g and g + 8 of two
-//   columns. sort  For each column two lanes count the columns with a smaller (hash, column), which is the column's
-//   position.
+//   bits  A ballot collects the signs: lane 4 g + t of an accumulator's fragment has bits g and g + 8 of two columns.
+//   sort  For each column two lanes count the columns with a smaller (hash, column): that is the column's position.
 // Longer blocks are cut into pieces, whose sums go to the workspace; a second kernel adds them up and sorts.
 // With `previous` the first block has no rows before it, hence all its hashes are 0 and its order is the identity.
 #include <algorithm>
