@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the emulated check does without: the kernels of the CPU, which take long to compile, most cases that take long
-// to run, and streams, whose work is done at once here.
+// Stubs for what the emulated check leaves out: the CPU kernels, which take long to compile; most of the cases that
+// take long to run; and streams, whose work is done at once here.
 #include "gpu/device_api.h"
 #include "gpu/large_cases.h"
 #include "kernel.h"
@@ -13,7 +13,8 @@ namespace test {
 
 std::vector<Case> large_cases() {
   std::vector<Case> result;
-  // So many that energy's keys are picked at d = 64 too (forward_launch.cu, product_of); as they are for larger d.
+  // There are so many keys that `energy` gathers rows of K^T at d <= 64 too (forward_launch.cu, product_of), as it does
+  // for larger d.
   for (const std::int64_t dim : {56, 72}) {
     Case picked;
     picked.name = "many keys, picked, d " + std::to_string(dim);
@@ -27,7 +28,7 @@ std::vector<Case> large_cases() {
     picked.grouping.block = 128;
     result.push_back(picked);
   }
-  // On three SMs blocks of three consumers and of two, of more than 32 columns (sm90/waves.h).
+  // On three SMs this launches thread blocks of three consumers and of two, with more than 32 columns (sm90/waves.h).
   Case sizes;
   sizes.name = "many keys, lsh, blocks of two sizes";
   sizes.problem.heads_q = sizes.problem.heads_kv = 3;
