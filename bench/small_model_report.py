@@ -199,7 +199,7 @@ def command_output(*command):
 
 
 def meta(train_text, held_out):
-    built = next(line for line in ops.describe().split("\n") if line.startswith("CUDA kernels"))
+    built = f"CUDA kernels: {ops.describe().cuda_build}"
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
         "driver": command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"),

@@ -193,12 +193,12 @@ def cpu_name():
 
 
 def meta():
-    described = dict(line.split(": ", 1) for line in ops.describe().split("\n"))
-    facts = {"version": described["version"], "command": shlex.join(["bench/torch_cpu.py", *sys.argv[1:]])}
+    described = ops.describe()
+    facts = {"version": described.version, "command": shlex.join(["bench/torch_cpu.py", *sys.argv[1:]])}
     facts["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     facts |= {"commit": os.environ.get("DISTR_COMMIT"), "cpu": cpu_name(), "gpu": None, "driver": None, "cuda": None}
     facts |= {"torch": torch.__version__, "cudnn": None, "torch_uses": torch.backends.cpu.get_cpu_capability()}
-    facts |= {"instruction_set": described["instruction set"], "threads": torch.get_num_threads()}
+    facts |= {"instruction_set": described.instruction_set, "threads": torch.get_num_threads()}
     return facts | {"clock": "CPU time" if torch.get_num_threads() == 1 else "wall"}
 
 

@@ -6,6 +6,7 @@
 #include <iostream>
 #include <memory>
 #include <numeric>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -76,18 +77,25 @@ void clear_first_blocks(const Problem& problem, Result& result) {
   }
 }
 
+// The plans of a run. They are made first, so that what no kernel serves is refused before anything is computed.
+struct Plans {
+  Plan forward;
+  std::optional<Plan> grouping;  // where an order is wanted that was not given
+};
+
 // Runs what is to be run, with a time for each step.
-void run(const Inputs& inputs, bool makes_order, Computation& computation, Result& result) {
+void run(const Inputs& inputs, const Plans& plans, Computation& computation, Result& result) {
   Progress progress;
+  const bool makes_order = plans.grouping.has_value();
   if (!makes_order && !result.order.empty()) computation.use_order(result.order);
   computation.mark();
   if (makes_order) {
     computation.execution().progress = progress.step("grouping");
-    computation.make_order(result.grouping);
+    computation.make_order(*plans.grouping);
   }
   computation.mark();
   computation.execution().progress = progress.step("attention");
-  computation.forward(result.grouping);
+  computation.forward(plans.forward);
   computation.mark();
   const std::vector<double> laps = computation.laps();
   result.seconds_grouping = makes_order ? laps.at(0) * 1e-3 : 0;
@@ -105,25 +113,23 @@ void run(const Inputs& inputs, bool makes_order, Computation& computation, Resul
 
 Result compute(const Options& options, const Inputs& inputs, Device device) {
   const Grouping wanted = grouping_of(options.grouping, inputs.problem.head_dim, options.run.seed);
-  const Explanation explanation = explain(Operation::forward, inputs.problem, wanted, device);
-  Result result;
-  result.grouping = explanation.grouping;
-  result.choice = explanation.choice;
-  result.kernel = explanation.kernel;
-  result.device = device;
   Execution execution;
   execution.device = device;
   execution.threads = options.run.threads;
-  const bool makes_order = needs_order(options, result.grouping);
-  require_kernel(Operation::forward, inputs.problem, result.grouping, execution);
-  if (makes_order) require_kernel(Operation::grouping, inputs.problem, result.grouping, execution);
+  Plans plans{plan(Operation::forward, inputs.problem, wanted, execution), std::nullopt};
+  Result result;
+  result.grouping = plans.forward.grouping();
+  result.choice = plans.forward.choice();
+  result.kernel = plans.forward.kernel().name;
+  result.device = device;
+  if (needs_order(options, result.grouping)) plans.grouping = plans.forward.for_operation(Operation::grouping);
   if (!options.order.empty()) {
     result.order = read_order(options.order, inputs, result.grouping);
     if (result.grouping.order_from == OrderFrom::previous) clear_first_blocks(inputs.problem, result);
   }
   const auto outputs = options.lse.empty() ? Computation::Outputs::o : Computation::Outputs::o_and_lse;
   Computation computation(inputs, outputs, device, options.run.threads);
-  run(inputs, makes_order, computation, result);
+  run(inputs, plans, computation, result);
   return result;
 }
 
@@ -147,7 +153,7 @@ void print_json(const Options& options, const Inputs& inputs, const Result& resu
   json["mask"] = name_of(inputs.problem.mask.kind);
   json["scale"] = inputs.problem.softmax_scale();
   json.update(grouping_json(inputs.problem, result.grouping));
-  json["strategy_asked"] = name_of(options.grouping.strategy);
+  json["strategy_asked"] = name_of(options.grouping.grouping.strategy);
   json["choice"] = result.choice;
   json["seed"] = options.run.seed;
   json["device"] = name_of(result.device);
@@ -185,7 +191,7 @@ void attend(const Options& options) {
   const Inputs inputs = read_inputs(options.input, options.run);
   Result result = compute(options, inputs, device);
   write_files(options, inputs, result, files);
-  if (options.grouping.strategy == Strategy::automatic) {
+  if (options.grouping.grouping.strategy == Strategy::automatic) {
     std::cerr << "distr: strategy auto: " << result.choice << '\n';
   }
   const auto print = options.json ? print_json : print_summary;

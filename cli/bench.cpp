@@ -80,7 +80,7 @@ void add_rows(Sweep& sweep, const Problem& problem, Work work, const std::vector
     sweep.rows.push_back(json);
     const bool exact = row.grouping.strategy == Strategy::exact;
     std::string strategy = name_of(row.grouping.strategy);
-    if (row.grouping.strategy == Strategy::lsh) strategy += std::string(" ") + name_of(row.grouping.estimator);
+    if (traits(row.grouping.strategy).has_estimator) strategy += std::string(" ") + name_of(row.grouping.estimator);
     sweep.table.add_row(
         {json["op"].get<std::string>(), name_of(problem.dtype), name_of(problem.causal), strategy,
          std::to_string(problem.seq_q), std::to_string(problem.head_dim),

@@ -66,7 +66,7 @@ void print_table(const Inputs& inputs, Device device, const std::vector<Row>& ro
     const Grouping& grouping = row.grouping;
     const bool exact = grouping.strategy == Strategy::exact;
     table.add_row({std::to_string(i), name_of(grouping.strategy),
-                   grouping.strategy == Strategy::lsh ? name_of(grouping.estimator) : "-",
+                   traits(grouping.strategy).has_estimator ? name_of(grouping.estimator) : "-",
                    exact ? "-" : name_of(grouping.order_from), exact ? "-" : std::to_string(grouping.group_size),
                    exact ? "-" : std::to_string(grouping.block), significant(row.median()),
                    significant(row.milliseconds.front()), significant(row.milliseconds.back()),
@@ -92,7 +92,7 @@ PlotPoint point_of(const Options& options, const Row& row) {
   const Grouping& grouping = row.grouping;
   PlotPoint point{name_of(grouping.strategy), "exact", row.median(), row.errors.output_frobenius};
   if (grouping.strategy == Strategy::exact) return point;
-  if (grouping.strategy == Strategy::lsh) point.series += std::string(", ") + name_of(grouping.estimator);
+  if (traits(grouping.strategy).has_estimator) point.series += std::string(", ") + name_of(grouping.estimator);
   if (options.settings.blocks.size() > 1) point.series += ", l=" + std::to_string(grouping.block);
   if (options.settings.orders.size() > 1) point.series += std::string(", ") + name_of(grouping.order_from);
   point.label = "G=" + std::to_string(grouping.group_size);

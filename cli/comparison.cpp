@@ -44,21 +44,23 @@ double Row::median_of(const std::vector<double>& values) {
 Comparison::Comparison(const Inputs& inputs, Work work, Device device, int threads)
     : inputs_(inputs), work_(work), computation_(inputs, outputs_of(work), device, threads) {}
 
-void Comparison::find_order(const Grouping& grouping) {
-  if (reads_order(grouping)) computation_.make_order(grouping);
+void Comparison::find_order(const Plan& plan) {
+  if (plan.reads_order()) computation_.make_order(plan);
 }
 
 Comparison::Lap Comparison::run_once(const Grouping& grouping) {
   if (work_ == Work::backward) {
-    find_order(grouping);
-    computation_.forward(grouping);
+    const Plan plan = computation_.decide(Operation::forward, grouping);
+    find_order(plan);
+    computation_.forward(plan);
   }
   computation_.forget();
   computation_.mark();
-  if (work_ != Work::backward) find_order(grouping);
+  const Plan plan = computation_.decide(operation_of(work_), grouping);
+  if (work_ != Work::backward) find_order(plan);
   computation_.mark();
-  if (work_ == Work::forward || work_ == Work::forward_backward) computation_.forward(grouping);
-  if (work_ == Work::backward || work_ == Work::forward_backward) computation_.backward(grouping);
+  if (work_ == Work::forward || work_ == Work::forward_backward) computation_.forward(plan);
+  if (work_ == Work::backward || work_ == Work::forward_backward) computation_.backward(plan);
   computation_.mark();
   const std::vector<double> laps = computation_.laps();
   return {laps.at(0) + laps.at(1), laps.at(0)};
@@ -71,12 +73,12 @@ void Comparison::warm_up(const std::vector<Grouping>& settings) {
 std::vector<std::byte> Comparison::exact_output(const Grouping& exact, Truth truth) {
   const bool elsewhere = truth == Truth::cpu && computation_.execution().device != Device::cpu;
   if (!elsewhere) {
-    computation_.forward(exact);
+    computation_.forward(computation_.decide(Operation::forward, exact));
     return computation_.o();
   }
   Computation cpu(inputs_, Computation::Outputs::o, Device::cpu, computation_.execution().threads);
   cpu.execution().progress = computation_.execution().progress;
-  cpu.forward(exact);
+  cpu.forward(cpu.decide(Operation::forward, exact));
   return cpu.take_o();
 }
 
@@ -86,9 +88,7 @@ std::vector<Row> Comparison::errors(const std::vector<Grouping>& settings, Truth
   Execution& execution = computation_.execution();
   const Operation operation = operation_of(work_);
   for (const Grouping& grouping : settings) {
-    const Explanation found = explain(operation, inputs_.problem, grouping, execution.device, execution.deterministic);
-    rows.push_back({work_, grouping, found.kernel, {}, {}, {}});
-    require_kernel(operation, inputs_.problem, grouping, execution);
+    rows.push_back({work_, grouping, computation_.decide(operation, grouping).kernel().name, {}, {}, {}});
   }
   execution.progress = progress.step("exact attention");
   const std::vector<std::byte> o_exact = exact_output(settings.front(), truth);
@@ -96,8 +96,9 @@ std::vector<Row> Comparison::errors(const std::vector<Grouping>& settings, Truth
     const std::string label = "error of setting " + std::to_string(i + 1) + " of " + std::to_string(rows.size());
     execution.progress = progress.step(label);
     if (i == 0 && (truth == Truth::same_device || execution.device == Device::cpu)) continue;
-    find_order(rows[i].grouping);
-    computation_.forward(rows[i].grouping);
+    const Plan plan = computation_.decide(Operation::forward, rows[i].grouping);
+    find_order(plan);
+    computation_.forward(plan);
     const std::vector<std::int32_t> order = computation_.order();
     std::vector<std::byte> o = computation_.o();
     ForwardTensors tensors = inputs_.tensors();
@@ -132,7 +133,7 @@ void Comparison::time(std::vector<Row>& rows, int repeats) {
 
 std::vector<double> Comparison::probabilities_of(const Grouping& grouping, std::int64_t batch, std::int64_t head,
                                                  std::int64_t size, std::int64_t& rows, std::int64_t& columns) {
-  find_order(grouping);
+  find_order(computation_.decide(Operation::forward, grouping));
   const std::vector<std::int32_t> order = computation_.order();
   ForwardTensors tensors = inputs_.tensors();
   tensors.order = order.data();

@@ -65,7 +65,7 @@ class Comparison {
   struct Lap {
     double all, grouping;  // milliseconds
   };
-  void find_order(const Grouping& grouping);
+  void find_order(const Plan& plan);
   Lap run_once(const Grouping& grouping);
   [[nodiscard]] std::vector<std::byte> exact_output(const Grouping& exact, Truth truth);
 

@@ -87,25 +87,25 @@ const void* Computation::place(const std::vector<std::byte>& tensor) {
   return placed_.back().data();
 }
 
-// On the CPU the calls allocate their own.
-void Computation::take_workspace(Operation operation, const Grouping& grouping) {
-  if (execution_.device == Device::cpu) return;
-  take_workspace(workspace_bytes(operation, inputs_.problem, grouping, execution_));
+Plan Computation::decide(Operation operation, const Grouping& grouping) const {
+  return plan(operation, inputs_.problem, grouping, execution_);
 }
 
-void Computation::take_workspace(std::size_t bytes) {
-  if (bytes > workspace_.size()) workspace_.resize(bytes);
+Plan Computation::prepared(const Plan& plan, Operation operation) {
+  const Plan own = plan.operation() == operation ? plan : plan.for_operation(operation);
+  if (execution_.device == Device::cpu) return own;  // there the calls allocate their own
+  if (own.workspace_bytes() > workspace_.size()) workspace_.resize(own.workspace_bytes());
   execution_.workspace = workspace_.data();
   execution_.workspace_bytes = workspace_.size();
+  return own;
 }
 
 void Computation::use_order(std::span<const std::int32_t> order) { order_.write(std::as_bytes(order)); }
 
-void Computation::make_order(const Grouping& grouping) {
-  order_.resize(static_cast<std::size_t>(count_of(order_shape(inputs_.problem, grouping))) * sizeof(std::int32_t));
-  take_workspace(Operation::grouping, grouping);
-  make_grouping(inputs_.problem, grouping, {tensors_.q, tensors_.k, static_cast<std::int32_t*>(order_.data())},
-                execution_);
+void Computation::make_order(const Plan& plan) {
+  const Plan own = prepared(plan, Operation::grouping);
+  order_.resize(static_cast<std::size_t>(count_of(order_shape(own.problem(), own.grouping()))) * sizeof(std::int32_t));
+  own.run(GroupingTensors{tensors_.q, tensors_.k, static_cast<std::int32_t*>(order_.data())}, execution_);
 }
 
 ForwardTensors Computation::forward_tensors() {
@@ -116,18 +116,10 @@ ForwardTensors Computation::forward_tensors() {
   return tensors;
 }
 
-void Computation::forward(const Grouping& grouping) {
-  take_workspace(Operation::forward, grouping);
-  distr::forward(inputs_.problem, grouping, forward_tensors(), execution_);
-}
+void Computation::forward(const Plan& plan) { prepared(plan, Operation::forward).run(forward_tensors(), execution_); }
 
-void Computation::forward(const Grouping& grouping, const tuning::Tile& tile) {
-  take_workspace(tuning::workspace_bytes(inputs_.problem, grouping, tile));
-  tuning::forward(inputs_.problem, grouping, forward_tensors(), execution_, tile);
-}
-
-void Computation::backward(const Grouping& grouping) {
-  take_workspace(Operation::backward, grouping);
+void Computation::backward(const Plan& plan) {
+  const Plan own = prepared(plan, Operation::backward);
   BackwardTensors tensors;
   tensors.q = tensors_.q;
   tensors.k = tensors_.k;
@@ -139,7 +131,7 @@ void Computation::backward(const Grouping& grouping) {
   tensors.d_q = d_q_.data();
   tensors.d_k = d_k_.data();
   tensors.d_v = d_v_.data();
-  distr::backward(inputs_.problem, grouping, tensors, execution_);
+  own.run(tensors, execution_);
 }
 
 std::vector<std::int32_t> Computation::order() const {

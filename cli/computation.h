@@ -10,8 +10,8 @@
 #include <vector>
 
 #include "distr/device.h"
+#include "distr/plan.h"
 #include "inputs.h"
-#include "tiles.h"
 
 namespace distr::cli {
 
@@ -45,12 +45,14 @@ class Computation {
   // Keeps a reference to `inputs`, and copies them to a GPU. Throws Error if the device cannot be used or lacks memory.
   Computation(const Inputs& inputs, Outputs outputs, Device device, int threads);
 
-  // The operations of a setting. The order is kept for those that read one.
+  // The plan of a setting, which is decided once for all of its operations. Throws Error if no kernel serves it.
+  [[nodiscard]] Plan decide(Operation operation, const Grouping& grouping) const;
+
+  // The operations of a setting, by a plan of any of them. The order is kept for those that read one.
   void use_order(std::span<const std::int32_t> order);
-  void make_order(const Grouping& grouping);
-  void forward(const Grouping& grouping);
-  void forward(const Grouping& grouping, const tuning::Tile& tile);  // on a GPU; one of tuning::forward_tiles()
-  void backward(const Grouping& grouping);                           // any upstream gradient will do: dO = O
+  void make_order(const Plan& plan);
+  void forward(const Plan& plan);
+  void backward(const Plan& plan);  // any upstream gradient will do: dO = O
 
   // Copies of the results.
   [[nodiscard]] std::vector<std::int32_t> order() const;
@@ -78,8 +80,8 @@ class Computation {
 
   const void* place(const std::vector<std::byte>& tensor);
   [[nodiscard]] const std::int32_t* order_data() { return static_cast<const std::int32_t*>(order_.data()); }
-  void take_workspace(std::size_t bytes);
-  void take_workspace(Operation operation, const Grouping& grouping);
+  // The operation's plan, for which the workspace is large enough then.
+  [[nodiscard]] Plan prepared(const Plan& plan, Operation operation);
   [[nodiscard]] ForwardTensors forward_tensors();
 
   const Inputs& inputs_;

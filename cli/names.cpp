@@ -10,46 +10,41 @@ namespace distr::cli {
 namespace {
 
 template <typename Enum>
-struct Name {
-  Enum value;
-  const char* word;
-};
-
-template <typename Enum>
-constexpr std::array<Name<Enum>, 0> kNames{};
+constexpr std::array<Named<Enum>, 0> kNames{};
 template <>
-constexpr auto kNames<Strategy> = std::to_array<Name<Strategy>>(
-    {{Strategy::automatic, "auto"}, {Strategy::exact, "exact"}, {Strategy::lsh, "lsh"}, {Strategy::energy, "energy"}});
+constexpr auto kNames<Strategy> = [] {
+  std::array<Named<Strategy>, kStrategies.size()> names{};
+  for (std::size_t i = 0; i < names.size(); ++i) names[i] = {kStrategies[i].strategy, kStrategies[i].name};
+  return names;
+}();
 template <>
-constexpr auto kNames<Estimator> = std::to_array<Name<Estimator>>({{Estimator::sample, "sample"},
-                                                                   {Estimator::mean, "mean"}});
+constexpr auto kNames<Estimator> = kEstimators;
 template <>
-constexpr auto kNames<OrderFrom> = std::to_array<Name<OrderFrom>>({{OrderFrom::own, "own"},
-                                                                   {OrderFrom::previous, "previous"}});
+constexpr auto kNames<OrderFrom> = kOrdersFrom;
 template <>
-constexpr auto kNames<Causal> = std::to_array<Name<Causal>>({{Causal::none, "none"},
-                                                             {Causal::top_left, "top-left"},
-                                                             {Causal::bottom_right, "bottom-right"}});
+constexpr auto kNames<Causal> = std::to_array<Named<Causal>>({{Causal::none, "none"},
+                                                              {Causal::top_left, "top-left"},
+                                                              {Causal::bottom_right, "bottom-right"}});
 template <>
 constexpr auto kNames<DType> =
-    std::to_array<Name<DType>>({{DType::f16, "f16"}, {DType::bf16, "bf16"}, {DType::f32, "f32"}, {DType::f64, "f64"}});
+    std::to_array<Named<DType>>({{DType::f16, "f16"}, {DType::bf16, "bf16"}, {DType::f32, "f32"}, {DType::f64, "f64"}});
 template <>
-constexpr auto kNames<Device> = std::to_array<Name<Device>>({{Device::cpu, "cpu"}, {Device::cuda, "cuda"}});
+constexpr auto kNames<Device> = std::to_array<Named<Device>>({{Device::cpu, "cpu"}, {Device::cuda, "cuda"}});
 template <>
-constexpr auto kNames<Operation> = std::to_array<Name<Operation>>({{Operation::grouping, "grouping"},
-                                                                   {Operation::forward, "forward"},
-                                                                   {Operation::backward, "backward"}});
+constexpr auto kNames<Operation> = std::to_array<Named<Operation>>({{Operation::grouping, "grouping"},
+                                                                    {Operation::forward, "forward"},
+                                                                    {Operation::backward, "backward"}});
 template <>
-constexpr auto kNames<MaskKind> = std::to_array<Name<MaskKind>>({{MaskKind::none, "none"},
-                                                                 {MaskKind::boolean, "bool"},
-                                                                 {MaskKind::additive, "float"}});
+constexpr auto kNames<MaskKind> = std::to_array<Named<MaskKind>>({{MaskKind::none, "none"},
+                                                                  {MaskKind::boolean, "bool"},
+                                                                  {MaskKind::additive, "float"}});
 
 }  // namespace
 
 template <typename Enum>
 const char* name_of(Enum value) {
   for (const auto& name : kNames<Enum>) {
-    if (name.value == value) return name.word;
+    if (name.value == value) return name.name;
   }
   return "unknown";
 }
@@ -59,7 +54,7 @@ std::string all_names(const char* separator) {
   std::string words;
   for (const auto& name : kNames<Enum>) {
     if (!words.empty()) words += separator;
-    words += name.word;
+    words += name.name;
   }
   return words;
 }
@@ -67,7 +62,7 @@ std::string all_names(const char* separator) {
 template <typename Enum>
 Enum parse_name(const std::string& option, const std::string& word) {
   for (const auto& name : kNames<Enum>) {
-    if (word == name.word) return name.value;
+    if (word == name.name) return name.value;
   }
   throw InputError(option + ": " + quoted(word) + " is unknown; allowed: " + all_names<Enum>());
 }

@@ -92,35 +92,32 @@ void add_execution_options(CLI::App& app, RunOptions& options) {
 }
 
 void add_grouping_options(CLI::App& app, GroupingOptions& options) {
-  add_choice(app, "--strategy", options.strategy, "How columns of Q and K are grouped")->group(kGroupingGroup);
+  add_choice(app, "--strategy", options.grouping.strategy, "How columns of Q and K are grouped")->group(kGroupingGroup);
   add_integer(app, "--group-size", "G, the columns in a group, 1 to d [min(2, d); auto: 1]", 1, kMaxHeadDim,
               [&options](std::int64_t value) { options.group_size = value; })
       ->group(kGroupingGroup);
   add_integer(app, "--block", "l, the rows of Q that share one order of columns", 1, kAny,
-              [&options](std::int64_t value) { options.block = value; })
-      ->default_str(std::to_string(options.block))
+              [&options](std::int64_t value) { options.grouping.block = value; })
+      ->default_str(std::to_string(options.grouping.block))
       ->group(kGroupingGroup);
-  add_choice(app, "--estimator", options.estimator, "What stands for a group of Q columns in lsh")
+  add_choice(app, "--estimator", options.grouping.estimator, "What stands for a group of Q columns in lsh")
       ->group(kGroupingGroup);
-  add_choice(app, "--order-from", options.order_from, "The rows an order comes from; previous is strictly causal")
+  add_choice(app, "--order-from", options.grouping.order_from,
+             "The rows an order comes from; previous is strictly causal")
       ->group(kGroupingGroup);
 }
 
 Grouping grouping_of(const GroupingOptions& options, std::int64_t head_dim, std::uint64_t seed) {
-  Grouping grouping;
-  grouping.strategy = options.strategy;
+  Grouping grouping = options.grouping;
   // `auto` approximates only where a group size was asked for.
-  const std::int64_t size = options.strategy == Strategy::automatic ? 1 : std::min<std::int64_t>(2, head_dim);
+  const std::int64_t size = grouping.strategy == Strategy::automatic ? 1 : std::min<std::int64_t>(2, head_dim);
   grouping.group_size = options.group_size.value_or(size);
-  grouping.block = options.block;
-  grouping.estimator = options.estimator;
-  grouping.order_from = options.order_from;
   grouping.seed = seed;
   return grouping;
 }
 
 bool reads_order(const Grouping& grouping) noexcept {
-  return grouping.strategy != Strategy::exact && grouping.group_size > 1;
+  return traits(grouping.strategy).order != OrderSource::none && grouping.group_size > 1;
 }
 
 Device choose_device(const std::optional<Device>& wanted) {
@@ -133,10 +130,6 @@ Device require_device(const std::optional<Device>& wanted) {
   const std::string reason = device == Device::cuda ? cuda_unusable_reason() : "";
   if (!reason.empty()) throw InputError("--device: cuda cannot be used: " + reason + "; allowed: auto, cpu");
   return device;
-}
-
-void require_kernel(Operation operation, const Problem& problem, const Grouping& grouping, const Execution& execution) {
-  static_cast<void>(workspace_bytes(operation, problem, grouping, execution));
 }
 
 int processor_count() {

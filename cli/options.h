@@ -28,11 +28,8 @@ struct RunOptions {
 };
 
 struct GroupingOptions {
-  Strategy strategy = Strategy::automatic;
+  Grouping grouping;                       // but for its group size
   std::optional<std::int64_t> group_size;  // empty: min(2, d), and 1 for auto
-  std::int64_t block = 128;
-  Estimator estimator = Estimator::mean;
-  OrderFrom order_from = OrderFrom::own;
 };
 
 // Headings of --help.
@@ -79,9 +76,6 @@ CLI::Option* add_integer(CLI::App& app, const std::string& flag, const std::stri
 
 // The same. Throws InputError where it cannot be used.
 [[nodiscard]] Device require_device(const std::optional<Device>& wanted);
-
-// Throws Error if no kernel serves the operation.
-void require_kernel(Operation operation, const Problem& problem, const Grouping& grouping, const Execution& execution);
 
 // How many processors this process may use.
 [[nodiscard]] int processor_count();

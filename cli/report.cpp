@@ -20,7 +20,7 @@ Json sizes_json(const Problem& problem) {
 Json grouping_json(const Problem& problem, const Grouping& grouping) {
   const bool exact = grouping.strategy == Strategy::exact;
   Json json = {{"strategy", name_of(grouping.strategy)}, {"estimator", nullptr}, {"group_size", 1}, {"block", nullptr}};
-  if (grouping.strategy == Strategy::lsh) json["estimator"] = name_of(grouping.estimator);
+  if (traits(grouping.strategy).has_estimator) json["estimator"] = name_of(grouping.estimator);
   if (!exact) {
     json["group_size"] = grouping.group_size;
     json["block"] = grouping.block;
@@ -44,7 +44,7 @@ std::string sizes_text(const Problem& problem) {
 std::string grouping_text(const Grouping& grouping) {
   std::string text = name_of(grouping.strategy);
   if (grouping.strategy == Strategy::exact) return text;
-  if (grouping.strategy == Strategy::lsh) text += std::string(" (") + name_of(grouping.estimator) + ")";
+  if (traits(grouping.strategy).has_estimator) text += std::string(" (") + name_of(grouping.estimator) + ")";
   text += ", G " + std::to_string(grouping.group_size) + ", l " + std::to_string(grouping.block);
   return text + ", order from " + name_of(grouping.order_from);
 }

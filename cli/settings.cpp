@@ -14,10 +14,18 @@ namespace {
 constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
 
 template <typename Enum>
-std::string names_of(const std::vector<Enum>& values) {
+std::string names_of(const std::vector<Enum>& values, const char* separator = ",") {
   std::string text;
-  for (const Enum value : values) text += (text.empty() ? "" : ",") + std::string(name_of(value));
+  for (const Enum value : values) text += (text.empty() ? "" : separator) + std::string(name_of(value));
   return text;
+}
+
+std::vector<Strategy> all_settings() {
+  std::vector<Strategy> settings;
+  for (const StrategyTraits& entry : kStrategies) {
+    if (is_setting(entry.strategy)) settings.push_back(entry.strategy);
+  }
+  return settings;
 }
 
 std::vector<std::int64_t> group_sizes_of(const SettingLists& lists, std::int64_t head_dim) {
@@ -30,6 +38,16 @@ std::vector<std::int64_t> group_sizes_of(const SettingLists& lists, std::int64_t
 }
 
 }  // namespace
+
+bool is_setting(Strategy strategy) {
+  switch (traits(strategy).order) {
+    case OrderSource::none:
+      return true;
+    case OrderSource::computed:
+      break;
+  }
+  return strategy != Strategy::automatic;
+}
 
 std::vector<Grouping> settings_of(const SettingLists& lists, std::int64_t head_dim, std::uint64_t seed) {
   Grouping exact;
@@ -44,7 +62,7 @@ std::vector<Grouping> settings_of(const SettingLists& lists, std::int64_t head_d
       for (const OrderFrom order_from : lists.orders) {
         for (const std::int64_t block : lists.blocks) {
           for (const std::int64_t group_size : group_sizes_of(lists, head_dim)) {
-            const Estimator relevant = strategy == Strategy::lsh ? estimator : Estimator::mean;
+            const Estimator relevant = traits(strategy).has_estimator ? estimator : Grouping{}.estimator;
             if (!seen.emplace(strategy, group_size, block, relevant, order_from).second) continue;
             settings.push_back({strategy, group_size, block, relevant, order_from, seed});
           }
@@ -56,18 +74,22 @@ std::vector<Grouping> settings_of(const SettingLists& lists, std::int64_t head_d
 }
 
 void add_setting_options(CLI::App& command, SettingLists& lists) {
-  const auto parse_strategy = [](const std::string& word) {
-    if (word == "auto") throw InputError("--strategy: 'auto' is no setting to compare; allowed: exact, lsh, energy");
-    return parse_name<Strategy>("--strategy", word);
+  const std::vector<Strategy> settings = all_settings();
+  const auto parse_strategy = [settings](const std::string& word) {
+    const auto strategy = parse_name<Strategy>("--strategy", word);
+    if (!is_setting(strategy)) {
+      throw InputError("--strategy: '" + word + "' is no setting to compare; allowed: " + names_of(settings, ", "));
+    }
+    return strategy;
   };
-  add_list(command, "--strategy", "exact|lsh|energy", "Beside exact, which always comes first", lists.strategies,
+  add_list(command, "--strategy", names_of(settings, "|"), "Beside exact, which always comes first", lists.strategies,
            parse_strategy)
       ->default_str(names_of(lists.strategies));
   add_list(command, "--group-size", "INT", "G, 1 to d each [those of 2,4 that d allows]", lists.group_sizes,
            [](const std::string& word) { return parse_integer("--group-size", word, 1, kMaxHeadDim); });
   add_list(command, "--block", "INT", "l, the rows of Q that share one order of columns", lists.blocks,
            [](const std::string& word) { return parse_integer("--block", word, 1, kAny); })
-      ->default_str("128");
+      ->default_str(std::to_string(Grouping{}.block));
   add_list(command, "--estimator", all_names<Estimator>("|"), "What stands for a group of Q columns in lsh",
            lists.estimators, [](const std::string& word) { return parse_name<Estimator>("--estimator", word); })
       ->default_str(names_of(lists.estimators));

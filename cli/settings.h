@@ -18,13 +18,16 @@ namespace distr::cli {
 struct SettingLists {
   std::vector<Strategy> strategies{Strategy::lsh, Strategy::energy};
   std::vector<std::int64_t> group_sizes;  // empty: those of 2 and 4 that d allows
-  std::vector<std::int64_t> blocks{128};
+  std::vector<std::int64_t> blocks{Grouping{}.block};
   std::vector<Estimator> estimators{Estimator::sample, Estimator::mean};
-  std::vector<OrderFrom> orders{OrderFrom::own};
+  std::vector<OrderFrom> orders{Grouping{}.order_from};
   std::optional<int> repeats;  // timed runs of each setting; empty: the device's default
 
   [[nodiscard]] int repeats_on(Device device) const { return repeats.value_or(device == Device::cpu ? 5 : 50); }
 };
+
+// Whether the strategy is one thing on every problem, which can be compared.
+[[nodiscard]] bool is_setting(Strategy strategy);
 
 // Adds the options. The help shows the lists as they are when this is called.
 void add_setting_options(CLI::App& command, SettingLists& lists);

@@ -17,15 +17,29 @@ namespace {
 constexpr int kWarmUp = 2;
 constexpr std::int64_t kSmall = 64, kLarge = 128;  // queries of a tile
 
+// The kernel's tiles, the one that it takes first; none where it does not serve.
+std::vector<TileShape> tiles_of(const Problem& problem, const Grouping& grouping) {
+  Execution execution;
+  execution.device = Device::cuda;
+  execution.kernel = kTunedKernel;
+  try {
+    const Plan found = plan(Operation::forward, problem, grouping, execution);
+    return {found.tiles().begin(), found.tiles().end()};
+  } catch (const Error& error) {
+    if (error.status() != Status::unsupported) throw;
+    return {};
+  }
+}
+
 std::vector<Candidate> candidates_of(const Problem& problem, const Grouping& grouping,
                                      const std::vector<std::int64_t>& blocks) {
   std::vector<Candidate> candidates;
   for (const std::int64_t block : reads_order(grouping) ? blocks : std::vector{grouping.block}) {
     Grouping blocked = grouping;
     blocked.block = block;
-    std::string reason;
-    const std::vector<tuning::Tile> tiles = tuning::forward_tiles(problem, blocked, reason);
-    for (const tuning::Tile& tile : tiles) candidates.push_back({blocked, tile, tile == tiles.front(), {}, {}});
+    for (const TileShape& tile : tiles_of(problem, blocked)) {
+      candidates.push_back({blocked, tile, candidates.empty() || candidates.back().grouping.block != block, {}, {}});
+    }
   }
   return candidates;
 }
@@ -33,9 +47,12 @@ std::vector<Candidate> candidates_of(const Problem& problem, const Grouping& gro
 void run_once(Computation& computation, Candidate& candidate, bool counts) {
   computation.forget();
   computation.mark();
-  if (reads_order(candidate.grouping)) computation.make_order(candidate.grouping);
+  computation.execution().kernel = kTunedKernel;
+  computation.execution().tile_rows = candidate.tile.rows;
+  const Plan plan = computation.decide(Operation::forward, candidate.grouping);
+  if (plan.reads_order()) computation.make_order(plan);
   computation.mark();
-  computation.forward(candidate.grouping, candidate.tile);
+  computation.forward(plan);
   computation.mark();
   const std::vector<double> laps = computation.laps();
   if (!counts) return;

@@ -9,14 +9,16 @@
 
 #include "comparison.h"
 #include "distr/blocks.h"
-#include "tiles.h"
+#include "distr/plan.h"
 
 namespace distr::cli {
+
+inline constexpr const char* kTunedKernel = "sm80/forward";
 
 // One tile at one block length. Exact attention has no blocks.
 struct Candidate {
   Grouping grouping;
-  tuning::Tile tile;
+  TileShape tile;
   bool taken;                           // whether the kernel takes this tile at this block length
   std::vector<double> ms, ms_grouping;  // of each run, and of its grouping; both ascending
 

@@ -23,7 +23,6 @@ namespace distr::cli {
 namespace {
 
 constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
-constexpr const char* kKernel = "sm80/forward";
 
 struct Options {
   std::vector<std::int64_t> head_dims{32, 64, 128, 256}, group_sizes{1, 2, 4, 8}, blocks{64, 128, 256},
@@ -97,10 +96,10 @@ std::string would_run(const Trial& trial, const Candidate& candidate) {
 }
 
 Json candidate_json(const Trial& trial, const Candidate& candidate) {
-  Json json = {{"impl", "distr"}, {"kernel", kKernel}, {"op", "forward"}};
+  Json json = {{"impl", "distr"}, {"kernel", kTunedKernel}, {"op", "forward"}};
   json.update(sizes_json(trial.problem));
   json.update(grouping_json(trial.problem, candidate.grouping));
-  json["kernel_dim"] = candidate.tile.dim;
+  json["kernel_dim"] = candidate.tile.head_dim;
   json["kernel_groups"] = candidate.tile.groups;
   json["tile_rows"] = candidate.tile.rows;
   json["tile_keys"] = candidate.tile.keys;
@@ -207,7 +206,7 @@ void print_crossovers(const std::vector<Trial>& trials) {
 }
 
 void print_text(const Options& options, const std::vector<Trial>& trials) {
-  std::cout << cuda_device().name << "; " << kKernel << ", B " << options.batch << ", " << name_of(options.dtype)
+  std::cout << cuda_device().name << "; " << kTunedKernel << ", B " << options.batch << ", " << name_of(options.dtype)
             << "\n\n";
   print_trials(trials);
   std::cout << "\nms: median of " << options.repeats
@@ -218,7 +217,7 @@ void print_text(const Options& options, const std::vector<Trial>& trials) {
             << Grouping{}.block << ".\n";
   std::set<std::string> others;
   for (const Trial& trial : trials) others.insert(would_run(trial, *trial.best));
-  others.erase(kKernel);
+  others.erase(kTunedKernel);
   for (const std::string& other : others) std::cout << other << " serves some of these problems instead.\n";
   std::cout << '\n';
   print_crossovers(trials);
@@ -235,7 +234,7 @@ void tune(const Options& options) {
   if (!options.json_out.empty()) files.reserve(options.json_out);
   const std::vector<Trial> trials = measure_all(options, problems_of(options));
   if (trials.empty()) {
-    throw InputError(std::string("nothing to measure: ") + kKernel +
+    throw InputError(std::string("nothing to measure: ") + kTunedKernel +
                      " serves none of these; allowed: --head-dim up to 256, --group-size 1, 2, 4 and 8, and --block of "
                      "multiples of 64");
   }
@@ -263,8 +262,11 @@ void add_lists(CLI::App& command, Options& options) {
   integers("--seq", "N, the length of Q and of K", kAny, options.seqs, "4096,16384");
   integers("--heads", "H, the heads of Q, K and V", kAny, options.heads, "10");
   const auto parse_strategy = [](const std::string& word) {
-    if (word == "lsh" || word == "energy") return parse_name<Strategy>("--strategy", word);
-    throw InputError("--strategy: " + quoted(word) + " is not allowed; allowed: lsh, energy");
+    const auto strategy = parse_name<Strategy>("--strategy", word);
+    if (strategy == Strategy::exact || !is_setting(strategy)) {
+      throw InputError("--strategy: " + quoted(word) + " is not allowed; allowed: lsh, energy");
+    }
+    return strategy;
   };
   add_list(command, "--strategy", "lsh|energy", "Of groups of more than one column", options.strategies, parse_strategy)
       ->default_str("lsh,energy")

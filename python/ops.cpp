@@ -1,15 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
 // The torch operators distrattention::{make_grouping, forward, backward}, {attend}, which is the first two in one, for
-// eager code, and {explain, describe}, which tell what would run and what was built. Written against LibTorch's stable
-// ABI: one binary serves every torch from the version on that CMakeLists.txt targets. Fake kernels and autograd
-// formulas are in distrattention/ops.py.
+// eager code, and {explain, describe, decisions}, which tell what would run and what was built. Written against
+// LibTorch's stable ABI: one binary serves every torch from the version on that CMakeLists.txt targets. Fake kernels
+// and autograd formulas are in distrattention/ops.py.
 #include <torch/csrc/stable/library.h>
 
 #include <array>
 #include <string>
 #include <tuple>
 #include <utility>
+#include <vector>
 
+#include "distr/device.h"
 #include "distr/version.h"
 #include "tensors.h"
 
@@ -20,17 +22,15 @@ const void* data(const OptionalTensor& tensor) { return tensor ? tensor->const_d
 const std::int32_t* order_data(const OptionalTensor& order) { return static_cast<const std::int32_t*>(data(order)); }
 
 // order int32 [B, Hq, blocks, d], or [B, Hq, blocks * d] when `flat`: an axis that is 1 for short sequences alone would
-// make torch.export refuse a range of lengths.
-Tensor order_of(Call& call, const Tensor& q, const Tensor& k, bool flat) {
-  validate(call.problem, call.grouping);
-  const auto shape = order_shape(call.problem, call.grouping);
+// make torch.export refuse a range of lengths. The plan is of the grouping.
+Tensor order_of(const Call& call, const Plan& plan, const Tensor& q, const Tensor& k, bool flat) {
+  const auto shape = order_shape(plan.problem(), plan.grouping());
   Tensor order = flat ? empty(q, {q.size(0), q.size(1), shape[2] * q.size(3)}, ScalarType::Int)
                       : empty(q, {q.size(0), q.size(1), shape[2], q.size(3)}, ScalarType::Int);
-  add_workspace(call, Operation::grouping, q);
-  make_grouping(
-      call.problem, call.grouping,
-      {.q = q.const_data_ptr(), .k = k.const_data_ptr(), .order = static_cast<std::int32_t*>(order.mutable_data_ptr())},
-      call.execution);
+  run(call, plan, q,
+      GroupingTensors{.q = q.const_data_ptr(),
+                      .k = k.const_data_ptr(),
+                      .order = static_cast<std::int32_t*>(order.mutable_data_ptr())});
   return order;
 }
 
@@ -38,32 +38,34 @@ Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& 
                      std::int64_t group_size, std::int64_t block_size, const std::string& order_from, std::int64_t seed,
                      bool flat) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in);
-  Call call = make_call(q, k, k, settings_of(causal, {}, strategy, group_size, block_size, "mean", order_from, seed));
-  return order_of(call, q, k, flat);
+  const Call call =
+      make_call(q, k, k, settings_of(causal, {}, strategy, group_size, block_size, "mean", order_from, seed));
+  return order_of(call, plan(Operation::grouping, call.problem, call.grouping, call.execution), q, k, flat);
 }
 
-// O [B, Hq, Nq, dv], in memory [B, Nq, Hq, dv]: the transpose that follows attention in models then costs nothing;
-// LSE [B, Hq, Nq], if wanted. The call has the mask already.
-std::tuple<Tensor, OptionalTensor> attention_of(Call& call, const Tensor& q, const Tensor& k, const Tensor& v,
-                                                const OptionalTensor& mask, const OptionalTensor& order,
-                                                bool with_lse) {
+// O [B, Hq, Nq, dv], in memory [B, Nq, Hq, dv]: the transpose that follows attention in models then costs nothing.
+Tensor output_of(Call& call, const Tensor& q, const Tensor& v) {
   Tensor o = empty_rows_first(q, {q.size(0), q.size(1), q.size(2), v.size(3)});
+  call.problem.o = strides_of(o);
+  return o;
+}
+
+// Writes O and returns LSE [B, Hq, Nq], if wanted. The plan is of the forward.
+OptionalTensor attend_by(const Call& call, const Plan& plan, const Tensor& q, const Tensor& k, const Tensor& v,
+                         const OptionalTensor& mask, const OptionalTensor& order, const Tensor& o, bool with_lse) {
   OptionalTensor lse;
   if (with_lse) {
     lse = empty(q, {q.size(0), q.size(1), q.size(2)}, lse_type(call.problem));
   }
-  call.problem.o = strides_of(o);
-  add_workspace(call, Operation::forward, q);
-  distr::forward(call.problem, call.grouping,
-                 {.q = q.const_data_ptr(),
-                  .k = k.const_data_ptr(),
-                  .v = v.const_data_ptr(),
-                  .mask = data(mask),
-                  .order = order_data(order),
-                  .o = o.mutable_data_ptr(),
-                  .lse = lse ? lse->mutable_data_ptr() : nullptr},
-                 call.execution);
-  return {std::move(o), std::move(lse)};
+  run(call, plan, q,
+      ForwardTensors{.q = q.const_data_ptr(),
+                     .k = k.const_data_ptr(),
+                     .v = v.const_data_ptr(),
+                     .mask = data(mask),
+                     .order = order_data(order),
+                     .o = o.mutable_data_ptr(),
+                     .lse = lse ? lse->mutable_data_ptr() : nullptr});
+  return lse;
 }
 
 // `deterministic` is for the backward, which takes the settings of its forward.
@@ -75,8 +77,10 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
   Call call =
       make_call(q, k, v, settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0));
-  const OptionalTensor order = add_mask_and_order(call, q, mask, order_in);
-  auto [o, lse] = attention_of(call, q, k, v, mask, order, true);
+  add_mask(call, q, mask);
+  Tensor o = output_of(call, q, v);
+  const Plan forward = plan(Operation::forward, call.problem, call.grouping, call.execution);
+  OptionalTensor lse = attend_by(call, forward, q, k, v, mask, order_for(forward, q, order_in), o, true);
   return {std::move(o), *std::move(lse)};
 }
 
@@ -87,13 +91,14 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor> attend(const Tensor& q_in, co
                                                           std::int64_t settings, std::int64_t seed, bool with_lse) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
   Call call = make_call(q, k, v, unpack(settings, scale, seed));
-  add_mask_and_order(call, q, mask, {});  // `auto` goes by the mask, too
-  call.grouping = resolve_strategy(call.problem, call.grouping, call.execution.device);
+  add_mask(call, q, mask);
+  Tensor o = output_of(call, q, v);
+  const Plan forward = plan(Operation::forward, call.problem, call.grouping, call.execution);
   OptionalTensor order;
-  if (call.grouping.strategy != Strategy::exact && call.grouping.group_size > 1) {
-    order = order_of(call, q, k, true);
+  if (forward.reads_order()) {
+    order = order_of(call, forward.for_operation(Operation::grouping), q, k, true);
   }
-  auto [o, lse] = attention_of(call, q, k, v, mask, order, with_lse);
+  OptionalTensor lse = attend_by(call, forward, q, k, v, mask, order, o, with_lse);
   return {std::move(o), std::move(lse), std::move(order)};
 }
 
@@ -112,7 +117,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& d_o_in, const 
   const Tensor q = laid_out_like(d_q, q_in), k = laid_out_like(d_k, k_in), v = laid_out_like(d_v, v_in);
   Call call =
       make_call(q, k, v, settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0));
-  const OptionalTensor order = add_mask_and_order(call, q, mask, order_in);
+  add_mask(call, q, mask);
 
   const std::array lse_shape{q.size(0), q.size(1), q.size(2)};
   const std::array o_shape{q.size(0), q.size(1), q.size(2), v.size(3)};
@@ -132,99 +137,116 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& d_o_in, const 
   const bool want_mask = mask && mask_gradient;
   Tensor d_mask = want_mask ? empty(q, mask->sizes(), type_of_lse) : empty(q, {0}, type_of_lse);
   call.execution.deterministic = deterministic;
-  add_workspace(call, Operation::backward, q);
-  distr::backward(call.problem, call.grouping,
-                  {.q = q.const_data_ptr(),
-                   .k = k.const_data_ptr(),
-                   .v = v.const_data_ptr(),
-                   .mask = data(mask),
-                   .order = order_data(order),
-                   .o = o.const_data_ptr(),
-                   .lse = lse.const_data_ptr(),
-                   .d_o = d_o.const_data_ptr(),
-                   .d_lse = data(d_lse),
-                   .d_q = d_q.mutable_data_ptr(),
-                   .d_k = d_k.mutable_data_ptr(),
-                   .d_v = d_v.mutable_data_ptr(),
-                   .d_mask = want_mask ? d_mask.mutable_data_ptr() : nullptr},
-                  call.execution);
+  const Plan backward = plan(Operation::backward, call.problem, call.grouping, call.execution);
+  const OptionalTensor order = order_for(backward, q, order_in);
+  run(call, backward, q,
+      BackwardTensors{.q = q.const_data_ptr(),
+                      .k = k.const_data_ptr(),
+                      .v = v.const_data_ptr(),
+                      .mask = data(mask),
+                      .order = order_data(order),
+                      .o = o.const_data_ptr(),
+                      .lse = lse.const_data_ptr(),
+                      .d_o = d_o.const_data_ptr(),
+                      .d_lse = data(d_lse),
+                      .d_q = d_q.mutable_data_ptr(),
+                      .d_k = d_k.mutable_data_ptr(),
+                      .d_v = d_v.mutable_data_ptr(),
+                      .d_mask = want_mask ? d_mask.mutable_data_ptr() : nullptr});
   return {d_q, d_k, d_v, d_mask};
 }
 
-// What a call with these tensors would do, one "key: value" a line; their data are not read.
-std::string explain(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask,
-                    const std::string& operation, const std::string& causal, std::optional<double> scale,
-                    const std::string& strategy, std::int64_t group_size, std::int64_t block_size,
-                    const std::string& estimator, const std::string& order_from, bool deterministic) {
+constexpr std::array kOperations{Named<Operation>{Operation::grouping, "grouping"},
+                                 Named<Operation>{Operation::forward, "forward"},
+                                 Named<Operation>{Operation::backward, "backward"}};
+
+using Strings = std::vector<std::string>;
+
+// What a call with these tensors would do, whose data are not read: the strategy that it comes to, a sentence that says
+// why, the kernel that would run (empty: none), and for every kernel of the device its name and why it does not serve
+// (empty: it does).
+std::tuple<std::string, std::string, std::string, Strings, Strings> explain(
+    const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask, const std::string& operation,
+    const std::string& causal, std::optional<double> scale, const std::string& strategy, std::int64_t group_size,
+    std::int64_t block_size, const std::string& estimator, const std::string& order_from, bool deterministic) {
   Call call =
       make_call(q, k, v, settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0));
-  add_mask_and_order(call, q, mask, {});
-  const auto wanted = named<Operation, 3>(
-      "operation", operation,
-      {{{"grouping", Operation::grouping}, {"forward", Operation::forward}, {"backward", Operation::backward}}});
+  add_mask(call, q, mask);
+  const Operation wanted = named("operation", operation, kOperations).value;
   const Explanation found = distr::explain(wanted, call.problem, call.grouping, call.execution.device, deterministic);
-  std::string result = "choice: " + found.choice + "\nkernel: " + found.kernel;
+  Strings kernels, reasons;
   for (const KernelVerdict& verdict : found.verdicts) {
-    result += "\n" + verdict.kernel.name + ": " + verdict.reason;
+    kernels.push_back(verdict.kernel.name);
+    reasons.push_back(verdict.reason);
   }
-  return result;
+  return {traits(found.grouping.strategy).name, found.choice, found.kernel, kernels, reasons};
 }
 
-// What the CUDA kernels could run on: names of devices, or why there is none.
-std::string cuda_devices() {
-  std::string names;
-  for (const std::string& name : device_names(Device::cuda)) {
-    names += (names.empty() ? "" : ", ") + name;
-  }
-  if (!names.empty()) {
-    return names;
-  }
-  Problem any;
-  any.seq_q = any.seq_k = 1;
-  any.head_dim = any.head_dim_v = 64;
-  Grouping exact;
-  exact.strategy = Strategy::exact;
-  const Explanation found = distr::explain(Operation::forward, contiguous(any), exact, Device::cuda);
-  return found.verdicts.empty() ? "none, as this build has no CUDA kernels"
-                                : "none, as " + found.verdicts.back().reason;
-}
-
-// What was built and what the machine has for it, one "key: value" a line.
-std::string describe() {
-  const auto name_of = [](Operation operation) {
-    return std::array{"grouping", "forward", "backward"}[static_cast<std::size_t>(operation)];
-  };
-  std::string result = std::string("version: ") + distr::version() + "\ninstruction set: " + distr::instruction_set() +
-                       "\nCUDA kernels: " + DISTR_CUDA_BUILD + "\nCUDA devices for them: " + cuda_devices();
+// The library's version, the CPU's instruction set, the architectures that CUDA kernels were built for ("none"), the
+// CUDA devices that could run them, why there is none (empty: there is), and every kernel with its operation.
+std::tuple<std::string, std::string, std::string, Strings, std::string, Strings, Strings> describe() {
+  Strings operations, kernels;
   for (const KernelInfo& kernel : distr::list()) {
-    result += std::string("\nkernel: ") + name_of(kernel.operation) + " " + kernel.name;
+    operations.emplace_back(name_in(kOperations, kernel.operation));
+    kernels.push_back(kernel.name);
   }
-  return result;
+  return {distr::version(),
+          distr::instruction_set(),
+          DISTR_CUDA_BUILD,
+          device_names(Device::cuda),
+          cuda_unusable_reason(),
+          operations,
+          kernels};
+}
+
+// How often this process has validated a problem, resolved a strategy and chosen a kernel.
+std::tuple<std::int64_t, std::int64_t, std::int64_t> decisions() {
+  const Decisions counted = distr::decisions();
+  return {counted.validated, counted.resolved, counted.chosen};
+}
+
+// The defaults of Grouping, as schemas have them.
+std::string with_defaults(std::string schema) {
+  const Grouping defaults;
+  const auto replace = [&schema](const std::string& mark, const std::string& value) {
+    for (std::size_t at = 0; (at = schema.find(mark, at)) != std::string::npos;) {
+      schema.replace(at, mark.size(), value);
+    }
+  };
+  replace("$group_size", std::to_string(defaults.group_size));
+  replace("$block_size", std::to_string(defaults.block));
+  replace("$strategy", traits(defaults.strategy).name);
+  replace("$estimator", name_in(kEstimators, defaults.estimator));
+  replace("$order_from", name_in(kOrdersFrom, defaults.order_from));
+  replace("$seed", std::to_string(defaults.seed));
+  return schema;
 }
 
 }  // namespace
 
 STABLE_TORCH_LIBRARY(distrattention, m) {
-  m.def(
-      "make_grouping(Tensor q, Tensor k, str causal='none', str strategy='auto', int group_size=1, "
-      "int block_size=128, str order_from='own', int seed=0, bool flat=False) -> Tensor");
-  m.def(
-      "forward(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? order=None, str causal='none', "
-      "float? scale=None, str strategy='exact', int group_size=1, int block_size=128, str estimator='mean', "
-      "str order_from='own', bool deterministic=True) -> (Tensor out, Tensor lse)");
-  m.def(
+  const auto define = [&m](const std::string& schema) { m.def(with_defaults(schema).c_str()); };
+  const std::string settings =
+      "str causal='none', float? scale=None, str strategy='$strategy', int group_size=$group_size, "
+      "int block_size=$block_size, str estimator='$estimator', str order_from='$order_from', bool deterministic=True";
+  define(
+      "make_grouping(Tensor q, Tensor k, str causal='none', str strategy='$strategy', int group_size=$group_size, "
+      "int block_size=$block_size, str order_from='$order_from', int seed=$seed, bool flat=False) -> Tensor");
+  define("forward(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? order=None, " + settings +
+         ") -> (Tensor out, Tensor lse)");
+  define(
       "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, int settings, int seed, bool with_lse) "
       "-> (Tensor out, Tensor? lse, Tensor? order)");
-  m.def(
+  define(
       "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? order, "
-      "Tensor out, Tensor lse, bool mask_gradient=False, str causal='none', float? scale=None, str strategy='exact', "
-      "int group_size=1, int block_size=128, str estimator='mean', str order_from='own', bool deterministic=True) "
-      "-> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_mask)");
-  m.def(
-      "explain(Tensor q, Tensor k, Tensor v, Tensor? mask=None, str operation='forward', str causal='none', "
-      "float? scale=None, str strategy='auto', int group_size=1, int block_size=128, str estimator='mean', "
-      "str order_from='own', bool deterministic=True) -> str");
-  m.def("describe() -> str");
+      "Tensor out, Tensor lse, bool mask_gradient=False, " +
+      settings + ") -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_mask)");
+  define("explain(Tensor q, Tensor k, Tensor v, Tensor? mask=None, str operation='forward', " + settings +
+         ") -> (str strategy, str choice, str kernel, str[] kernels, str[] reasons)");
+  define(
+      "describe() -> (str version, str instruction_set, str cuda_build, str[] cuda_devices, str cuda_unusable, "
+      "str[] operations, str[] kernels)");
+  define("decisions() -> (int validated, int resolved, int chosen)");
 }
 
 STABLE_TORCH_LIBRARY_IMPL(distrattention, CPU, m) {
@@ -245,6 +267,7 @@ STABLE_TORCH_LIBRARY_IMPL(distrattention, CUDA, m) {
 STABLE_TORCH_LIBRARY_IMPL(distrattention, CompositeExplicitAutograd, m) {
   m.impl("explain", TORCH_BOX(&explain));
   m.impl("describe", TORCH_BOX(&describe));
+  m.impl("decisions", TORCH_BOX(&decisions));
 }
 
 }  // namespace distr::binding

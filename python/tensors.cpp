@@ -8,24 +8,6 @@
 namespace distr::binding {
 namespace {
 
-// In the order that pack() in distrattention/ops.py has them in.
-constexpr std::array<std::pair<const char*, Causal>, 3> kCorners{
-    {{"none", Causal::none}, {"top_left", Causal::top_left}, {"bottom_right", Causal::bottom_right}}};
-constexpr std::array<std::pair<const char*, Strategy>, 4> kStrategies{
-    {{"auto", Strategy::automatic}, {"exact", Strategy::exact}, {"lsh", Strategy::lsh}, {"energy", Strategy::energy}}};
-constexpr std::array<std::pair<const char*, Estimator>, 2> kEstimators{
-    {{"sample", Estimator::sample}, {"mean", Estimator::mean}}};
-constexpr std::array<std::pair<const char*, OrderFrom>, 2> kOrdersFrom{
-    {{"own", OrderFrom::own}, {"previous", OrderFrom::previous}}};
-
-template <class Value, std::size_t size>
-Value value_at(const char* what, const std::array<std::pair<const char*, Value>, size>& values, std::int64_t index) {
-  if (index < 0 || index >= static_cast<std::int64_t>(size)) {
-    invalid(std::string(what) + " is number " + std::to_string(index) + "; allowed: 0 to " + std::to_string(size - 1));
-  }
-  return values[static_cast<std::size_t>(index)].second;
-}
-
 std::string text(torch::headeronly::IntHeaderOnlyArrayRef sizes) {
   std::string result = "[";
   for (const std::int64_t size : sizes) {
@@ -237,26 +219,32 @@ Settings settings_of(const std::string& causal, std::optional<double> scale, con
                      std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
                      const std::string& order_from, std::int64_t seed) {
   Grouping grouping;
-  grouping.strategy = named("strategy", strategy, kStrategies);
+  grouping.strategy = named("strategy", strategy, kStrategies).strategy;
   grouping.group_size = group_size;
   grouping.block = block_size;
-  grouping.estimator = named("estimator", estimator, kEstimators);
-  grouping.order_from = named("order_from", order_from, kOrdersFrom);
+  grouping.estimator = named("estimator", estimator, kEstimators).value;
+  grouping.order_from = named("order_from", order_from, kOrdersFrom).value;
   grouping.seed = static_cast<std::uint64_t>(seed);
-  return {named("causal", causal, kCorners), scale, grouping};
+  return {named("causal", causal, kCorners).value, scale, grouping};
 }
 
 Settings unpack(std::int64_t packed, std::optional<double> scale, std::int64_t seed) {
-  auto take = [rest = packed](std::int64_t values) mutable {
-    const std::int64_t value = rest % values;
-    rest /= values;
+  const auto take = [&packed](std::int64_t values) {
+    const std::int64_t value = packed % values;
+    packed /= values;
     return value;
   };
+  const auto take_of = [&take](const auto& values) {
+    return values[static_cast<std::size_t>(take(std::ssize(values)))];
+  };
+  if (packed < 0) {
+    invalid("the settings are " + std::to_string(packed) + "; allowed: 0 and above, as pack() makes them");
+  }
   Grouping grouping;
-  const Causal causal = value_at("causal", kCorners, take(4));
-  grouping.strategy = value_at("strategy", kStrategies, take(4));
-  grouping.estimator = value_at("estimator", kEstimators, take(2));
-  grouping.order_from = value_at("order_from", kOrdersFrom, take(2));
+  const Causal causal = take_of(kCorners).value;
+  grouping.strategy = take_of(kStrategies).strategy;
+  grouping.estimator = take_of(kEstimators).value;
+  grouping.order_from = take_of(kOrdersFrom).value;
   grouping.group_size = take(1024);
   grouping.block = take(std::int64_t{1} << 46);
   grouping.seed = static_cast<std::uint64_t>(seed);
@@ -264,7 +252,7 @@ Settings unpack(std::int64_t packed, std::optional<double> scale, std::int64_t s
 }
 
 Call make_call(const Tensor& q, const Tensor& k, const Tensor& v, const Settings& settings) {
-  Call call{make_problem(q, k, v, settings), settings.grouping, {}, {}, {}};
+  Call call{make_problem(q, k, v, settings), settings.grouping, {}, {}};
   if (q.is_cuda()) {
     const std::int32_t device = q.get_device_index();
     call.guard.emplace(device);
@@ -277,16 +265,17 @@ Call make_call(const Tensor& q, const Tensor& k, const Tensor& v, const Settings
   return call;
 }
 
-OptionalTensor add_mask_and_order(Call& call, const Tensor& q, const OptionalTensor& mask,
-                                  const OptionalTensor& order) {
+void add_mask(Call& call, const Tensor& q, const OptionalTensor& mask) {
   if (mask) {
     call.problem.mask = make_mask(q, *mask);
   }
+}
+
+OptionalTensor order_for(const Plan& plan, const Tensor& q, const OptionalTensor& order) {
   if (!order) {
     return {};
   }
-  validate(call.problem, call.grouping);
-  const auto shape = order_shape(call.problem, call.grouping);
+  const auto shape = order_shape(plan.problem(), plan.grouping());
   if (order->dim() == 3) {
     require(q, "the order", *order, ScalarType::Int, {q.size(0), q.size(1), shape[2] * q.size(3)});
   } else {
@@ -295,16 +284,14 @@ OptionalTensor add_mask_and_order(Call& call, const Tensor& q, const OptionalTen
   return packed(*order);
 }
 
-void add_workspace(Call& call, Operation operation, const Tensor& q) {
-  if (call.execution.device != Device::cuda) {
-    return;
+OptionalTensor add_workspace(Execution& execution, const Plan& plan, const Tensor& q) {
+  if (execution.device != Device::cuda || plan.workspace_bytes() == 0) {
+    return {};
   }
-  const std::size_t bytes = workspace_bytes(operation, call.problem, call.grouping, call.execution);
-  if (bytes > 0) {
-    call.workspace = empty(q, {static_cast<std::int64_t>(bytes)}, ScalarType::Byte);
-    call.execution.workspace = call.workspace->mutable_data_ptr();
-    call.execution.workspace_bytes = bytes;
-  }
+  OptionalTensor workspace = empty(q, {static_cast<std::int64_t>(plan.workspace_bytes())}, ScalarType::Byte);
+  execution.workspace = workspace->mutable_data_ptr();
+  execution.workspace_bytes = plan.workspace_bytes();
+  return workspace;
 }
 
 }  // namespace distr::binding

@@ -11,10 +11,9 @@
 #include <cstdint>
 #include <optional>
 #include <string>
-#include <utility>
 #include <vector>
 
-#include "distr/attention.h"
+#include "distr/plan.h"
 
 namespace distr::binding {
 
@@ -25,18 +24,22 @@ using Sizes = torch::headeronly::IntHeaderOnlyArrayRef;  // a view: of a tensor'
 
 [[noreturn]] void invalid(const std::string& message);
 
-// The value that goes by `name`.
-template <class Value, std::size_t size>
-Value named(const char* what, const std::string& name, const std::array<std::pair<const char*, Value>, size>& values) {
+// The entry of a table that goes by `name`.
+template <class Entry, std::size_t size>
+const Entry& named(const char* what, const std::string& name, const std::array<Entry, size>& entries) {
   std::string allowed;
-  for (const auto& [key, value] : values) {
-    if (name == key) {
-      return value;
+  for (const Entry& entry : entries) {
+    if (name == entry.name) {
+      return entry;
     }
-    allowed += (allowed.empty() ? "" : ", ") + std::string(key);
+    allowed += (allowed.empty() ? "" : ", ") + std::string(entry.name);
   }
   invalid(std::string(what) + " is '" + name + "'; allowed: " + allowed);
 }
+
+// In the order that pack() in distrattention/ops.py has them in.
+inline constexpr std::array kCorners{Named<Causal>{Causal::none, "none"}, Named<Causal>{Causal::top_left, "top_left"},
+                                     Named<Causal>{Causal::bottom_right, "bottom_right"}};
 
 // Float; Double where dtype is f64: of LSE and of a mask's gradient.
 [[nodiscard]] ScalarType lse_type(const Problem& problem);
@@ -76,16 +79,24 @@ struct Call {
   // CPU: torch's threads, as many as torch.set_num_threads() says, from its pool. CUDA: torch's current stream.
   Execution execution;
   std::optional<torch::stable::accelerator::DeviceGuard> guard;  // CUDA: q's device is the current one
-  OptionalTensor workspace;                                      // CUDA: memory of torch's caching allocator
 };
 
 // For Q [B, Hq, Nq, d], K [B, H, Nk, d], V [B, H, Nk, dv] with contiguous rows. Problem::o is left to the caller.
 [[nodiscard]] Call make_call(const Tensor& q, const Tensor& k, const Tensor& v, const Settings& settings);
-// Adds the mask, if there is one; returns the order as the library wants it, if there is one: contiguous. It may come
-// as [B, Hq, blocks, d] or flat, [B, Hq, blocks * d].
-OptionalTensor add_mask_and_order(Call& call, const Tensor& q, const OptionalTensor& mask, const OptionalTensor& order);
-// On CUDA, gives the call the workspace that it needs, once everything else of it is set; on the CPU the library
-// allocates its own. It goes back to torch with the call: what reuses it comes later on the same stream.
-void add_workspace(Call& call, Operation operation, const Tensor& q);
+// Adds the mask, if there is one.
+void add_mask(Call& call, const Tensor& q, const OptionalTensor& mask);
+// The order as the library wants it, contiguous, if there is one. It may come as [B, Hq, blocks, d] or flat,
+// [B, Hq, blocks * d].
+[[nodiscard]] OptionalTensor order_for(const Plan& plan, const Tensor& q, const OptionalTensor& order);
+// On CUDA, gives the execution the workspace that the plan needs, from torch's caching allocator; on the CPU the
+// library allocates its own. It goes back to torch with the result: what reuses it comes later on the same stream.
+[[nodiscard]] OptionalTensor add_workspace(Execution& execution, const Plan& plan, const Tensor& q);
+// Runs the plan on the call's stream or threads.
+template <class Tensors>
+void run(const Call& call, const Plan& plan, const Tensor& q, const Tensors& tensors) {
+  Execution execution = call.execution;
+  const OptionalTensor workspace = add_workspace(execution, plan, q);
+  plan.run(tensors, execution);
+}
 
 }  // namespace distr::binding

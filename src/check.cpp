@@ -89,7 +89,7 @@ void check_inputs(const Problem& problem, const Grouping& grouping, Device devic
 void check(const Problem& problem, const Grouping& grouping, Device /*device*/, const GroupingTensors& tensors) {
   const bool reads = has_queries(problem) && !is_exact(grouping);
   require(tensors.q, "Q", reads);
-  require(tensors.k, "K", reads && grouping.strategy == Strategy::energy && has_keys(problem));
+  require(tensors.k, "K", reads && traits(grouping.strategy).reads_keys && has_keys(problem));
   require(tensors.order, "the order", has_queries(problem));
 }
 

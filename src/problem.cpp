@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "common/element.h"
+#include "decisions.h"
 #include "distr/error.h"
 #include "distr/grouping.h"
 
@@ -127,6 +128,7 @@ void validate(const Problem& problem) {
 }
 
 void validate(const Problem& problem, const Grouping& grouping) {
+  count(decision_counts.validated);
   validate(problem);
   require_range("group_size", grouping.group_size, 1, problem.head_dim);
   require_range("block", grouping.block, 1, std::numeric_limits<std::int64_t>::max());

@@ -287,7 +287,7 @@ def command_output(*command):
 def meta(options):
     driver = command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0")
     return {
-        "version": ops.describe().split("\n")[0].removeprefix("version: "),
+        "version": ops.describe().version,
         "gpu": torch.cuda.get_device_name(),
         "driver": driver,
         "cuda": torch.version.cuda,
@@ -297,7 +297,7 @@ def meta(options):
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": shlex.join(sys.argv),
         "left_out": os.environ.get("DISTR_LEAVE_OUT", ""),
-        "built": next(line for line in ops.describe().split("\n") if line.startswith("CUDA kernels")),
+        "built": f"CUDA kernels: {ops.describe().cuda_build}",
         "skipped": {},
     }
 

@@ -35,6 +35,8 @@ struct Execution {
   /// CUDA, backward: false lets dQ be summed in an order that changes from run to run, where there is a kernel for it
   /// (list()), which then is preferred. It takes more workspace: ask workspace_bytes() with the same value.
   bool deterministic = true;
+  std::string kernel;          ///< the kernel to take, one of list(); empty: the first that serves
+  std::int64_t tile_rows = 0;  ///< rows of Q of a tile, among Plan::tiles(); 0: those that the kernel prefers
   /// Called now and then, by one thread at a time (the calling one, unless `parallel` is set), with the count of
   /// finished pieces of work of the step under way; a call may have several steps. Must not throw.
   std::function<void(std::int64_t done, std::int64_t total)> progress;

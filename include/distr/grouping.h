@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 
 #include "distr/problem.h"
@@ -10,12 +11,65 @@
 namespace distr {
 inline namespace v0 {
 
+/// A value and what the command and the Python package call it.
+template <class Value>
+struct Named {
+  Value value;
+  const char* name;
+};
+
 enum class Strategy : std::uint8_t {
   automatic,  ///< at group_size > 1 `energy` where that pays, which costs quality; else exact; see explain()
   exact,      ///< no grouping
   lsh,        ///< the paper's: columns of Q with neighbouring hashes share a group, their K columns are summed
   energy,     ///< keep the ceil(d/G) columns that weigh most in the scores, drop the rest
 };
+
+/// How a strategy's order of the columns comes about.
+enum class OrderSource : std::uint8_t {
+  none,      ///< attention is exact and reads no order
+  computed,  ///< make_grouping() computes it
+};
+
+inline constexpr std::array kOrderSources{Named<OrderSource>{OrderSource::none, "none"},
+                                          Named<OrderSource>{OrderSource::computed, "computed"}};
+
+/// Which columns of the order make a group.
+enum class Members : std::uint8_t {
+  one,         ///< entry g alone; the columns behind the r-th are dropped
+  group_size,  ///< the G entries g G .. g G + G - 1
+};
+
+inline constexpr std::array kMembers{Named<Members>{Members::one, "one"},
+                                     Named<Members>{Members::group_size, "group_size"}};
+
+/// A row of the table of strategies: all that the library, the command and the package know of one by name.
+struct StrategyTraits {
+  Strategy strategy;
+  const char* name;  ///< as the command and the Python package have it
+  Members members;
+  OrderSource order;
+  bool reads_keys;     ///< make_grouping() reads K
+  bool has_estimator;  ///< Grouping::estimator matters
+};
+
+/// In the order of the enumeration.
+inline constexpr std::array kStrategies{
+    StrategyTraits{Strategy::automatic, "auto", Members::one, OrderSource::computed, true, false},
+    StrategyTraits{Strategy::exact, "exact", Members::one, OrderSource::none, false, false},
+    StrategyTraits{Strategy::lsh, "lsh", Members::group_size, OrderSource::computed, false, true},
+    StrategyTraits{Strategy::energy, "energy", Members::one, OrderSource::computed, true, false},
+};
+
+/// The name of a value in its table, whose rows are in the order of the enumeration.
+template <class Value, std::size_t size>
+[[nodiscard]] constexpr const char* name_in(const std::array<Named<Value>, size>& table, Value value) noexcept {
+  return table[static_cast<std::size_t>(value)].name;
+}
+
+[[nodiscard]] constexpr const StrategyTraits& traits(Strategy strategy) noexcept {
+  return kStrategies[static_cast<std::size_t>(strategy)];
+}
 
 /// What stands for the Q columns of an LSH group (the paper's q-hat).
 enum class Estimator : std::uint8_t {
@@ -28,6 +82,11 @@ enum class OrderFrom : std::uint8_t {
   own,       ///< the block's own rows, and for energy all keys (the paper): row n sees a little of its future
   previous,  ///< the block before, and for energy the keys before the block: strictly causal; block 0 is exact
 };
+
+inline constexpr std::array kEstimators{Named<Estimator>{Estimator::sample, "sample"},
+                                        Named<Estimator>{Estimator::mean, "mean"}};
+inline constexpr std::array kOrdersFrom{Named<OrderFrom>{OrderFrom::own, "own"},
+                                        Named<OrderFrom>{OrderFrom::previous, "previous"}};
 
 struct Grouping {
   Strategy strategy = Strategy::automatic;
@@ -45,8 +104,8 @@ void validate(const Problem& problem, const Grouping& grouping);
 [[nodiscard]] std::int64_t num_groups(const Problem& problem, const Grouping& grouping) noexcept;
 
 /// Shape of the order tensor: [batch, heads_q, ceil(seq_q / block), head_dim], contiguous int32. Each row is a
-/// permutation of the columns: group g of `lsh` is entries g G .. g G + G - 1 (the last may be shorter), group g of
-/// `energy` is entry g alone.
+/// permutation of the columns, whose group g has the entries that the strategy's StrategyTraits::members says (the last
+/// group may be shorter).
 [[nodiscard]] std::array<std::int64_t, 4> order_shape(const Problem& problem, const Grouping& grouping) noexcept;
 
 }  // namespace v0

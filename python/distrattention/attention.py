@@ -17,12 +17,13 @@ def scaled_dot_product_attention(
     scale=None,
     enable_gqa=False,
     *,
-    strategy="auto",
-    group_size=None,
-    block_size=None,
-    estimator="mean",
-    order_from=None,
-    seed=0,
+    strategy=Settings.strategy,
+    group_size=Settings.group_size,
+    block_size=Settings.block_size,
+    estimator=Settings.estimator,
+    order_from=Settings.order_from,
+    seed=Settings.seed,
+    order=Settings.order,
     return_lse=False,
 ):
     """softmax(scale * q_hat k_hat^T + mask) V (paper, Equation 2), called like PyTorch's function of this name.
@@ -47,7 +48,7 @@ def scaled_dot_product_attention(
     Raises ValueError (shapes, settings, scale), TypeError (dtypes, devices), NotImplementedError (dropout, nested and
     sparse tensors, forward-mode and second derivatives), and RuntimeError where no kernel of the device serves.
     """
-    fields = (strategy, group_size, block_size, estimator, order_from, seed)
+    fields = (strategy, group_size, block_size, estimator, order_from, seed, order)
     if attn_mask is None and dropout_p == 0:
         results = core.attend_simply(query, key, value, is_causal, scale, enable_gqa, fields, return_lse)
         if results is not None:
@@ -82,16 +83,16 @@ def explain(
     scale=None,
     *,
     operation="forward",
-    strategy="auto",
-    group_size=None,
-    block_size=None,
-    estimator="mean",
+    strategy=Settings.strategy,
+    group_size=Settings.group_size,
+    block_size=Settings.block_size,
+    estimator=Settings.estimator,
     order_from="own",
 ):
     """What scaled_dot_product_attention() would do with these tensors, without doing it: their data are not read.
 
-    operation: "grouping", "forward" or "backward". Returns a dict: "choice", a sentence that says what the strategy
-    came to and why; "kernel", the name of the kernel that would run ("" for none); "kernels", for each kernel of the
+    operation: "grouping", "forward" or "backward". Returns a dict: "strategy", the name of what the strategy
+    came to; "choice", a sentence that says so and why; "kernel", the name of the kernel that would run ("" for none); "kernels", for each kernel of the
     device why it would not serve ("" if it would). Raises as scaled_dot_product_attention().
     """
     settings = Settings(strategy, group_size, block_size, estimator, order_from)

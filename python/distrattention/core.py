@@ -72,6 +72,9 @@ def attend_simply(query, key, value, is_causal, scale, grouped_heads, fields, wi
     ):
         return None
     training_causal = bool(is_causal) and will_require_grad(query, key, value)
+    *fields, order = fields
+    if order is not None:
+        return None
     try:
         packed, seed = _packed("top_left" if is_causal else "none", training_causal, shape[3], *fields)
     except (TypeError, ValueError):  # they cannot be looked up, or are no settings
@@ -115,13 +118,15 @@ def attend(query, key, value, mask, causal, scale, settings, training_causal, de
     deterministic = deterministic or not is_nondeterministic_backward_allowed()
     if settings.strategy == "auto" and eager and _LOG.isEnabledFor(logging.INFO):
         _log_choice(q, k, v, mask, "forward", causal, scale, "auto", *options[1:], deterministic)
-    if plain:
+    if plain and settings.order is None:
         packed = ops.pack(causal, *options)
         out, lse = ops.attend_eagerly(q, k, v, mask, scale, packed, settings.seed, deterministic, with_lse)
     else:
         order = None
         strategy, group_size, block_size, _, order_from = options
-        if strategy != "exact":
+        if settings.order is not None:
+            order = ops.order_of_caller(settings.order, q, block_size) if strategy != "exact" else None
+        elif strategy != "exact":
             grouping = (strategy, group_size, block_size, order_from, settings.seed)
             order = ops.make_grouping(q, k, causal, *grouping, flat=True)
         out, lse = ops.forward(q, k, v, mask, order, causal, scale, *options, deterministic)
@@ -135,9 +140,12 @@ def explain(query, key, value, mask, causal, scale, settings, operation="forward
     """What attend() would do with these tensors, as the dict that attention.explain() describes."""
     four, mask = four_axes((query, key, value), mask)
     options = (*options_of(settings, query.shape[-1])[1:], not is_nondeterministic_backward_allowed())
-    text = ops.explain(*four, mask, operation, causal, scale, settings.strategy, *options)
-    lines = [line.split(": ", 1) if ": " in line else (line.rstrip(": "), "") for line in text.split("\n")]
-    return {"choice": lines[0][1], "kernel": lines[1][1], "kernels": dict(lines[2:])}
+    found = ops.explain(*four, mask, operation, causal, scale, settings.strategy, *options)
+    return _explanation(*found)
+
+
+def _explanation(strategy, choice, kernel, kernels, reasons):
+    return {"strategy": strategy, "choice": choice, "kernel": kernel, "kernels": dict(zip(kernels, reasons))}
 
 
 def options_of(settings, head_dim, training_causal=False):
@@ -359,5 +367,7 @@ def _log_choice(q, k, v, mask, *arguments):
     problem = (q.shape, k.shape, v.shape[-1], q.dtype, q.device, *arguments)
     if problem not in _logged:
         _logged.add(problem)
-        text = ops.explain(q, k, v, mask, *arguments)
-        _LOG.info("q %s, k %s: %s", tuple(q.shape), tuple(k.shape), text.replace("\n", "; "))
+        found = _explanation(*ops.explain(q, k, v, mask, *arguments))
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in found["kernels"].items())
+        text = f"choice: {found['choice']}; kernel: {found['kernel']}; {reasons}"
+        _LOG.info("q %s, k %s: %s", tuple(q.shape), tuple(k.shape), text)

@@ -7,6 +7,7 @@ import platform
 import sys
 
 import distrattention
+from distrattention.settings import STRATEGIES
 
 PACKAGES = ("torch", "transformers", "timm")
 SAMPLE = (1, 12, 4096, 64)  # [B, H, N, d]
@@ -37,7 +38,12 @@ def _library_lines():
     import torch  # isort: skip
 
     yield f"operators: loaded in torch {torch.__version__}; they serve torch from 2.10 on"
-    yield from ops.describe().split("\n")
+    built = ops.describe()
+    yield f"version: {built.version}"
+    yield f"instruction set: {built.instruction_set}"
+    yield f"CUDA kernels: {built.cuda_build}"
+    yield f"CUDA devices for them: {', '.join(built.cuda_devices) or 'none, as ' + built.cuda_unusable}"
+    yield from (f"kernel: {operation} {name}" for operation, name in zip(built.operations, built.kernels))
     yield f"threads: {torch.get_num_threads()}, torch's own (torch.set_num_threads)"
     names = ", ".join(torch.cuda.get_device_name(device) for device in range(torch.cuda.device_count()))
     built = f"built with CUDA {torch.version.cuda}" if torch.version.cuda else "built without CUDA"
@@ -51,7 +57,7 @@ def _sample_lines(sample):
     """What would run for Q, K and V like `sample`."""
     yield f"sample problem: q, k, v {list(sample.shape)} {sample.dtype} on {sample.device}, group_size 2"
     for operation in ("forward", "backward"):
-        for strategy in ("auto", "exact", "lsh", "energy"):
+        for strategy in STRATEGIES:
             options = {"operation": operation, "strategy": strategy, "group_size": 2}
             found = distrattention.explain(sample, sample, sample, **options)
             yield f"  {operation}, {strategy}: {found['kernel'] or 'none'} ({found['choice']})"

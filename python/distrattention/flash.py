@@ -14,6 +14,8 @@ from distrattention.core import (
     will_require_grad,
 )
 
+from distrattention.settings import Settings  # isort: skip
+
 import torch  # isort: skip
 
 
@@ -31,12 +33,13 @@ def flash_attn_func(
     return_attn_probs=False,
     *,
     learnable_sink=None,
-    strategy="auto",
-    group_size=None,
-    block_size=None,
-    estimator="mean",
-    order_from=None,
-    seed=0,
+    strategy=Settings.strategy,
+    group_size=Settings.group_size,
+    block_size=Settings.block_size,
+    estimator=Settings.estimator,
+    order_from=Settings.order_from,
+    seed=Settings.seed,
+    order=Settings.order,
 ):
     """Attention of q [B, Sq, Hq, D], k [B, Sk, H, D] and v [B, Sk, H, Dv], Hq a multiple of H, any strides.
 
@@ -51,7 +54,7 @@ def flash_attn_func(
     Raises NotImplementedError for dropout_p, window_size, softcap, alibi_slopes and learnable_sink, else as
     scaled_dot_product_attention().
     """
-    settings = settings_of(strategy, group_size, block_size, estimator, order_from, seed)
+    settings = settings_of(strategy, group_size, block_size, estimator, order_from, seed, order)
     _refuse(dropout_p, window_size, softcap, alibi_slopes, learnable_sink=learnable_sink)
     q, k, v = autocast(q, k, v)
     _require_axes((q, k, v), 4, "[batch, rows, heads, columns]")
@@ -83,12 +86,13 @@ def flash_attn_varlen_func(
     block_table=None,
     *,
     learnable_sink=None,
-    strategy="auto",
-    group_size=None,
-    block_size=None,
-    estimator="mean",
-    order_from=None,
-    seed=0,
+    strategy=Settings.strategy,
+    group_size=Settings.group_size,
+    block_size=Settings.block_size,
+    estimator=Settings.estimator,
+    order_from=Settings.order_from,
+    seed=Settings.seed,
+    order=Settings.order,
 ):
     """Attention of B sequences of several lengths, one behind the other: q [Tq, Hq, D], k [Tk, H, D], v [Tk, H, Dv].
 
@@ -99,7 +103,7 @@ def flash_attn_varlen_func(
     Returns out [Tq, Hq, Dv]; with return_attn_probs (out, lse [Hq, Tq], None). Raises as flash_attn_func(), and
     NotImplementedError for block_table.
     """
-    settings = settings_of(strategy, group_size, block_size, estimator, order_from, seed)
+    settings = settings_of(strategy, group_size, block_size, estimator, order_from, seed, order)
     _refuse(dropout_p, window_size, softcap, alibi_slopes, learnable_sink=learnable_sink, block_table=block_table)
     q, k, v = autocast(q, k, v)
     _require_axes((q, k, v), 3, "[rows of all sequences, heads, columns]")

@@ -9,6 +9,7 @@ and change none. The settings that follow the tensors are those of distrattentio
 """
 
 import functools
+import typing
 from pathlib import Path
 
 import distrattention
@@ -49,12 +50,55 @@ forward = torch.ops.distrattention.forward
 attend = torch.ops.distrattention.attend.default  # not looked up by its arguments
 backward = torch.ops.distrattention.backward
 explain = torch.ops.distrattention.explain
-describe = torch.ops.distrattention.describe
+
+
+class Description(typing.NamedTuple):
+    """What was built and what the machine has for it; the operator describe()."""
+
+    version: str
+    instruction_set: str  # of the CPU
+    cuda_build: str  # CUDA's version and the architectures that kernels were built for; "none"
+    cuda_devices: list[str]  # that could run them
+    cuda_unusable: str  # why there is none; "" where there is one
+    operations: list[str]  # of each kernel
+    kernels: list[str]
+
+
+def describe():
+    """The library's Description."""
+    return Description(*torch.ops.distrattention.describe())
+
+
+class Decisions(typing.NamedTuple):
+    """How often this process has validated a problem, resolved a strategy and chosen a kernel."""
+
+    validated: int
+    resolved: int
+    chosen: int
+
+
+def decisions():
+    """The Decisions up to now: for tests, which hold a call to one of each."""
+    return Decisions(*torch.ops.distrattention.decisions())
+
+
+def order_of_caller(order, q, block_size):
+    """The caller's order as the operators take it, int32 [B, Hq, blocks, d], for q [B, Hq, Nq, d]."""
+    blocks = -(-q.shape[2] // block_size)
+    shape = (q.shape[0], q.shape[1], blocks, q.shape[3])
+    sizes = tuple(order.shape)
+    if sizes[0] not in (1, shape[0]) or sizes[1] != shape[1] or sizes[2] not in (1, blocks) or sizes[3] != shape[3]:
+        allowed = f"[{shape[0]} or 1, {shape[1]}, {blocks} or 1, {shape[3]}]"
+        raise ValueError(f"order has the shape {sizes}; allowed: {allowed}")
+    if order.device != q.device:
+        raise TypeError(f"order is on {order.device}; allowed: {q.device}, where the query is")
+    return order.to(torch.int32).expand(shape).contiguous()
 
 
 # The settings of `attend` in one number, which takes less time to pass than their names.
 
-_NAMES = (("none", "top_left", "bottom_right", ""), STRATEGIES, ESTIMATORS, ORDERS_FROM)  # as in python/tensors.cpp
+_CORNERS = ("none", "top_left", "bottom_right")
+_NAMES = (_CORNERS, tuple(STRATEGIES), ESTIMATORS, ORDERS_FROM)  # as in python/tensors.cpp
 _GROUP_SIZES, _BLOCK_SIZES = 2**10, 2**46
 
 
@@ -87,8 +131,15 @@ def lse_dtype(dtype):
 # Fake kernels: shapes, strides and dtypes of what the operators return.
 
 
+def _complete(operator, arguments):
+    """All arguments of a call of the operator, those that were left out by their defaults."""
+    left_out = operator._schema.arguments[len(arguments) :]
+    return (*arguments, *(argument.default_value for argument in left_out))
+
+
 @torch.library.register_fake("distrattention::make_grouping")
-def _(q, k, causal="none", strategy="auto", group_size=1, block_size=128, order_from="own", seed=0, flat=False):
+def _(*arguments):
+    q, *_, block_size, _, _, flat = _complete(make_grouping.default, arguments)
     blocks, d = (q.shape[2] + block_size - 1) // block_size, q.shape[3]
     return q.new_empty((*q.shape[:2], *((blocks * d,) if flat else (blocks, d))), dtype=torch.int32)
 

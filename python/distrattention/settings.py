@@ -3,15 +3,28 @@
 
 import dataclasses
 import operator
+from typing import Any, NamedTuple
 
-STRATEGIES = ("auto", "exact", "lsh", "energy")
-ESTIMATORS = ("sample", "mean")
-ORDERS_FROM = ("own", "previous")
-DEFAULT_BLOCK = 128  # l, the rows of Q that share one order of the columns
+from distrattention import _tables
+
 _INT64_MAX = 2**63 - 1
 
 
-@dataclasses.dataclass(frozen=True)
+class StrategyTraits(NamedTuple):
+    """A row of the library's table of strategies (distr/grouping.h)."""
+
+    members: str  # "one": a group is one column, others are dropped; "group_size": so many columns
+    order: str  # "none", or "computed": by make_grouping()
+    has_estimator: bool
+
+
+STRATEGIES = {name: StrategyTraits(*row) for name, row in _tables.STRATEGIES.items()}
+ESTIMATORS, ORDERS_FROM = _tables.ESTIMATORS, _tables.ORDERS_FROM
+DEFAULT_BLOCK = _tables.DEFAULTS["block_size"]  # l, the rows of Q that share one order of the columns
+_DEFAULTS = _tables.DEFAULTS
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
 class Settings:
     """What every entry of the package takes as keywords, as one immutable value.
 
@@ -25,16 +38,21 @@ class Settings:
         "previous" (the block before: strictly causal). None: "previous" for causal calls that require a gradient, else
         "own".
     seed: of the projections of "lsh", 0 to 2^63 - 1.
+    order: an order of the columns to take instead of one that is computed: an integer tensor [B or 1, Hq, blocks or 1,
+        d], each row a permutation of 0 to d - 1, for "energy" the heaviest first. On CUDA a row that is none gives
+        wrong results, or an error of the device. It is not copied; do not change it while the settings are in use.
 
-    Raises ValueError or TypeError naming the value and what is allowed.
+    Two settings with an order are equal if their orders are one and the same tensor. Raises ValueError or TypeError
+    naming the value and what is allowed.
     """
 
-    strategy: str = "auto"
+    strategy: str = _DEFAULTS["strategy"]
     group_size: int | None = None
     block_size: int | None = None
-    estimator: str = "mean"
+    estimator: str = _DEFAULTS["estimator"]
     order_from: str | None = None
-    seed: int = 0
+    seed: int = _DEFAULTS["seed"]
+    order: Any = None  # a torch.Tensor
 
     def __post_init__(self):
         _require_name("strategy", self.strategy, STRATEGIES)
@@ -45,6 +63,17 @@ class Settings:
             value = getattr(self, name)
             if name == "seed" or value is not None:
                 object.__setattr__(self, name, require_int(name, value, low))  # the class is frozen
+        if self.order is not None:
+            _check_order(self.strategy, self.order)
+
+    def __eq__(self, other):
+        return self._key() == other._key() if isinstance(other, Settings) else NotImplemented
+
+    def __hash__(self):
+        return hash(self._key())
+
+    def _key(self):
+        return (*(getattr(self, field) for field in FIELDS[:-1]), id(self.order))
 
     @property
     def taken_group_size(self):
@@ -56,7 +85,7 @@ class Settings:
         return {field: getattr(self, field) for field in FIELDS}
 
 
-FIELDS = tuple(field.name for field in dataclasses.fields(Settings))
+FIELDS = tuple(field.name for field in dataclasses.fields(Settings))  # the order is the last
 
 
 def _require_name(name, value, allowed):
@@ -73,3 +102,18 @@ def require_int(name, value, low):
     if not low <= number <= _INT64_MAX:
         raise ValueError(f"{name} is {number}; allowed: {low} to 2^63 - 1")
     return number
+
+
+def _check_order(strategy, order):
+    """Raises unless the order is a tensor that the strategy can take; its sizes are those of a call to check."""
+    import torch  # which the order's type has loaded
+
+    if not isinstance(order, torch.Tensor):
+        raise TypeError(f"order is a {type(order).__name__}; allowed: None or a torch.Tensor")
+    if order.dtype not in (torch.int64, torch.int32):
+        raise TypeError(f"order is {order.dtype}; allowed: int64, int32")
+    if order.dim() != 4:
+        raise ValueError(f"order has {order.dim()} axes; allowed: 4, [B or 1, Hq, blocks or 1, d]")
+    if strategy == "auto" or STRATEGIES[strategy].order == "none":
+        takers = ", ".join(name for name, row in STRATEGIES.items() if name != "auto" and row.order != "none")
+        raise ValueError(f"order was given with strategy {strategy!r}; allowed: {takers}")

@@ -40,6 +40,17 @@ struct Groups {
   return is_exact(grouping) ? problem.seq_q : is_exact_block(grouping, 0) ? std::min(grouping.block, problem.seq_q) : 0;
 }
 
+// Columns of a group, but for a shorter last one.
+[[nodiscard]] inline std::int64_t members_of(const Grouping& grouping) noexcept {
+  switch (traits(grouping.strategy).members) {
+    case Members::one:
+      break;
+    case Members::group_size:
+      return grouping.group_size;
+  }
+  return 1;
+}
+
 [[nodiscard]] inline Groups block_groups(const Problem& problem, const Grouping& grouping, const std::int32_t* order,
                                          std::int64_t b, std::int64_t h, std::int64_t block) noexcept {
   const std::int64_t d = problem.head_dim;
@@ -47,8 +58,7 @@ struct Groups {
     return {nullptr, d, d, 1};
   }
   const std::int64_t row = (b * problem.heads_q + h) * num_blocks(problem, grouping) + block;
-  const std::int64_t members = grouping.strategy == Strategy::energy ? 1 : grouping.group_size;
-  return {order + row * d, d, num_groups(problem, grouping), members};
+  return {order + row * d, d, num_groups(problem, grouping), members_of(grouping)};
 }
 
 // The block of Q whose rows decide the order of `block`.

@@ -17,7 +17,7 @@
 
 #include "common/block.h"
 #include "common/parallel.h"
-#include "cpu/backward_plan.h"
+#include "cpu/backward_tiling.h"
 #include "cpu/entries.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -37,9 +37,9 @@ template <class T>
 class MaskGradient {
  public:
   MaskGradient(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-               const BackwardPlan& plan, float* scratch)
+               const BackwardTiling& tiling, float* scratch)
       : problem_(problem),
-        plan_(plan),
+        tiling_(tiling),
         d_mask_(static_cast<float*>(tensors.d_mask)),
         gradient_(problem, grouping, tensors, scratch),
         sum_(scratch + BackwardScratch(problem, grouping).d_mask) {}
@@ -51,7 +51,7 @@ class MaskGradient {
         for (std::int64_t strip = task.strips.first; strip < task.strips.end; ++strip) {
           gradient_.load_keys(b, h / (problem_.heads_q / problem_.heads_kv), strip * kTileKeys);
           for (std::int64_t tile = task.tiles.first; tile < task.tiles.end; ++tile) {
-            add(plan_.tile((b * problem_.heads_q + h) * plan_.tiles_per_head() + tile), task);
+            add(tiling_.tile((b * problem_.heads_q + h) * tiling_.tiles_per_head() + tile), task);
           }
         }
       }
@@ -74,7 +74,7 @@ class MaskGradient {
   }
 
   void write(const MaskTask& task) const {
-    const QueryTile tile = plan_.tile_of_head(task.tiles.first);
+    const QueryTile tile = tiling_.tile_of_head(task.tiles.first);
     const std::int64_t rows = task.tiles.whole ? 1 : tile.rows;
     const std::int64_t first_key = task.strips.first * kTileKeys;
     const std::int64_t keys = task.strips.whole ? 1 : std::min(kTileKeys, problem_.seq_k - first_key);
@@ -89,36 +89,35 @@ class MaskGradient {
   }
 
   const Problem& problem_;
-  const BackwardPlan& plan_;
+  const BackwardTiling& tiling_;
   float* d_mask_;
   ScoreGradient<T> gradient_;
   float* sum_;  // [128, 128]
 };
 
 template <class T>
-void backward_of(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-                 const Execution& execution) {
-  const BackwardPlan plan(problem, grouping);
+void backward_of(const Problem& problem, const Grouping& grouping, const BackwardTiling& tiling,
+                 const BackwardTensors& tensors, const Execution& execution) {
   auto* dq_hat = static_cast<float*>(execution.workspace);
-  float* scratches = dq_hat + plan.shared_floats();
-  std::fill_n(reinterpret_cast<std::int32_t*>(dq_hat + plan.dq_hat_floats()), plan.num_tiles(), 0);
-  common::parallel_for(execution, plan.num_tasks(), [&](std::int64_t index, int thread) {
-    KeyStripTask<T>(problem, grouping, tensors, plan, execution.workspace, thread)
-        .run(index / plan.strips(), index % plan.strips());
+  float* scratches = dq_hat + tiling.shared_floats();
+  std::fill_n(reinterpret_cast<std::int32_t*>(dq_hat + tiling.dq_hat_floats()), tiling.num_tiles(), 0);
+  common::parallel_for(execution, tiling.num_tasks(), [&](std::int64_t index, int thread) {
+    KeyStripTask<T>(problem, grouping, tensors, tiling, execution.workspace, thread)
+        .run(index / tiling.strips(), index % tiling.strips());
   });
   if (tensors.d_mask != nullptr) {
-    common::parallel_for(execution, plan.num_mask_tasks(), [&](std::int64_t index, int thread) {
-      MaskGradient<T>(problem, grouping, tensors, plan, scratches + thread * BackwardScratch(problem, grouping).total)
-          .run(plan.mask_task(index));
+    common::parallel_for(execution, tiling.num_mask_tasks(), [&](std::int64_t index, int thread) {
+      MaskGradient<T>(problem, grouping, tensors, tiling, scratches + thread * BackwardScratch(problem, grouping).total)
+          .run(tiling.mask_task(index));
     });
   }
 }
 
-void backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-              const Execution& execution) {
+void backward(const Problem& problem, const Grouping& grouping, const BackwardTiling& tiling,
+              const BackwardTensors& tensors, const Execution& execution) {
   common::with_element(problem.dtype, [&]<class T>(std::type_identity<T>) {
     if constexpr (!std::is_same_v<T, double>) {
-      backward_of<T>(problem, grouping, tensors, execution);
+      backward_of<T>(problem, grouping, tiling, tensors, execution);
     }
   });
 }
@@ -131,16 +130,18 @@ namespace distr::cpu {
 
 HWY_EXPORT(backward);
 
-void run_backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-                  const Execution& execution) {
-  HWY_DYNAMIC_DISPATCH(backward)(problem, grouping, tensors, execution);
-}
-
-std::size_t backward_workspace_bytes(const Problem& problem, const Grouping& grouping, int threads) {
-  const BackwardPlan plan(problem, grouping);
-  const std::int64_t tasks = std::max(plan.num_tasks(), plan.num_mask_tasks());
-  const std::int64_t scratch = useful_threads(threads, tasks) * BackwardScratch(problem, grouping).total;
-  return static_cast<std::size_t>(plan.shared_floats() + scratch) * sizeof(float);
+KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping& grouping,
+                                          const Execution& execution) {
+  const BackwardTiling tiling(problem, grouping);
+  const std::int64_t tasks = std::max(tiling.num_tasks(), tiling.num_mask_tasks());
+  const std::int64_t threads = useful_threads(execution.threads, tasks);
+  KernelPlan<BackwardTensors> plan = plan_of<BackwardTensors>(problem, grouping, tiling.num_tasks(), threads);
+  plan.workspace.add("dQ's sums and turns", bytes_of(tiling.shared_floats()));
+  plan.workspace.add("tiles of each thread", bytes_of(threads * BackwardScratch(problem, grouping).total));
+  plan.run = [&problem, &grouping, tiling](const BackwardTensors& tensors, const Execution& with) {
+    HWY_DYNAMIC_DISPATCH(backward)(problem, grouping, tiling, tensors, with);
+  };
+  return plan;
 }
 
 }  // namespace distr::cpu

@@ -5,6 +5,8 @@
 
 #include <array>
 
+#include "cpu/heuristics.h"
+
 namespace distr {
 namespace cpu {
 namespace {
@@ -13,15 +15,16 @@ std::string supports(const Problem& problem, const Grouping& /*grouping*/) {
   return problem.dtype == DType::f64 ? "computes in fp32; f64 is for the reference" : "";
 }
 
-constexpr std::array<GroupingKernel, 1> kGrouping{
-    {{"cpu/grouping", Device::cpu, supports, grouping_workspace_bytes, run_grouping}}};
-constexpr std::array<ForwardKernel, 1> kForward{
-    {{"cpu/forward", Device::cpu, supports, forward_workspace_bytes, run_forward}}};
-constexpr std::array<BackwardKernel, 1> kBackward{
-    {{"cpu/backward", Device::cpu, supports, backward_workspace_bytes, run_backward}}};
+constexpr std::array<GroupingKernel, 1> kGrouping{{{"cpu/grouping", Device::cpu, supports, plan_grouping}}};
+constexpr std::array<ForwardKernel, 1> kForward{{{"cpu/forward", Device::cpu, supports, plan_forward}}};
+constexpr std::array<BackwardKernel, 1> kBackward{{{"cpu/backward", Device::cpu, supports, plan_backward}}};
 
 }  // namespace
 }  // namespace cpu
+
+Advice cpu_advice(const Problem& problem, const Grouping& /*grouping*/) {
+  return common::advice_by(cpu::kCrossovers, problem);
+}
 
 Backend cpu_backend() { return {cpu::kGrouping, cpu::kForward, cpu::kBackward}; }
 

@@ -20,7 +20,7 @@
 #include "common/mask.h"
 #include "common/parallel.h"
 #include "cpu/entries.h"
-#include "cpu/plan.h"
+#include "cpu/tiling.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/forward.cpp"
@@ -206,25 +206,24 @@ class ForwardTask {
 };
 
 template <class T>
-void forward_of(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
-                const Execution& execution) {
-  const ForwardPlan plan(problem, grouping);
-  const std::int64_t splits = plan.splits();
+void forward_of(const Problem& problem, const Grouping& grouping, const ForwardTiling& tiling,
+                const ForwardTensors& tensors, const Execution& execution) {
+  const std::int64_t splits = tiling.splits();
   auto* workspace = static_cast<float*>(execution.workspace);
   float* partials =
-      workspace + useful_threads(execution.threads, plan.num_tasks()) * ForwardScratch(problem, grouping).total;
+      workspace + useful_threads(execution.threads, tiling.num_tasks()) * ForwardScratch(problem, grouping).total;
   const auto task = [&](std::int64_t tile, int thread) {
-    return ForwardTask<T>(problem, grouping, tensors, plan.tile(tile),
+    return ForwardTask<T>(problem, grouping, tensors, tiling.tile(tile),
                           workspace + thread * ForwardScratch(problem, grouping).total);
   };
   const auto partial = [&](std::int64_t index) { return partials + index * partial_floats(problem); };
-  common::parallel_for(execution, plan.num_tasks(), [&](std::int64_t index, int thread) {
-    if (plan.tile(index / splits).rows == 0) {
+  common::parallel_for(execution, tiling.num_tasks(), [&](std::int64_t index, int thread) {
+    if (tiling.tile(index / splits).rows == 0) {
       return;
     }
     ForwardTask<T> work = task(index / splits, thread);
-    const std::int64_t first_key = index % splits * plan.split_keys();
-    work.run(first_key, std::min(first_key + plan.split_keys(), problem.seq_k));
+    const std::int64_t first_key = index % splits * tiling.split_keys();
+    work.run(first_key, std::min(first_key + tiling.split_keys(), problem.seq_k));
     if (splits == 1) {
       work.write_output();
     } else {
@@ -234,7 +233,7 @@ void forward_of(const Problem& problem, const Grouping& grouping, const ForwardT
   if (splits == 1) {
     return;
   }
-  common::parallel_for(execution, plan.num_tiles(), [&](std::int64_t tile, int thread) {
+  common::parallel_for(execution, tiling.num_tiles(), [&](std::int64_t tile, int thread) {
     ForwardTask<T> work = task(tile, thread);
     work.clear();
     for (std::int64_t split = 0; split < splits; ++split) {
@@ -244,11 +243,11 @@ void forward_of(const Problem& problem, const Grouping& grouping, const ForwardT
   });
 }
 
-void forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
-             const Execution& execution) {
+void forward(const Problem& problem, const Grouping& grouping, const ForwardTiling& tiling,
+             const ForwardTensors& tensors, const Execution& execution) {
   common::with_element(problem.dtype, [&]<class T>(std::type_identity<T>) {
     if constexpr (!std::is_same_v<T, double>) {
-      forward_of<T>(problem, grouping, tensors, execution);
+      forward_of<T>(problem, grouping, tiling, tensors, execution);
     }
   });
 }
@@ -261,16 +260,16 @@ namespace distr::cpu {
 
 HWY_EXPORT(forward);
 
-void run_forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
-                 const Execution& execution) {
-  HWY_DYNAMIC_DISPATCH(forward)(problem, grouping, tensors, execution);
-}
-
-std::size_t forward_workspace_bytes(const Problem& problem, const Grouping& grouping, int threads) {
-  const ForwardPlan plan(problem, grouping);
-  const std::int64_t partials = plan.splits() == 1 ? 0 : plan.num_tasks() * partial_floats(problem);
-  const std::int64_t scratch = useful_threads(threads, plan.num_tasks()) * ForwardScratch(problem, grouping).total;
-  return static_cast<std::size_t>(scratch + partials) * sizeof(float);
+KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& grouping, const Execution& execution) {
+  const ForwardTiling tiling(problem, grouping);
+  const std::int64_t threads = useful_threads(execution.threads, tiling.num_tasks());
+  KernelPlan<ForwardTensors> plan = plan_of<ForwardTensors>(problem, grouping, tiling.num_tasks(), threads);
+  plan.workspace.add("tiles of each thread", bytes_of(threads * ForwardScratch(problem, grouping).total));
+  plan.workspace.add("partial sums", tiling.splits() == 1 ? 0 : bytes_of(tiling.num_tasks() * partial_floats(problem)));
+  plan.run = [&problem, &grouping, tiling](const ForwardTensors& tensors, const Execution& with) {
+    HWY_DYNAMIC_DISPATCH(forward)(problem, grouping, tiling, tensors, with);
+  };
+  return plan;
 }
 
 }  // namespace distr::cpu

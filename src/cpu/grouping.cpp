@@ -11,7 +11,7 @@
 #include "common/parallel.h"
 #include "common/projection.h"
 #include "cpu/entries.h"
-#include "cpu/plan.h"
+#include "cpu/tiling.h"
 
 #undef HWY_TARGET_INCLUDE
 #define HWY_TARGET_INCLUDE "cpu/grouping.cpp"
@@ -80,7 +80,7 @@ class GroupingRun {
         stride_(padded(problem.head_dim)),
         spread_blocks_(grouping.order_from == OrderFrom::own ? 1 : blocks_),
         spreads_(static_cast<float*>(workspace)),
-        tiles_(spreads_ + (grouping.strategy == Strategy::energy
+        tiles_(spreads_ + (traits(grouping.strategy).reads_keys
                                ? problem.batch * problem.heads_kv * spread_blocks_ * stride_
                                : 0)) {}
 
@@ -109,10 +109,14 @@ class GroupingRun {
       return;
     }
     const std::int64_t head = index / blocks_;
-    if (grouping_.strategy == Strategy::lsh) {
-      order_by_hash(head, block, tile(thread), order);
-    } else {
-      order_by_energy(head, block, tile(thread), order);
+    switch (grouping_.strategy) {
+      case Strategy::automatic:
+      case Strategy::exact:
+        break;  // resolved, and every block is exact
+      case Strategy::lsh:
+        return order_by_hash(head, block, tile(thread), order);
+      case Strategy::energy:
+        return order_by_energy(head, block, tile(thread), order);
     }
   }
 
@@ -203,7 +207,7 @@ template <class T>
 void grouping_of(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
                  const Execution& execution) {
   GroupingRun<T> run(problem, grouping, tensors, execution.workspace);
-  if (!is_exact(grouping) && grouping.strategy == Strategy::energy) {
+  if (!is_exact(grouping) && traits(grouping.strategy).reads_keys) {
     common::parallel_for(execution, problem.batch * problem.heads_kv,
                          [&](std::int64_t kv_head, int thread) { run.spread_keys(kv_head, thread); });
   }
@@ -228,19 +232,22 @@ namespace distr::cpu {
 
 HWY_EXPORT(grouping);
 
-void run_grouping(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
-                  const Execution& execution) {
-  HWY_DYNAMIC_DISPATCH(grouping)(problem, grouping, tensors, execution);
-}
-
-std::size_t grouping_workspace_bytes(const Problem& problem, const Grouping& grouping, int threads) {
+KernelPlan<GroupingTensors> plan_grouping(const Problem& problem, const Grouping& grouping,
+                                          const Execution& execution) {
   const std::int64_t stride = padded(problem.head_dim);
   const std::int64_t spread_blocks = grouping.order_from == OrderFrom::own ? 1 : common::num_blocks(problem, grouping);
-  const std::int64_t spreads =
-      grouping.strategy == Strategy::energy ? problem.batch * problem.heads_kv * spread_blocks * stride : 0;
   const std::int64_t tasks =
       problem.batch * problem.heads_q * std::max<std::int64_t>(1, common::num_blocks(problem, grouping));
-  return static_cast<std::size_t>(spreads + useful_threads(threads, tasks) * kTileQueries * stride) * sizeof(float);
+  const std::int64_t threads = useful_threads(execution.threads, tasks);
+  KernelPlan<GroupingTensors> plan = plan_of<GroupingTensors>(problem, grouping, tasks, threads);
+  if (traits(grouping.strategy).reads_keys) {
+    plan.workspace.add("spread of K", bytes_of(problem.batch * problem.heads_kv * spread_blocks * stride));
+  }
+  plan.workspace.add("tiles of each thread", bytes_of(threads * kTileQueries * stride));
+  plan.run = [&problem, &grouping](const GroupingTensors& tensors, const Execution& with) {
+    HWY_DYNAMIC_DISPATCH(grouping)(problem, grouping, tensors, with);
+  };
+  return plan;
 }
 
 }  // namespace distr::cpu

@@ -50,16 +50,16 @@ template <class T>
 class KeyStripTask {
  public:
   KeyStripTask(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-               const BackwardPlan& plan, void* workspace, int thread)
+               const BackwardTiling& tiling, void* workspace, int thread)
       : problem_(problem),
         grouping_(grouping),
         tensors_(tensors),
-        plan_(plan),
+        tiling_(tiling),
         d_stride_(padded(problem.head_dim)),
         dv_stride_(padded(problem.head_dim_v)),
         dq_hat_(static_cast<float*>(workspace)),
-        turns_(reinterpret_cast<std::int32_t*>(dq_hat_ + plan.dq_hat_floats())),
-        scratch_(dq_hat_ + plan.shared_floats() + thread * BackwardScratch(problem, grouping).total),
+        turns_(reinterpret_cast<std::int32_t*>(dq_hat_ + tiling.dq_hat_floats())),
+        scratch_(dq_hat_ + tiling.shared_floats() + thread * BackwardScratch(problem, grouping).total),
         gradient_(problem, grouping, tensors, scratch_) {
     const BackwardScratch offsets(problem, grouping);
     dk_transposed_ = scratch_ + offsets.dk_transposed;
@@ -84,9 +84,9 @@ class KeyStripTask {
     std::fill_n(dv_transposed_, dv_stride_ * kTileKeys, 0.0F);
     gradient_.load_keys(b, h_kv, first_key);
     holds_k_ = false;
-    const std::int64_t first_tile = kv_head * group * plan_.tiles_per_head();
-    for (std::int64_t index = first_tile; index < first_tile + group * plan_.tiles_per_head(); ++index) {
-      const QueryTile tile = plan_.tile(index);
+    const std::int64_t first_tile = kv_head * group * tiling_.tiles_per_head();
+    for (std::int64_t index = first_tile; index < first_tile + group * tiling_.tiles_per_head(); ++index) {
+      const QueryTile tile = tiling_.tile(index);
       if (tile.rows > 0 && strip <= last_strip(tile)) {
         add_tile(tile, index, strip);
       }
@@ -260,7 +260,7 @@ class KeyStripTask {
   const Problem& problem_;
   const Grouping& grouping_;
   const BackwardTensors& tensors_;
-  const BackwardPlan& plan_;
+  const BackwardTiling& tiling_;
   std::int64_t d_stride_, dv_stride_;
   float* dq_hat_;        // [batch, heads_q, seq_q, d], shared
   std::int32_t* turns_;  // [tiles], shared

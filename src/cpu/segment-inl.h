@@ -17,9 +17,9 @@
 #include "common/block.h"
 #include "common/mask.h"
 #include "cpu/matmul-inl.h"
-#include "cpu/plan.h"
 #include "cpu/softmax-inl.h"
 #include "cpu/tile-inl.h"
+#include "cpu/tiling.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {

@@ -1,8 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The CUDA backend of a build without CUDA: an empty list, no memory and no tiles.
+// The CUDA backend of a build without CUDA: an empty list, no memory.
 #include "distr/device.h"
 #include "kernel.h"
-#include "tiles.h"
 
 namespace distr {
 namespace {
@@ -20,6 +19,10 @@ std::vector<std::string> cuda_device_names(std::string& reason) {
   return {};
 }
 
+Advice cuda_advice(const Problem& /*problem*/, const Grouping& /*grouping*/) {
+  return {false, std::string("as ") + kReason};
+}
+
 inline namespace v0 {
 
 std::string cuda_unusable_reason() { return kReason; }
@@ -34,21 +37,5 @@ void CudaStopwatch::mark() { refuse(); }
 std::vector<double> CudaStopwatch::laps() { refuse(); }
 
 }  // namespace v0
-
-namespace tuning {
-
-std::vector<Tile> forward_tiles(const Problem& /*problem*/, const Grouping& /*grouping*/, std::string& reason) {
-  reason = kReason;
-  return {};
-}
-std::size_t workspace_bytes(const Problem& /*problem*/, const Grouping& /*grouping*/, const Tile& /*tile*/) {
-  refuse();
-}
-void forward(const Problem& /*problem*/, const Grouping& /*grouping*/, const ForwardTensors& /*tensors*/,
-             const Execution& /*execution*/, const Tile& /*tile*/) {
-  refuse();
-}
-
-}  // namespace tuning
 
 }  // namespace distr

@@ -17,10 +17,16 @@ std::vector<std::int32_t> order_of_block(const Problem& problem, const Grouping&
     return identity;
   }
   const Matrix q_block = load_q_block(problem, grouping, tensors.q, head, common::order_block(grouping, block));
-  if (grouping.strategy == Strategy::lsh) {
-    return lsh_order(q_block, grouping.seed);
+  switch (grouping.strategy) {
+    case Strategy::automatic:
+    case Strategy::exact:
+      break;  // resolved, and every block is exact
+    case Strategy::lsh:
+      return lsh_order(q_block, grouping.seed);
+    case Strategy::energy:
+      return energy_order(q_block, load_k(problem, tensors.k, head), common::order_keys(problem, grouping, block));
   }
-  return energy_order(q_block, load_k(problem, tensors.k, head), common::order_keys(problem, grouping, block));
+  return {};
 }
 
 void forward_head(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors, const Head& head) {

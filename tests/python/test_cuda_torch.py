@@ -9,7 +9,7 @@ from distrattention import ops, replace_sdpa
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
-    pytest.mark.skipif("CUDA kernels: none" in ops.describe(), reason="the package was built without CUDA"),
+    pytest.mark.skipif(ops.describe().cuda_build == "none", reason="the package was built without CUDA"),
 ]
 
 DEVICE = "cuda"

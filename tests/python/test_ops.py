@@ -87,8 +87,8 @@ def test_pack_keeps_every_setting():
 
 def test_attend_refuses_a_number_that_is_no_settings():
     q, k, v = LAYOUTS["packed"]()
-    with pytest.raises(RuntimeError, match="causal is number 3; allowed: 0 to 2"):
-        ops.attend(q, k, v, None, None, 3, 0, False)
+    with pytest.raises(RuntimeError, match="the settings are -1; allowed: 0 and above"):
+        ops.attend(q, k, v, None, None, -1, 0, False)
 
 
 @pytest.mark.parametrize("settings", [EXACT, LSH])

@@ -114,7 +114,7 @@ void expect_gradients(const Case& test_case, bool use_lse) {
 
 void reference_backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
                         const Execution& execution) {
-  reference_backend().backward[0].run(problem, grouping, tensors, execution);
+  reference_backend().backward[0].plan(problem, grouping, execution).run(tensors, execution);
 }
 
 Case small(std::int64_t seq_q, std::int64_t seq_k) {

@@ -15,7 +15,7 @@ void reference_forward(const Problem& problem, const Grouping& grouping, const F
                        const Execution& /*execution*/) {
   Execution execution;
   execution.threads = 2;
-  reference_backend().forward[0].run(problem, grouping, tensors, execution);
+  reference_backend().forward[0].plan(problem, grouping, execution).run(tensors, execution);
 }
 
 TEST(ReferenceForward, IsTheTextbookOnEveryCase) {

@@ -264,8 +264,10 @@ void Instance::make_order() {
   order.assign(static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]), -1);
   Execution execution;
   execution.threads = 1;
-  reference_backend().grouping[0].run(test_case.problem, test_case.grouping, {q_data(), k_data(), order.data()},
-                                      execution);
+  reference_backend()
+      .grouping[0]
+      .plan(test_case.problem, test_case.grouping, execution)
+      .run({q_data(), k_data(), order.data()}, execution);
 }
 
 Buffer Instance::output() const {

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import core, ops
-from ..settings import Settings
+from ..settings import STRATEGIES, Settings
 
 _CHUNK = 1 << 22  # scores held at a time, more only where one row of every head has more
 
@@ -49,8 +49,7 @@ class Call:
         if settings.strategy != "auto":
             return settings
         tensors = (self.query, self.key, self.value, self.mask)
-        choice = core.explain(*tensors, self.causal, self.scale, settings)["choice"]  # "exact, as ..."
-        return replace(settings, strategy=choice.split(",")[0])
+        return replace(settings, strategy=core.explain(*tensors, self.causal, self.scale, settings)["strategy"])
 
     def order(self, settings: Settings) -> Tensor | None:
         """The columns' order, int32 [B, Hq, blocks, d]; None for exact attention. `settings` are resolved."""
@@ -58,6 +57,8 @@ class Call:
         if group_size == 1:
             return None
         q, k = _four(self.query), _four(self.key)
+        if settings.order is not None:
+            return ops.order_of_caller(settings.order, q, block_size)
         order_from = settings.order_from or "own"
         return ops.make_grouping(
             q, k, self.causal, settings.strategy, group_size, block_size, order_from, settings.seed
@@ -118,7 +119,7 @@ def _spread(q: Tensor, order: Tensor, rows: Tensor, settings: Settings) -> Tenso
     ordered = q.gather(-1, columns)
     position = torch.arange(d, device=q.device)
     group = position // size
-    if settings.strategy == "energy":  # the kept columns alone
+    if STRATEGIES[settings.strategy].members == "one":  # the kept columns alone
         spread = torch.where(position < -(-d // size), ordered, 0)
     elif settings.estimator == "sample":
         spread = ordered[..., group * size]

@@ -10,7 +10,7 @@ import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..settings import Settings
+from ..settings import STRATEGIES, Settings
 
 
 @dataclass(frozen=True)
@@ -143,7 +143,7 @@ def label(settings: Settings) -> str:
     """A short name: what differs from the defaults."""
     words = [settings.strategy]
     if settings.strategy != "exact":
-        words += [settings.estimator] if settings.strategy == "lsh" else []
+        words += [settings.estimator] if STRATEGIES[settings.strategy].has_estimator else []
         default = settings.strategy == "auto" and settings.group_size is None
         words += [] if default else [f"G={settings.taken_group_size}"]
         words += [f"l={settings.block_size}"] if settings.block_size is not None else []

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the backward cuts a problem: tiles of queries as the forward's, strips of 128 keys. Like all of plan.h it follows
-// from the problem alone.
+// How the backward cuts a problem: tiles of queries as the forward's, strips of 128 keys. Like all of tiling.h it
+// follows from the problem alone.
 #pragma once
 
 #include <algorithm>
 #include <array>
 #include <cstdint>
 
-#include "cpu/plan.h"
+#include "cpu/tiling.h"
 
 namespace distr::cpu {
 
@@ -33,9 +33,9 @@ struct MaskTask {
   MaskAxis batches, heads, tiles, strips;
 };
 
-class BackwardPlan {
+class BackwardTiling {
  public:
-  BackwardPlan(const Problem& problem, const Grouping& grouping)
+  BackwardTiling(const Problem& problem, const Grouping& grouping)
       : problem_(problem),
         tiles_(problem, grouping),
         strips_(std::max<std::int64_t>(1, common::ceil_div(problem.seq_k, kTileKeys))),
@@ -83,7 +83,7 @@ class BackwardPlan {
   }
 
   const Problem& problem_;
-  ForwardPlan tiles_;
+  ForwardTiling tiles_;
   std::int64_t strips_;
   std::array<std::int64_t, 4> mask_strides_;
 };

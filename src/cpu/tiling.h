@@ -8,6 +8,7 @@
 #include <cstdint>
 
 #include "common/block.h"
+#include "kernel.h"
 
 namespace distr::cpu {
 
@@ -26,9 +27,9 @@ struct QueryTile {
   std::int64_t b, h, first, rows;
 };
 
-class ForwardPlan {
+class ForwardTiling {
  public:
-  ForwardPlan(const Problem& problem, const Grouping& grouping) : problem_(problem) {
+  ForwardTiling(const Problem& problem, const Grouping& grouping) : problem_(problem) {
     const std::int64_t block = is_exact(grouping) ? problem.seq_q : std::min(grouping.block, problem.seq_q);
     if (block <= kTileQueries && !is_exact(grouping)) {
       span_ = block * (kTileQueries / std::max<std::int64_t>(block, 1));
@@ -105,6 +106,19 @@ struct ForwardScratch {
     return total - floats;
   }
 };
+
+[[nodiscard]] inline std::size_t bytes_of(std::int64_t floats) {
+  return static_cast<std::size_t>(floats) * sizeof(float);
+}
+
+// A plan of so many tasks, without its workspace, whose parts lie at multiples of a row's padding.
+template <class Tensors>
+[[nodiscard]] KernelPlan<Tensors> plan_of(const Problem& problem, const Grouping& grouping, std::int64_t tasks,
+                                          std::int64_t threads) {
+  const TileShape tile{kTileQueries, kTileKeys, problem.head_dim,
+                       is_exact(grouping) ? problem.head_dim : num_groups(problem, grouping)};
+  return {WorkspaceLayout(bytes_of(kPadding)), {{tile, tasks, threads, 0}}, {tile}, {}};
+}
 
 // A split task leaves O not yet divided by the row sums, then the rows' maxima and sums.
 [[nodiscard]] inline std::int64_t partial_floats(const Problem& problem) {
