@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What a call costs beside its kernel: the package's and PyTorch's attention where there is next to nothing to compute.
+"""Measures what a call costs beside its kernel: the package's and PyTorch's attention on inputs of next to no work.
 
 One process, one thread, the same tensors. Each round makes --calls calls of every contender, in a new order; `us` is
 the median over the rounds of the time of a call. On a GPU it is the host's time: the clock stops when the kernels are
@@ -8,8 +8,8 @@ queued. Three operations:
     no_grad            a call under torch.no_grad()
     forward            a call that autograd records
     forward_backward   the same, then torch.autograd.grad() of its output
-`ratio_to_torch` is the median over the rounds of this time / torch's, so that a slow moment of the machine, which meets
-neighbours alike, counts little; below 1 is quicker.
+`ratio_to_torch` is the median over the rounds of this time / torch's; below 1 is quicker. A slow moment of the machine
+slows neighbouring calls alike and so hardly changes the ratio.
 
 Writes {"meta", "rows"} (bench/results/cpu/call_overhead.json).
 """
@@ -57,7 +57,7 @@ OPERATIONS = {"no_grad": attend, "forward": attend, "forward_backward": attend_a
 
 
 def microseconds(run, qkv, settings, calls):
-    """Of a call of run(), in the mean of `calls` calls."""
+    """The time of a call of run(), as the mean of `calls` calls."""
     begin = time.perf_counter()
     for _ in range(calls):
         run(qkv, settings)

@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What approximations do to all-MiniLM-L6-v2 (heads of d = 32): what strategy `auto` leaves such heads alone for.
+"""Measures what approximations do to all-MiniLM-L6-v2, whose heads of d = 32 strategy `auto` therefore leaves exact.
 
 Runs distrattention.report on texts of this repository, cut at 512 tokens, and writes {"meta", "summary", "rows"}
 (bench/results/cpu/minilm_report.json): a row for each text, attention call and setting; in the summary the median, the

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How much of the error of `energy` comes from its choosing among the columns that there are.
+"""Measures how much of the error of `energy` comes from choosing among the columns that there are.
 
 softmax(Q K^T) is the same for (Q M) (K M^-T)^T with any invertible M, and when one row is subtracted from all keys. So
-r = d / G columns may be kept in any basis. On the Q, K and V of data/minilm.safetensors, compares, a basis for a head:
-`energy`, the columns as they are, by the library (blocks of 128 rows, and one for all); `keys`, the r leading principal
-components of the centred keys; `best`, the r leading singular vectors of Q K^T, which no other basis beats in the
-squared error of the scores.
+r = d / G columns may be kept in any basis. This compares three bases for each head of data/minilm.safetensors:
+`energy`, the columns as they are, by the library (blocks of 128 rows, and one block for all); `keys`, the r leading
+principal components of the centred keys; `best`, the r leading singular vectors of Q K^T, which no other basis beats in
+the squared error of the scores.
 
 Writes {"meta", "summary", "rows"} (bench/results/cpu/projection.json): a row for each layer, head, method and G, with
 the relative error of O, |O - O_exact| / |O_exact|; in the summary its median, least and largest.

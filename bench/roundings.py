@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""How often sums of four columns of K in 16 bits break the tolerance (method, 4), and how often luck alone does.
+"""Measures how often 16-bit sums of four columns of K break the tolerance (method, 4), and how often luck alone does.
 
 The rule allows twice the largest error of a plain implementation, which rounds a sum to the dtype once. LSE has no
-other leeway, so on random problems (bf16, d = 128, G = 4, causal, 300 rows, 2 heads, blocks of 128, random groups,
-`mean`) this compares errors of LSE: k_hat rounded after each addition, as sm80/forward once did; sums of pairs,
-rounded, then of those; and, as measures of luck, one rounding like the plain one's, but of 1.37 k_hat, so that it is
-another draw (q_hat is rounded as the plain one's everywhere else), or of 1.37 k_hat and 1.37 q_hat. With `previous`
-the first block is exact and does not count; with `own` some rows see few keys, whose errors do not cancel.
+other leeway, so this compares errors of LSE on random problems (bf16, d = 128, G = 4, causal, 300 rows, 2 heads, blocks
+of 128, random groups, `mean`). Two ways round more often: after each addition, as sm80/forward once did, or the sums of
+pairs and then their sum. Two ways measure luck: they round once, as the plain implementation does, but 1.37 k_hat, or
+1.37 k_hat and 1.37 q_hat, so that the rounding is another draw. Elsewhere q_hat is rounded as in the plain one. With
+`previous` the first block is exact and does not count; with `own` some rows see few keys, whose errors do not cancel.
 
 Writes {"meta", "summary"} (bench/results/cpu/roundings.json): for each of them the root mean square of the errors over
 the plain one's, and of the largest error of a problem over the plain one's the median, the 99th percentile, the largest

@@ -1,12 +1,12 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""What approximations cost a causal language model with heads of d = 64 and of d = 128: what strategy `auto` goes by.
+"""Measures what approximations cost causal language models with heads of d = 64 and 128, which strategy `auto` goes by.
 
-Trains a small byte-level Llama for each d from scratch with exact attention, on the sources of Python's standard
-library and of torch, which every machine that runs this has. Then measures each setting on files that were held out:
-the bits a byte with the setting in every layer, and what distrattention.report says of the layers. Then trains copies
-of the model a little further, exactly and with each of a few settings, on the pieces of text that it began with, and
-measures their bits a byte. order_from "own" sees a little of the future, "previous" does not.
+It trains a small byte-level Llama for each d from scratch with exact attention, on the sources of Python's standard
+library and of torch, which every machine that runs this has. Then it measures each setting on held-out files: the bits
+per byte with the setting in every layer, and what distrattention.report says of the layers. Then it trains copies of
+the model a little further, exactly and with each of a few settings, on the pieces of text that training began with, and
+measures their bits per byte. order_from "own" sees a little of the future, "previous" does not.
 
 Writes {"meta", "models", "rows"} (bench/results/h200/small_model_report.json), anew after each model: a row for each d,
 length and setting. `tuned` says whether the model was trained further with that setting; `relative_to_exact` is the

@@ -8,10 +8,10 @@ median over the rounds of one call of the public function: grouping, fusion and 
     forward_backward   a call with gradients, then torch.autograd.grad() of its output; for causal problems with the
                        package's default for training, order_from="previous"
     backward           the second part of the same runs, by itself
-Ratios are medians over the rounds of the other's time / this time, so that a slow moment of the machine, which meets
-neighbours alike, counts little; above 1 is quicker. Batch 1; above N = 2048 there are fewer heads, so that H * N stays
-and the sweep ends in minutes. With --threads 1 the clock is the process's CPU time, which other processes disturb
-little; else it is the wall's.
+Ratios are medians over the rounds of the other's time / this time; above 1 is quicker. A slow moment of the machine
+slows neighbouring calls alike and so hardly changes them. The batch is 1. Above N = 2048 there are fewer heads, so that
+H * N stays and the sweep ends in minutes. With --threads 1 the clock is the process's CPU time, which other processes
+hardly disturb; else it is wall-clock time.
 
 Writes {"meta", "rows"} (bench/results/cpu/torch.json) and a plot. Exit status: 0; 1 where our exact attention errs more
 than twice as much as torch's, against float64.
@@ -40,7 +40,7 @@ from distrattention import ops
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 BLOCK, ESTIMATOR = 128, "mean"
-ERROR_ROWS = 128  # of each head, evenly spread, that the error of O is taken over
+ERROR_ROWS = 128  # the error of O is taken over so many rows of each head, evenly spread
 MOST_ROUNDS = 40
 LONG = 2048  # from this N on an approximation should be quicker than exact attention; above it there are fewer heads
 
@@ -64,8 +64,8 @@ class Shape:
         return [tensor.requires_grad_(gradients) for tensor in qkv], grad
 
     def flops(self, op):
-        """Of exact attention: two for each multiply-add of its 2 products forward and 5 backward (S again, dP, dQ, dK,
-        dV), over the pairs that see each other."""
+        """The operations of exact attention: two for each multiply-add of its 2 products forward and 5 backward (S
+        again, dP, dQ, dK, dV), over the pairs of a query and a key that it sees."""
         pairs = self.n * (self.n + 1) / 2 if self.causal else self.n**2
         return 2 * {"forward": 2, "backward": 5, "forward_backward": 7}[op] * self.heads * self.head_dim * pairs
 
@@ -100,7 +100,7 @@ CONTENDERS = [TORCH, EXACT, *GROUPED]
 
 
 def clock():
-    """Seconds: see the notes at the top."""
+    """The clock in seconds; the notes at the top say which."""
     return time.process_time() if torch.get_num_threads() == 1 else time.perf_counter()
 
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Times and errors of settings on one problem.
+// Measures times and errors of settings on one problem.
 #pragma once
 
 #include <cstddef>
@@ -15,7 +15,7 @@
 
 namespace distr::cli {
 
-// What a timed run does. The time is that of all of it, but `backward` prepares order and forward beforehand.
+// What a timed run does. The time covers all of it, except that `backward` computes the order and the forward before.
 enum class Work : std::uint8_t { grouping, forward, backward, forward_backward };
 
 struct Row {
@@ -28,31 +28,31 @@ struct Row {
 
   [[nodiscard]] double median() const { return median_of(milliseconds); }
   [[nodiscard]] double median_grouping() const { return median_of(milliseconds_grouping); }
-  // Of ascending values.
+  // The median of ascending values.
   [[nodiscard]] static double median_of(const std::vector<double>& values);
 };
 
-// What errors are taken against.
+// What errors are measured against.
 enum class Truth : std::uint8_t {
-  same_device,  // exact attention where the settings run: its own row has no errors
+  same_device,  // exact attention on the settings' device, whose own row has no errors
   cpu,          // exact attention on the CPU
 };
 
 class Comparison {
  public:
-  // Refers to `inputs`.
+  // Keeps a reference to `inputs`.
   Comparison(const Inputs& inputs, Work work, Device device, int threads);
 
   // Runs each setting once, untimed.
   void warm_up(const std::vector<Grouping>& settings);
 
-  // The rows of settings, of which the first is exact attention, with their errors; see measure() for max_rows.
+  // One row for each setting, with its errors. The first setting is exact attention; measure() explains max_rows.
   // Throws Error.
   [[nodiscard]] std::vector<Row> errors(const std::vector<Grouping>& settings, Truth truth,
                                         std::int64_t max_rows = 1 << 14);
 
-  // Times all rows in turn, `repeats` times, so that a drift of the machine's speed meets all alike. A GPU's caches
-  // hold none of the tensors.
+  // Times all rows in turn, `repeats` times, so that a drift of the machine's speed affects all of them alike. Before a
+  // run, a GPU's caches are emptied of the tensors.
   void time(std::vector<Row>& rows, int repeats);
 
   // P of one head, as distr::probabilities returns it.
@@ -71,10 +71,10 @@ class Comparison {
 
   const Inputs& inputs_;
   Work work_;
-  Computation computation_;  // has order and outputs of the last setting that ran
+  Computation computation_;  // holds order and outputs of the last setting that ran
 };
 
-// A row of a result file.
+// A row as an object of a result file.
 [[nodiscard]] Json row_json(const Problem& problem, const Row& row, double exact_ms);
 
 }  // namespace distr::cli

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tensors of one problem where the kernels compute, the operations on them, and their times.
+// The tensors of one problem on the device that computes, the operations on them, and their times.
 #pragma once
 
 #include <chrono>
@@ -15,18 +15,18 @@
 
 namespace distr::cli {
 
-// Bytes in the memory of one device.
+// A buffer in the memory of one device.
 class Buffer {
  public:
   explicit Buffer(Device device) : device_(device) {}
 
-  // The content is lost. Memory that is large enough is kept.
+  // Loses the content. Memory that is large enough is reused.
   void resize(std::size_t bytes);
   void write(std::span<const std::byte> content);
   [[nodiscard]] std::vector<std::byte> read() const;
-  [[nodiscard]] std::vector<std::byte> take();  // leaves it empty
+  [[nodiscard]] std::vector<std::byte> take();  // leaves the buffer empty
 
-  // Null where it is empty.
+  // Null if the buffer is empty.
   [[nodiscard]] void* data();
   [[nodiscard]] std::size_t size() const { return bytes_; }
   [[nodiscard]] bool empty() const { return bytes_ == 0; }
@@ -40,37 +40,37 @@ class Buffer {
 
 class Computation {
  public:
-  enum class Outputs : std::uint8_t { o, o_and_lse, gradients };  // each with those before it
+  enum class Outputs : std::uint8_t { o, o_and_lse, gradients };  // each includes those before it
 
-  // Refers to `inputs`, which are copied to a GPU. Throws Error where the device cannot be used or lacks memory.
+  // Keeps a reference to `inputs`, and copies them to a GPU. Throws Error if the device cannot be used or lacks memory.
   Computation(const Inputs& inputs, Outputs outputs, Device device, int threads);
 
-  // What a setting comes to, decided once for all of its operations. Throws Error where no kernel serves.
+  // The plan of a setting, which is decided once for all of its operations. Throws Error if no kernel serves it.
   [[nodiscard]] Plan decide(Operation operation, const Grouping& grouping) const;
 
-  // A setting's part of the work, by a plan of any of its operations. The order is kept for those that read one.
+  // The operations of a setting, by a plan of any of them. The order is kept for those that read one.
   void use_order(std::span<const std::int32_t> order);
   void make_order(const Plan& plan);
   void forward(const Plan& plan);
   void backward(const Plan& plan);  // any upstream gradient will do: dO = O
 
-  // Copies of what there is.
+  // Copies of the results.
   [[nodiscard]] std::vector<std::int32_t> order() const;
   [[nodiscard]] std::vector<std::byte> o() const { return o_.read(); }
   [[nodiscard]] std::vector<std::byte> take_o() { return o_.take(); }
   [[nodiscard]] std::vector<std::byte> take_lse() { return lse_.take(); }
 
-  // A mark in time between two operations, and the milliseconds from each mark to the next. On a GPU they are the
-  // GPU's own.
+  // mark() records a time between two operations, and laps() returns the milliseconds from each mark to the next. A GPU
+  // measures its own time.
   void mark();
   [[nodiscard]] std::vector<double> laps();
 
-  // Before a time is taken: throws the tensors out of a GPU's caches, as after other work.
+  // Called before a timed run: evicts the tensors from a GPU's caches, as other work would.
   void forget();
 
-  // The GPU memory beyond inputs and outputs that the last operations needed: order and workspace. 0 on the CPU.
+  // The GPU memory, beyond inputs and outputs, that the last operations needed for order and workspace. 0 on the CPU.
   [[nodiscard]] std::int64_t extra_bytes() const;
-  // Frees it.
+  // Frees order and workspace.
   void release();
 
   [[nodiscard]] Execution& execution() { return execution_; }

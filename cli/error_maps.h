@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The picture of `distr errors`, as the paper's Figure 7: S and S_hat, and maps of the error, which have a colour range
-// of their own.
+// The picture of `distr errors`, like the paper's Figure 7: S and S_hat, and maps of the error, which have their own
+// colour range.
 #pragma once
 
 #include <cstddef>

@@ -15,7 +15,7 @@ struct ErrorSetting {
   std::int64_t group_size;  // G
 };
 
-// `shared`: one for all trials, as in the authors' script; the means then depend on which one it is.
+// With `shared`, all trials have the same projection, as in the authors' script; the means then depend on that one.
 enum class Projections : std::uint8_t { fresh, shared };
 
 // S = Q K^T (the scale cancels in ratios) of Q and K ~ U(0, 1), [rows, head_dim], and S_hat by `lsh`, in float64.
@@ -29,7 +29,7 @@ class ErrorTrials {
 
   [[nodiscard]] const std::vector<double>& exact() const { return exact_; }  // [rows, rows]
 
-  // [rows, rows] of each estimator, in their order: both have the same groups.
+  // S_hat [rows, rows] of each of the estimators, which share the groups.
   [[nodiscard]] std::vector<std::vector<double>> approximate(const ErrorSetting& setting,
                                                              const std::vector<Estimator>& estimators) const;
 
@@ -42,8 +42,8 @@ class ErrorTrials {
   std::vector<double> exact_;
 };
 
-// Of one trial, in percent. The paper's Tables 3 and 4 are the signed statistic: only it has their size, and the
-// authors' script takes |mean (S_hat - S)| of each trial. Relative to the mean of S it comes a little nearer to the
+// The errors of one trial, in percent. The paper's Tables 3 and 4 show the signed one: only it has their magnitude, and
+// the authors' script takes |mean (S_hat - S)| of each trial. Relative to the mean of S it is a little nearer to the
 // printed numbers than |mean ((S_hat - S) / S)|, which is up to 5 % larger at G = 2.
 struct ErrorStatistics {
   double signed_mean;  // |mean (S_hat - S)| / mean S

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What pictures share. Runs gnuplot (Debian: gnuplot-nox) as a subprocess, without a shell and without files on disk.
+// What all pictures share. gnuplot (Debian: gnuplot-nox) runs as a subprocess, without a shell and without files on
+// disk.
 #pragma once
 
 #include <cstddef>
@@ -12,13 +13,13 @@ namespace distr::cli {
 
 enum class PictureFormat : std::uint8_t { png, svg };
 
-// By the extension of --plot's path. Throws InputError for any other than .png and .svg.
+// The format that the extension of --plot's path names. Throws InputError unless it is .png or .svg.
 [[nodiscard]] PictureFormat picture_format(const std::string& path);
 
 // gnuplot's line "set terminal ..." for a picture of so many pixels.
 [[nodiscard]] std::string terminal(PictureFormat format, double width, double height, int font_size);
 
-// The value that a share of all values does not exceed, where colours are cut; 0 of none.
+// The quantile `share` of the values, where the colour range is cut; 0 if there are none.
 [[nodiscard]] double percentile(std::vector<double> values, double share);
 
 // Throws std::runtime_error that says which package to install if gnuplot cannot be run.

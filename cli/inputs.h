@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From files to the library's problem: Q, K, V, the mask and an order, checked against each other.
+// Reads Q, K, V, the mask and an order from files, checks them against each other and makes the library's problem.
 #pragma once
 
 #include <cstdint>
@@ -18,12 +18,12 @@ namespace distr::cli {
 struct Inputs {
   Problem problem;                           // validated; Q, K, V and O are contiguous
   DType file_type;                           // of Q, K and V in their files
-  std::size_t rank;                          // likewise; 2, 3 or 4
+  std::size_t rank;                          // of Q, K and V in their files: 2, 3 or 4
   std::vector<std::byte> q, k, v, mask;      // in the type computed in; the mask in its own
   std::map<std::string, std::string> paths;  // tensor name -> file
 
   [[nodiscard]] ForwardTensors tensors() const;
-  // The last axes of [batch, heads, ...]: as many leading axes are dropped as the input lacks.
+  // Drops as many leading axes of [batch, heads, ...] as the input lacks.
   [[nodiscard]] std::vector<std::int64_t> shape_like_input(std::vector<std::int64_t> shape) const;
 };
 

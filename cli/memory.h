@@ -1,17 +1,17 @@
 // SPDX-License-Identifier: Apache-2.0
-// How much memory a stretch of work takes, as the kernel counts it.
+// How much memory some work takes, as the operating system counts it.
 #pragma once
 
 #include <cstdint>
 
 namespace distr::cli {
 
-// From its construction on: the largest growth of the process's resident memory. Memory that the process had freed
-// before is given back first, so that its reuse counts as growth.
+// The largest growth of the process's resident memory since the construction. Memory that the process had freed before
+// is first given back to the system, so that its reuse counts as growth.
 class PeakMemory {
  public:
   PeakMemory();
-  // 0 where the system does not tell.
+  // 0 if the system does not say.
   [[nodiscard]] std::int64_t bytes() const;
 
  private:

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The options that commands share: which tensors, how attention is asked for, how it is approximated, where it runs.
+// The options that commands share: the tensors, the kind of attention, its approximation, and where it runs.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -40,7 +40,7 @@ inline constexpr const char* kRunGroup = "Computation";
 
 void add_input_options(CLI::App& app, InputOptions& options);
 void add_run_options(CLI::App& app, RunOptions& options);
-// The part of the run options that is no part of the problem: device, threads, seed.
+// Adds the run options that are not part of the problem: device, threads and seed.
 void add_execution_options(CLI::App& app, RunOptions& options);
 void add_grouping_options(CLI::App& app, GroupingOptions& options);
 CLI::Option* add_causal_option(CLI::App& app, Causal& target);

@@ -12,14 +12,14 @@
 namespace distr::cli {
 
 struct PlotPoint {
-  std::string series;  // points of one series are joined
+  std::string series;  // the points of one series are joined by lines
   std::string label;
   double milliseconds = 0;
   double error = 0;
 };
 
 struct Picture {
-  std::int64_t rows = 0, columns = 0;  // of both heat maps, which are means over blocks where P is larger
+  std::int64_t rows = 0, columns = 0;  // of both heat maps; where P is larger, a pixel is the mean over a block
   std::vector<double> exact, approximate;
   std::int64_t seq_q = 0, seq_k = 0;
   std::string head;               // which one the heat maps show

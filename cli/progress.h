@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A line on the terminal that says how far long work has come.
+// A line on the terminal that shows the progress of long work.
 #pragma once
 
 #include <chrono>
@@ -9,7 +9,7 @@
 
 namespace distr::cli {
 
-// Silent unless stderr is a terminal and the work takes longer than a second. The line is cleared at the end.
+// Prints nothing unless stderr is a terminal and the work takes longer than a second. The line is cleared at the end.
 class Progress {
  public:
   Progress();
@@ -17,7 +17,8 @@ class Progress {
   Progress& operator=(const Progress&) = delete;
   ~Progress();
 
-  // For Execution::progress of the step `label`. Empty where nothing would be shown. Refers to this object.
+  // The function for Execution::progress in the step `label`, or an empty one if nothing would be shown. It refers to
+  // this object.
   [[nodiscard]] std::function<void(std::int64_t done, std::int64_t total)> step(std::string label);
 
   void show(const std::string& label, std::int64_t done, std::int64_t total);

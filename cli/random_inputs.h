@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Problems of a given size to be timed: standard normal values, and the work that exact attention has with them.
+// Problems of a given size for timing: inputs with standard normal values, and the work of exact attention on them.
 #pragma once
 
 #include <cstdint>
@@ -11,8 +11,8 @@ namespace distr::cli {
 
 [[nodiscard]] Inputs random_inputs(const Problem& problem, std::uint64_t seed);
 
-// Floating-point operations of exact attention: two for each multiply-add of its products, over the pairs that see
-// each other. 0 for grouping, which exact attention lacks.
+// The floating-point operations of exact attention: two for each multiply-add of its products, over the pairs of a
+// query and a key that it sees. 0 for grouping, which exact attention does not have.
 [[nodiscard]] double exact_operations(const Problem& problem, Work work);
 
 }  // namespace distr::cli

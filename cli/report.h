@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A problem and its approximation described, for people and in JSON, with the keys of the project's result files.
+// Describes a problem and its approximation, for people and in JSON with the keys of the project's result files.
 #pragma once
 
 #include <nlohmann/json.hpp>
@@ -23,8 +23,8 @@ using Json = nlohmann::ordered_json;
 // Indented; bytes that are no UTF-8, as in odd file names, are replaced.
 [[nodiscard]] std::string json_text(const Json& json);
 
-// The same of an object, with one line for each of its values, and for each element of those that are arrays: for files
-// of very many rows.
+// The same for an object, with one line for each value, and one for each element of a value that is an array. It is for
+// files with many rows.
 [[nodiscard]] std::string json_lines(const Json& json);
 
 }  // namespace distr::cli

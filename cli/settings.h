@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lists of settings to compare or to time: the cross product of what the options name.
+// The settings that a command compares or times: the cross product of the values that the options list.
 #pragma once
 
 #include <CLI/CLI.hpp>
@@ -21,7 +21,7 @@ struct SettingLists {
   std::vector<std::int64_t> blocks{Grouping{}.block};
   std::vector<Estimator> estimators{Estimator::sample, Estimator::mean};
   std::vector<OrderFrom> orders{Grouping{}.order_from};
-  std::optional<int> repeats;  // timed runs of each setting; empty: as many as the device calls for
+  std::optional<int> repeats;  // timed runs of each setting; empty: the device's default
 
   [[nodiscard]] int repeats_on(Device device) const { return repeats.value_or(device == Device::cpu ? 5 : 50); }
 };
@@ -29,7 +29,7 @@ struct SettingLists {
 // Whether the strategy is one thing on every problem, which can be compared.
 [[nodiscard]] bool is_setting(Strategy strategy);
 
-// The help shows the lists as they are when this is called.
+// Adds the options. The help shows the lists as they are when this is called.
 void add_setting_options(CLI::App& command, SettingLists& lists);
 
 // The cross product, exact attention first, without settings that would be the same.

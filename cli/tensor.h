@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tensor as files hold it, the one exception for files that cannot be used, and what the readers of files share.
+// A tensor as files hold it, the exception for files that cannot be used, and what the readers of files share.
 #pragma once
 
 #include <cstddef>
@@ -43,7 +43,7 @@ class InputError : public std::runtime_error {
 // What a file contains, for a message: quoted, all but printable ASCII escaped, cut if long.
 [[nodiscard]] std::string quote(std::string_view content);
 
-// The size of a tensor in bytes; nothing if it, or the product of the non-zero dimensions, exceeds int64.
+// The size of a tensor in bytes; nothing if the size, or the product of the non-zero dimensions, exceeds int64.
 [[nodiscard]] std::optional<std::int64_t> byte_count(ElementType type, std::span<const std::int64_t> shape) noexcept;
 
 // "(2, 3)", "(2,)", "()", as Python writes it.

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Numbers and words, read and written: strict parsing of option values, short numbers and aligned tables for people.
+// Strict parsing of option values, and short numbers and aligned tables for people.
 #pragma once
 
 #include <cstdint>

@@ -17,7 +17,7 @@ struct Groups {
   const std::int32_t* order = nullptr;  // [columns]; null: 0, 1, 2, ...
   std::int64_t columns = 0;             // d
   std::int64_t count = 0;               // r
-  std::int64_t members = 1;             // G for lsh; 1 for energy, which drops the other columns, and for exact
+  std::int64_t members = 1;             // G for lsh; 1 for exact and for energy, which drops the other columns
 
   [[nodiscard]] std::int64_t size(std::int64_t g) const noexcept { return std::min(members, columns - g * members); }
   [[nodiscard]] std::int64_t column(std::int64_t g, std::int64_t member) const noexcept {
@@ -36,7 +36,7 @@ struct Groups {
   return is_exact(grouping) || (computed && grouping.order_from == OrderFrom::previous && block == 0);
 }
 
-// Rows of exact attention, the first ones.
+// How many rows attend exactly. They are the first rows.
 [[nodiscard]] inline std::int64_t count_exact_rows(const Problem& problem, const Grouping& grouping) noexcept {
   return is_exact(grouping) ? problem.seq_q : is_exact_block(grouping, 0) ? std::min(grouping.block, problem.seq_q) : 0;
 }
@@ -72,7 +72,7 @@ struct Groups {
   return std::min(grouping.block, problem.seq_q - block * grouping.block);
 }
 
-// The keys 0 .. order_keys - 1 decide, with those rows, the energies of `block`.
+// The keys 0 .. order_keys - 1, together with those rows, decide the energies of `block`.
 [[nodiscard]] inline std::int64_t order_keys(const Problem& problem, const Grouping& grouping,
                                              std::int64_t block) noexcept {
   if (grouping.order_from == OrderFrom::own) {

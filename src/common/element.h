@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// From DType to the C++ type of an element.
+// The C++ element type of a DType, and conversions of elements.
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace distr::common {
 
-// Calls function(std::type_identity<T>{}) with the T of `dtype`.
+// Calls function(std::type_identity<T>{}), where T is the element type of `dtype`.
 template <class Function>
 decltype(auto) with_element(DType dtype, Function&& function) {
   switch (dtype) {
@@ -46,7 +46,7 @@ template <class T>
   }
 }
 
-// One element as double; `data` is nowhere null.
+// Loads one element as double. `data` must not be null.
 [[nodiscard]] inline double load(const void* data, DType dtype, std::int64_t index) noexcept {
   return with_element(dtype,
                       [=]<class T>(std::type_identity<T>) { return to_double(static_cast<const T*>(data)[index]); });

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// fp16 and bf16 as bit patterns: GCC 12 and Clang 14 agree on no portable type for both.
+// fp16 and bf16 as bit patterns, because GCC 12 and Clang 14 have no portable type for both.
 #pragma once
 
 #include <bit>
@@ -25,12 +25,12 @@ struct BFloat16 {
   if (magnitude >= 0x7C00U) {  // infinity, NaN
     return std::bit_cast<float>(sign | 0x7F800000U | ((magnitude & 0x3FFU) << 13));
   }
-  // The bits read as a float are the value times 2^-112; the product is exact, for subnormals too.
+  // Read as a float, the bits are the value times 2^-112. The product is exact, for subnormal values too.
   const float scaled = std::bit_cast<float>(magnitude << 13) * 0x1p112F;
   return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | sign);
 }
 
-// Rounds to nearest even. From double, rounding to float first to odd keeps the second rounding right.
+// Rounds to nearest even. A double is first rounded to float by round_to_odd(), which keeps the second rounding right.
 template <class T>
 [[nodiscard]] constexpr T from_float(float value) noexcept;
 
@@ -59,7 +59,7 @@ template <>
   } else if (magnitude >= 0x477FF000U) {
     half = 0x7C00U;  // 65520 and above round to infinity
   } else if (magnitude < 0x38800000U) {
-    // Subnormal: adding 1/2 leaves the value, rounded to multiples of 2^-24, in the low bits.
+    // Subnormal: adding 1/2 rounds the value to a multiple of 2^-24, which is then in the low bits.
     half = std::bit_cast<std::uint32_t>(std::bit_cast<float>(magnitude) + 0.5F) - std::bit_cast<std::uint32_t>(0.5F);
   } else {
     half = (magnitude + 0xFFFU + ((magnitude >> 13) & 1U) - 0x38000000U) >> 13;
@@ -67,8 +67,8 @@ template <>
   return {static_cast<std::uint16_t>(sign | half)};
 }
 
-// A double rounded to float "to odd": an inexact result keeps its last bit set, so that rounding it again to 16 bits
-// gives what rounding the double once would have given.
+// Rounds a double to float "to odd": the last bit of an inexact result is set. Rounding such a float to 16 bits gives
+// what rounding the double once would have given.
 [[nodiscard]] constexpr float round_to_odd(double value) noexcept {
   const auto nearest = static_cast<float>(value);
   const auto bits = std::bit_cast<std::uint32_t>(nearest);

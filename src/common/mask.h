@@ -17,7 +17,7 @@ namespace distr::common {
   return problem.causal == Causal::bottom_right ? problem.seq_k - problem.seq_q : 0;
 }
 
-// Query i sees the keys 0 .. visible_keys - 1, less what the mask hides.
+// Query i sees the keys 0 .. visible_keys - 1, except those that the mask hides.
 [[nodiscard]] inline std::int64_t visible_keys(const Problem& problem, std::int64_t i) noexcept {
   if (problem.causal == Causal::none) {
     return problem.seq_k;
@@ -25,7 +25,7 @@ namespace distr::common {
   return std::clamp<std::int64_t>(i + causal_offset(problem) + 1, 0, problem.seq_k);
 }
 
-// A mask broadcast to [batch, heads_q, seq_q, seq_k]: strides of 0 along the axes that repeat.
+// A mask that is broadcast to [batch, heads_q, seq_q, seq_k] by strides of 0 along the axes that repeat.
 class MaskView {
  public:
   MaskView(const Mask& mask, const void* data) noexcept : kind_(mask.kind), dtype_(mask.dtype), data_(data) {
@@ -39,7 +39,7 @@ class MaskView {
 
   [[nodiscard]] bool none() const noexcept { return kind_ == MaskKind::none; }
 
-  // What is added to the score of (query i, key j): -inf hides the key.
+  // What the mask adds to the score of (query i, key j); -inf hides the key.
   [[nodiscard]] double operator()(std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) const noexcept {
     if (none()) {
       return 0;
@@ -51,8 +51,8 @@ class MaskView {
     return static_cast<const std::uint8_t*>(data_)[index] != 0 ? 0 : -std::numeric_limits<double>::infinity();
   }
 
-  // Adds mask * unit to the scores of query i and the keys first .. first + count - 1; `unit` is the
-  // scores' unit (log2(e) where they are logarithms to the base 2).
+  // Adds mask * unit to the scores of query i and the keys first .. first + count - 1. `unit` is the unit of the
+  // scores: log2(e) where they are base-2 logarithms.
   void add(float* scores, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t first, std::int64_t count,
            float unit) const noexcept {
     const std::int64_t start = b * strides_[0] + h * strides_[1] + i * strides_[2] + first * strides_[3];
@@ -72,8 +72,8 @@ class MaskView {
   }
 
  private:
-  // A key hidden by -inf stays hidden whatever its score is, NaN and infinity included; a finite bias hides nothing,
-  // even the lowest there is, which would overflow in the scores' unit.
+  // A key hidden by -inf stays hidden whatever its score is, NaN and infinity included. A finite bias hides nothing,
+  // not even the lowest one, which would overflow in the scores' unit.
   [[nodiscard]] static float add_bias(float score, double bias, float unit) noexcept {
     constexpr float kLowest = std::numeric_limits<float>::lowest();
     return bias == -std::numeric_limits<double>::infinity()

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention over disjoint parts of the keys, merged by their LSE.
+// Merges attention over disjoint parts of the keys by the parts' LSE.
 #include <cmath>
 #include <limits>
 #include <string>
@@ -14,7 +14,7 @@ namespace {
 
 constexpr double kNegativeInfinity = -std::numeric_limits<double>::infinity();
 
-// log sum exp; -inf when no part saw a key.
+// The log-sum-exp of the parts; -inf when no part saw a key.
 double merged_lse(std::span<const Partial> parts, DType dtype, std::int64_t row) {
   double largest = kNegativeInfinity;
   for (const Partial& part : parts) {

@@ -13,8 +13,8 @@
 namespace distr::common {
 namespace {
 
-// Threads that live for one call: they cost some 20 microseconds each, and leave no state behind that a fork, an
-// unloading library or another runtime's pool could trip over.
+// Threads live for one call. They cost about 20 microseconds each, and leave no state behind that a fork, an unloading
+// library or another runtime's pool could trip over.
 void run_on_own_threads(int threads, const std::function<void(int)>& body) {
   std::vector<std::thread> others;
   others.reserve(static_cast<std::size_t>(threads - 1));
@@ -23,7 +23,7 @@ void run_on_own_threads(int threads, const std::function<void(int)>& body) {
       others.emplace_back(body, thread);
     }
   } catch (...) {
-    // The system has no more threads or memory: those that started, and this one, share the work.
+    // The system has no more threads or memory, so the threads that did start share the work with this one.
   }
   body(0);
   for (std::thread& other : others) {

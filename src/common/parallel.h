@@ -9,12 +9,12 @@
 
 namespace distr::common {
 
-// Processors that this process may use.
+// How many processors this process may use.
 [[nodiscard]] int available_processors() noexcept;
 
-// Calls body(task, thread) once for each task in [0, tasks), the low numbers first, with thread in
-// [0, execution.threads). Which thread takes which task is left to chance: results must not depend on it.
-// Rethrows the first exception after all threads have stopped.
+// Calls body(task, thread) once for each task in [0, tasks), starting with the low numbers, where thread is in
+// [0, execution.threads). Results must not depend on which thread takes which task: that is left to chance. The first
+// exception is rethrown after all threads have stopped.
 void parallel_for(const Execution& execution, std::int64_t tasks,
                   const std::function<void(std::int64_t task, int thread)>& body);
 

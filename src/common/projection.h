@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The random projection R of the hash (method, 2.1): standard normal quantiles drawn by Philox4x32-10, the same on
-// every backend.
+// The random projection R of the hash (method, 2.1). Philox4x32-10 draws its entries from the standard normal
+// quantiles; they are the same on every backend.
 #pragma once
 
 #include <array>
@@ -25,8 +25,8 @@ inline constexpr int kHashBits = 16;
   return counter;
 }
 
-// Quantiles (i + 1/2) / 256 of the standard normal distribution for i = 128 .. 255, rounded to bf16; fp16 holds them
-// exactly too. Quantile 255 - i is the negative of quantile i.
+// The quantiles (i + 1/2) / 256 of the standard normal distribution for i = 128 .. 255, rounded to bf16; fp16 holds
+// them exactly too. Quantile 255 - i is minus quantile i.
 inline constexpr std::array<float, 128> kUpperQuantiles = {0.0048828125F,    0.01470947265625F,
                                                            0.0245361328125F, 0.0341796875F,
                                                            0.044189453125F,  0.053955078125F,
@@ -96,7 +96,7 @@ inline constexpr std::array<float, 128> kUpperQuantiles = {0.0048828125F,    0.0
   return index >= 128 ? kUpperQuantiles[index - 128U] : -kUpperQuantiles[127U - index];
 }
 
-// Row n of R: byte t of Philox(key = seed, counter = n), the lowest first, picks the quantile for hash bit t.
+// Row n of R. Byte t, counted from the lowest, of Philox(key = seed, counter = n) picks the quantile of hash bit t.
 [[nodiscard]] constexpr std::array<float, kHashBits> projection_row(std::uint64_t seed, std::int64_t n) noexcept {
   const auto row = static_cast<std::uint64_t>(n);
   const auto words = philox({static_cast<std::uint32_t>(row), static_cast<std::uint32_t>(row >> 32), 0, 0},
@@ -108,7 +108,7 @@ inline constexpr std::array<float, 128> kUpperQuantiles = {0.0048828125F,    0.0
   return result;
 }
 
-// Rank of a Gray code in the Gray sequence (the inverse Gray code): neighbouring ranks differ in one bit of the code.
+// The rank of a code in the Gray sequence (the inverse Gray code). The codes of neighbouring ranks differ in one bit.
 [[nodiscard]] constexpr std::uint32_t gray_rank(std::uint32_t code) noexcept {
   code ^= code >> 8;
   code ^= code >> 4;

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The backward of 128 keys: dK, dV, and their share of dq_hat. Included once for each instruction set.
+// The backward of one strip of 128 keys: dK, dV, and the strip's share of dq_hat. This file is included once for each
+// instruction set.
 #if defined(DISTR_CPU_KEY_STRIP_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DISTR_CPU_KEY_STRIP_INL_H_
 #undef DISTR_CPU_KEY_STRIP_INL_H_
@@ -20,7 +21,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
 
-// dQ of one tile: dq_hat spread over the columns of its groups.
+// Writes dQ of one tile by spreading dq_hat over the columns of each group.
 template <class T>
 void write_dq(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, const QueryTile& tile,
               const float* dq_hat) {
@@ -44,7 +45,7 @@ void write_dq(const Problem& problem, const Grouping& grouping, const BackwardTe
   }
 }
 
-// One task: dK and dV of 128 keys of a KV head, and their share of dq_hat.
+// A task computes dK and dV of 128 keys of a KV head, and their share of dq_hat.
 template <class T>
 class KeyStripTask {
  public:
@@ -97,7 +98,7 @@ class KeyStripTask {
   }
 
  private:
-  // The last strip that a tile's rows see; strip 0 starts dq_hat, from 0 if need be.
+  // The last strip that some row of the tile sees. It is at least 0, because strip 0 initialises dq_hat.
   [[nodiscard]] std::int64_t last_strip(const QueryTile& tile) const {
     const std::int64_t visible = common::visible_keys(problem_, tile.first + tile.rows - 1);
     return std::max<std::int64_t>(0, common::ceil_div(visible, kTileKeys) - 1);
@@ -127,7 +128,7 @@ class KeyStripTask {
     }
   }
 
-  // dk_hat^T = q_hat^T dS, then added to the columns of each group.
+  // Computes dk_hat^T = q_hat^T dS and adds it to the columns of each group.
   void add_dk(const Segment& segment) {
     const std::int64_t keys = gradient_.padded_keys;
     const common::Groups& groups = segment.groups;
@@ -163,7 +164,7 @@ class KeyStripTask {
     }
   }
 
-  // k_hat [keys, r]: k_hat^T transposed, or K itself, which stays for the next tile.
+  // Loads k_hat [keys, r]: the transpose of k_hat^T, or in exact attention K itself, which is kept for the next tile.
   void load_k_hat_by_key(const Segment& segment) {
     const common::Groups& groups = segment.groups;
     if (groups.order == nullptr) {
@@ -189,8 +190,8 @@ class KeyStripTask {
     }
   }
 
-  // The products without the keys of probability 0, whose partner may be NaN or infinite: 0 times that is NaN. Added in
-  // the order of multiply(): what a row does not see must not change its gradient's bits.
+  // These products skip keys of probability 0, because 0 times a NaN or an infinity is NaN. They sum in the order of
+  // multiply(), so that keys which a row does not see cannot change the bits of its gradient.
   void add_weighty_dv() {
     for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
       for (std::int64_t j = 0; j < gradient_.keys; ++j) {
@@ -245,7 +246,7 @@ class KeyStripTask {
     turn.notify_all();
   }
 
-  // Columns [0, columns) of the strip's keys, from a transposed tile.
+  // Writes the columns [0, columns) of the strip's keys from a transposed tile.
   void write(const float* transposed, std::int64_t columns, T* target, std::int64_t row_stride,
              std::int64_t first_key) {
     for (std::int64_t j = 0; j < gradient_.keys; ++j) {
@@ -269,7 +270,7 @@ class KeyStripTask {
   float* dk_hat_;         // [d, 128]
   float* dv_transposed_;  // [dv, 128]
   float* k_hat_by_key_;   // [128, d]
-  bool holds_k_ = false;  // k_hat_by_key_ is K
+  bool holds_k_ = false;  // whether k_hat_by_key_ holds K itself
   bool k_hat_finite_ = true;
   std::array<const float*, kTileQueries> p_rows_{};
   std::array<const float*, kTileQueries> ds_rows_{};

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// C = A B (+ C) for tiles that lie in the cache. Included once for each instruction set.
+// C = A B (+ C) for tiles that lie in the cache. This file is included once for each instruction set.
 #if defined(DISTR_CPU_MATMUL_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DISTR_CPU_MATMUL_INL_H_
 #undef DISTR_CPU_MATMUL_INL_H_
@@ -17,11 +17,12 @@ HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// The registers' tile: 6 x 4 vectors of C, 4 of B and one broadcast of A fill 32 registers, 6 x 2 fill 16.
+// The register tile: 6 x 4 vectors of C, 4 vectors of B and one broadcast of A fill 32 registers; 6 x 2 fill 16.
 inline constexpr int kTileRowsOfC = 6;
 inline constexpr int kTileVectorsOfC = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
 
-// A [m, k] of any strides; the rows of B [k, n] lie anywhere; C [m, n] row-major; n a multiple of the vector length.
+// A is [m, k] with any strides, the rows of B [k, n] may lie anywhere, and C is [m, n] in row-major order. n is a
+// multiple of the vector length.
 struct Product {
   const float* a;
   std::int64_t a_stride;  // from row to row
@@ -33,7 +34,7 @@ struct Product {
   bool accumulate;  // C += A B
 };
 
-// kRows x kVectors vectors of C from row i and column j on, with all of them in registers.
+// Computes kRows x kVectors vectors of C, from row i and column j on, with all of them in registers.
 template <int kRows, int kVectors>
 void multiply_registers(const Product& product, std::int64_t i, std::int64_t j) {
   const hn::ScalableTag<float> tag;
@@ -68,7 +69,7 @@ void multiply_registers(const Product& product, std::int64_t i, std::int64_t j) 
   for (int row = 0; row < kRows; ++row) {
     for (int v = 0; v < kVectors; ++v) {
       float* target = c + row * product.c_stride + v * lanes;
-      // C is added last: the rounding of a long sum grows with its parts, not with its terms.
+      // C is added last, so that the rounding of a long sum grows with the number of its parts, not of its terms.
       hn::StoreU(product.accumulate ? hn::Add(sum[row][v], hn::LoadU(tag, target)) : sum[row][v], tag, target);
     }
   }
@@ -96,7 +97,7 @@ inline MultiplyRegisters choose_registers(std::int64_t rows, std::int64_t vector
   return vectors == 2 ? choose_rows<2>(rows) : choose_rows<1>(rows);
 }
 
-// Rows of the next register tile: 6, but the last 7 to 11 rows are shared evenly by two tiles.
+// The rows of the next register tile: 6, except that two tiles share the last 7 to 11 rows evenly.
 inline std::int64_t next_rows(std::int64_t left) {
   return left <= kTileRowsOfC ? left : left < 2 * kTileRowsOfC ? (left + 1) / 2 : kTileRowsOfC;
 }

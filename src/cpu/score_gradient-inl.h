@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// P and dS of one tile of queries against 128 keys. Included once for each instruction set.
+// P and dS of one tile of queries against 128 keys. This file is included once for each instruction set.
 #if defined(DISTR_CPU_SCORE_GRADIENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DISTR_CPU_SCORE_GRADIENT_INL_H_
 #undef DISTR_CPU_SCORE_GRADIENT_INL_H_
@@ -19,10 +19,9 @@
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
 
-// P and dS of one row from its scores (times `scale` to the base 2) and dP = dO V^T: scores become P, d_p becomes
-// dS * factor.
-// A hidden key has P = 0 whatever LSE is, and a key of probability 0 has dS = 0 whatever its V. `count` a multiple of
-// the vector length.
+// Turns the scores of a row into P, and d_p = dO V^T into factor * dS. `scale` makes base-2 logarithms of the scores.
+// A hidden key has P = 0 whatever LSE is, and a key of probability 0 has dS = 0 whatever its V is. `count` is a
+// multiple of the vector length.
 inline void row_gradient(float* scores, float* d_p, std::int64_t count, const Factor& scale, float lse, float d,
                          float factor) {
   const hn::ScalableTag<float> tag;
@@ -32,7 +31,7 @@ inline void row_gradient(float* scores, float* d_p, std::int64_t count, const Fa
     std::fill_n(d_p, count, 0.0F);
     return;
   }
-  // LSE to the base 2 as a sum of two floats: its rounding alone would weigh as much as that of the scores.
+  // LSE to the base 2 is the sum of two floats: its rounding to one float would weigh as much as that of the scores.
   const double lse2 = static_cast<double>(lse) * std::numbers::log2e;
   const auto shift = hn::Set(tag, static_cast<float>(lse2));
   const auto rest = hn::Set(tag, static_cast<float>(lse2 - static_cast<double>(static_cast<float>(lse2))));
@@ -46,7 +45,7 @@ inline void row_gradient(float* scores, float* d_p, std::int64_t count, const Fa
     score = hn::MulAdd(score, high, hn::Mul(score, low));
     const auto hidden = hn::Eq(score, hn::Set(tag, kHidden));
     auto x = hn::Sub(hn::Sub(score, shift), rest);
-    x = hn::IfThenElse(hn::Gt(x, most), most, x);  // the rounding of a huge LSE may put it far above 0
+    x = hn::IfThenElse(hn::Gt(x, most), most, x);  // x may be far above 0 where a huge LSE was rounded
     const auto p = hn::IfThenZeroElse(hidden, power_of_2(tag, x));
     const auto gradient = hn::Mul(hn::Mul(p, hn::Sub(hn::LoadU(tag, d_p + j), ds)), factors);
     hn::StoreU(p, tag, scores + j);
@@ -54,7 +53,7 @@ inline void row_gradient(float* scores, float* d_p, std::int64_t count, const Fa
   }
 }
 
-// One tile of queries against one strip of 128 keys: everything that the gradients are made of.
+// One tile of queries against one strip of 128 keys: loads both and computes P and dS, from which all gradients follow.
 template <class T>
 class ScoreGradient {
  public:
@@ -90,7 +89,7 @@ class ScoreGradient {
                     v_transposed_, kTileKeys);
   }
 
-  // The strip's K [keys, stride], padded with 0.
+  // Loads the strip's K as [keys, stride], padded with 0.
   void load_k(float* target, std::int64_t stride) const {
     load_rows(k_, problem_.k.row, keys, problem_.head_dim, stride, target, stride);
   }
@@ -106,7 +105,7 @@ class ScoreGradient {
     load_rows(o_start(tensors_.d_o), problem_.o.row, tile.rows, problem_.head_dim_v, dv_stride_, d_o, dv_stride_);
   }
 
-  // P and factor * dS, from the keys and queries that are loaded.
+  // Computes P and factor * dS from the keys and queries that are loaded.
   void run(float factor) {
     for (const Segment& segment : segments) {
       const float* const* k_hat = fuse(segment);
@@ -124,7 +123,7 @@ class ScoreGradient {
     }
   }
 
-  // k_hat^T of the segment's groups, row by row; valid until the next call.
+  // Pointers to the rows of k_hat^T of the segment's groups. They are valid until the next call.
   const float* const* fuse(const Segment& segment) {
     fuse_k(segment.groups, k_transposed_, padded_keys, k_hat_, k_hat_rows_);
     return k_hat_rows_.data();
@@ -144,7 +143,7 @@ class ScoreGradient {
            tile.first * problem_.o.row;
   }
 
-  // Row n: scores become P, dP becomes factor * dS.
+  // Turns the scores of row n into P, and its dP into factor * dS.
   void take_gradient(std::int64_t n, float factor) {
     const std::int64_t row = (tile.b * problem_.heads_q + tile.h) * problem_.seq_q + tile.first + n;
     const float lse = static_cast<const float*>(tensors_.lse)[row];
@@ -169,7 +168,7 @@ class ScoreGradient {
   const Grouping& grouping_;
   const BackwardTensors& tensors_;
   common::MaskView mask_;
-  Factor scale_;  // to logarithms to the base 2
+  Factor scale_;  // makes base-2 logarithms of scores
   Factor one_{1};
   std::int64_t d_stride_, dv_stride_;
   std::int64_t first_key_ = 0;

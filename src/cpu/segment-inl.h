@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tile of queries, its blocks' groups, and its scores. Included once for each instruction set.
+// A tile of queries in segments that share one grouping: q_hat, k_hat and scores. This file is included once for each
+// instruction set.
 #if defined(DISTR_CPU_SEGMENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DISTR_CPU_SEGMENT_INL_H_
 #undef DISTR_CPU_SEGMENT_INL_H_
@@ -52,8 +53,8 @@ inline Segments find_segments(const Problem& problem, const Grouping& grouping, 
   return segments;
 }
 
-// q_hat [rows, stride] of the segment's rows: a group's sampled column or its mean, then 0. `q` is the tile's first
-// row.
+// Computes q_hat [rows, stride] of the segment's rows: the sampled column or the mean of each group, padded with 0. `q`
+// is the tile's first row.
 template <class T>
 void estimate_q(const Problem& problem, Estimator estimator, const Segment& segment, const T* q, float* q_hat,
                 std::int64_t stride) {
@@ -81,7 +82,8 @@ void estimate_q(const Problem& problem, Estimator estimator, const Segment& segm
   }
 }
 
-// The rows of k_hat^T: rows of K^T themselves where a group has one column, else their sums in k_hat [r, 128].
+// Pointers to the rows of k_hat^T: a row of K^T itself where a group has one column, else a row of sums in k_hat
+// [r, 128].
 using KHatRows = std::array<const float*, kMaxHeadDim>;
 
 inline void fuse_k(const common::Groups& groups, const float* k_transposed, std::int64_t padded_keys, float* k_hat,
@@ -100,8 +102,8 @@ inline void fuse_k(const common::Groups& groups, const float* k_transposed, std:
   }
 }
 
-// Scale, mask and causality of row n of a tile, against `keys` keys from first_key on; the scores become logarithms to
-// the base 2, and those behind the keys -inf.
+// Applies scale, mask and causality to the scores of row n of a tile against the `keys` keys from first_key on. The
+// scores become base-2 logarithms, and those behind the last key become -inf.
 inline void finish_scores(const Problem& problem, const common::MaskView& mask, const QueryTile& tile, std::int64_t n,
                           std::int64_t first_key, std::int64_t keys, std::int64_t padded_keys, float* scores) {
   constexpr float kLog2E = std::numbers::log2e_v<float>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Moves rows of any element type into tiles of floats and back. Included once for each instruction set.
+// Moves rows of any element type into tiles of floats and back. This file is included once for each instruction set.
 #if defined(DISTR_CPU_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DISTR_CPU_TILE_INL_H_
 #undef DISTR_CPU_TILE_INL_H_
@@ -60,7 +60,7 @@ void load_rows(const T* source, std::int64_t source_stride, std::int64_t rows, s
   }
 }
 
-// Columns c .. c + 3 of four rows become four rows of `target`, four floats each.
+// Writes columns c .. c + 3 of four rows as four rows of `target`, four floats each.
 inline void transpose_4x4(const std::array<const float*, 4>& rows, std::int64_t c, float* target,
                           std::int64_t target_stride) {
 #if HWY_TARGET == HWY_SCALAR
@@ -100,7 +100,7 @@ void load_transposed(const T* source, std::int64_t source_stride, std::int64_t r
       const bool inside = j + n < rows;
       if constexpr (std::is_same_v<T, float>) {
         if (inside && columns == padded_columns) {
-          four[static_cast<std::size_t>(n)] = source + (j + n) * source_stride;  // as it lies
+          four[static_cast<std::size_t>(n)] = source + (j + n) * source_stride;  // read in place
           continue;
         }
       }
@@ -117,7 +117,8 @@ void load_transposed(const T* source, std::int64_t source_stride, std::int64_t r
   }
 }
 
-// target = sum of two or more rows, `count` floats (a multiple of the vector length), added in the order given.
+// target = the sum of two or more rows of `count` floats, in the order given. `count` is a multiple of the vector
+// length.
 inline void add_rows(const float* const* rows, std::int64_t row_count, std::int64_t count, float* target) {
   const hn::ScalableTag<float> tag;
   const std::int64_t lanes = vector_length();
@@ -130,7 +131,7 @@ inline void add_rows(const float* const* rows, std::int64_t row_count, std::int6
   }
 }
 
-// x *= factor; `count` a multiple of the vector length.
+// x *= factor. `count` is a multiple of the vector length.
 inline void scale_row(float* x, std::int64_t count, float factor) {
   const hn::ScalableTag<float> tag;
   const std::int64_t lanes = vector_length();
@@ -140,8 +141,8 @@ inline void scale_row(float* x, std::int64_t count, float factor) {
   }
 }
 
-// A factor that fp32 does not hold, as the sum of two floats: large scores would feel its rounding. Both parts have one
-// sign and the lower is not 0, so that an infinity times the factor is infinite.
+// A factor as the sum of two floats, because its rounding to fp32 would change large scores. Both parts have the same
+// sign and the lower one is not 0, so that an infinity times the factor is infinite.
 struct Factor {
   explicit Factor(double value) {
     const auto nearest = static_cast<float>(value);
@@ -163,8 +164,8 @@ inline void scale_row(float* x, std::int64_t count, const Factor& factor) {
   }
 }
 
-// The same as scale_row, but factor 0 leaves 0 of everything: what weighs nothing contributes nothing, infinity
-// included.
+// Does what scale_row does, except that a factor of 0 gives 0 for every value, infinity and NaN included: what has no
+// weight contributes nothing.
 inline void scale_or_clear_row(float* x, std::int64_t count, float factor) {
   if (factor == 0) {
     std::fill_n(x, count, 0.0F);
@@ -173,7 +174,7 @@ inline void scale_or_clear_row(float* x, std::int64_t count, float factor) {
   }
 }
 
-// Whether no value is NaN or infinite; `count` a multiple of the vector length.
+// Whether no value is NaN or infinite. `count` is a multiple of the vector length.
 inline bool all_finite(const float* x, std::int64_t count) {
   const hn::ScalableTag<float> tag;
   const std::int64_t lanes = vector_length();
@@ -184,7 +185,7 @@ inline bool all_finite(const float* x, std::int64_t count) {
   return hn::AllTrue(tag, hn::Eq(zero_or_nan, hn::Zero(tag)));
 }
 
-// Sum of the products of two rows; `count` a multiple of the vector length.
+// The dot product of two rows. `count` is a multiple of the vector length.
 inline float dot(const float* a, const float* b, std::int64_t count) {
   const hn::ScalableTag<float> tag;
   const std::int64_t lanes = vector_length();

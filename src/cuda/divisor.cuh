@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Divisions whose divisor a kernel gets as an argument: a product and a shift, where the compiler would need some 20
-// instructions, one after another.
+// Division by a divisor that is known when a kernel is launched. It takes one product and one shift, where the compiler
+// would emit a chain of about 20 dependent instructions.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -11,12 +11,12 @@
 
 namespace distr::cuda {
 
-// Divides numbers n below 2^31. With a shift of 31 + ceil(log2(value)) and m = ceil(2^shift / value), n / value is
-// n m / 2^shift: m is less than 1 too large, which adds less than n / 2^shift < 1 / value.
+// Divides numbers n below 2^31. With shift = 31 + ceil(log2(value)) and m = ceil(2^shift / value), n / value is
+// n m / 2^shift rounded down: m is too large by less than 1, which adds less than n / 2^shift < 1 / value.
 class Divisor {
  public:
   Divisor() : Divisor(1) {}
-  // 0 is taken as 1: there is nothing to divide then.
+  // A value of 0 becomes 1; nothing is divided by it.
   explicit Divisor(std::uint32_t value)
       : value_(std::max(1U, value)),
         shift_(31 + static_cast<int>(std::bit_width(value_ - 1))),

@@ -3,15 +3,15 @@
 //
 //   e_c = sum_n Q_b[n, c]^2 * sum_j (K[j, c] - mean_j K[:, c])^2,  order = columns by descending e, then by column
 //
-// read_tensors reads Q and K once. Its first blocks of threads take runs of keys, the others pieces of blocks of Q:
-//   K  sums and squares of the differences from a key of the run's first strip (of its second, where the first is one
-//      key). Where a strip ends, lanes, warps and groups are added in a fixed order, and mean and spread of the run so
-//      far go to the workspace.
-//   Q  squares, added in the same order.
-// With `own` a run is one strip. With `previous` block b needs the keys j < b l + c: strips end there, and its keys are
-// some whole runs and the first strips of one more. In order_blocks four threads share two columns, each adds up every
-// fourth run, around the mean of the last; two threads count the columns before one. With `previous` a first block has
-// energies of 0, hence the identity.
+// read_tensors reads Q and K once. Its first thread blocks take runs of keys, the others take pieces of blocks of Q:
+//   K  A thread sums differences from a pivot, and their squares. The pivot is a key of the run's first strip (of the
+//      second if the first is one key). At the end of a strip, lanes, warps and groups are added in shared memory in a
+//      fixed order, and the moments of the run so far go to the workspace.
+//   Q  A thread sums squares, which are added in the same order.
+// With `own` a run is one strip. With `previous` block b uses the keys j < b l + c; strips end there, so its keys are
+// whole runs and the first strips of one more, and the first block has energies of 0, hence the identity.
+// In order_blocks four threads share two columns, and each adds up every fourth run around the mean of the last. The
+// energies go to shared memory, where two threads count the columns that come before one.
 #include "cuda/early.cuh"
 #include "cuda/grouping.h"
 #include "cuda/grouping_rank.cuh"
@@ -25,23 +25,23 @@ namespace {
 using grouping::kMaxThreads;
 using grouping::kTileColumns;
 
-constexpr int kOrderGrid = 1024;    // blocks of threads of order_blocks, if there are as many blocks of Q
-constexpr int kFewColumns = 32768;  // of all those blocks: on an H200 so few run at the same time with 104 registers
-constexpr int kRunLoads = 4;        // of a thread of order_blocks, under way at the same time
-constexpr int kManyRunLoads = 16;   // where columns are few and runs many
+constexpr int kOrderGrid = 1024;    // thread blocks of order_blocks, if there are as many blocks of Q
+constexpr int kFewColumns = 32768;  // of all its thread blocks: so few run at once on an H200 with 104 registers each
+constexpr int kRunLoads = 4;        // loads of a thread of order_blocks that are in flight at once
+constexpr int kManyRunLoads = 16;   // the same where columns are few and runs many
 
 struct Arguments {
   QueryPieces queries;
   KeyStrips keys;
   int head_dim;
-  int width;            // d, up to a multiple of 32: what rows of the workspace have
+  int width;            // of a row of the workspace: d rounded up to a multiple of 32
   int tiles;            // of 64 columns
   int groups;           // warps of a tile
   int heads_per_kv;     // query heads that share a KV head
-  int part_blocks;      // blocks of Q that a block of threads orders
+  int part_blocks;      // blocks of Q that a thread block orders
   float* squares;       // [pieces of Q, width]
   Spread* runs;         // [KV heads, runs, width]
-  Spread* strips;       // [KV heads, strips, width]: of a run up to the end of a strip that is not its last
+  Spread* strips;       // [KV heads, strips, width]: of a run up to the end of each strip but its last
   std::int32_t* order;  // [order rows, d]
 };
 
@@ -49,10 +49,10 @@ struct Sums {
   float sum, squares;
 };
 
-// What read_tensors adds up over lanes, warps and groups.
+// Shared memory of read_tensors, which adds up over lanes, warps and groups.
 struct Shared {
   float warps[kMaxThreads / 32][2][kTileColumns];  // sums, squares
-  float pivots[kMaxThreads / 32 * kTileColumns];   // of a run
+  float pivots[kMaxThreads / 32 * kTileColumns];   // of the run
 };
 
 // Adds the lanes of a warp, hands them to the other warps, and calls visit(column, its sums) for each column of the
@@ -81,7 +81,7 @@ __device__ void add_up(const Arguments& a, float (&values)[kCount], const Lane& 
   }
 }
 
-// Spreads of the strips of one run, each from the run's first key on.
+// Writes the moments of one run up to the end of each of its strips.
 template <class T, int kVector>
 __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
   using Round = grouping::Round<T, kVector>;
@@ -89,11 +89,11 @@ __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
   int strip = static_cast<int>(blockIdx.x % a.keys.runs) * a.keys.run_strips;
   const int end = min(strip + a.keys.run_strips, a.keys.strips);
   const int start = a.keys.start(strip);
-  const auto middle_of = [&](int of_strip) {  // not the head's first key, often far from all others
+  const auto middle_of = [&](int of_strip) {  // the first key of a head is often far from all others
     return a.keys.keys(head, (a.keys.start(of_strip) + a.keys.start(of_strip + 1)) / 2, 0).first;
   };
-  const std::byte* pivot_row = middle_of(strip);             // differs from itself by 0: it stands in for no row
-  const bool keeps_pivots = lane.t == 0 && lane.group == 0;  // of its columns
+  const std::byte* pivot_row = middle_of(strip);             // loaded in place of missing rows: its difference is 0
+  const bool keeps_pivots = lane.t == 0 && lane.group == 0;  // this lane stores those of its columns
   Rows rows = a.keys.keys(head, start, a.keys.start(strip + 1));
   int n = 0;
   float pivots[8];
@@ -111,7 +111,7 @@ __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
 #pragma unroll 1
   for (bool begins = true;; begins = false) {
     if (begins) {
-      wait_for_inputs();  // in the loop, so that the compiler leaves nothing of what is above for after it
+      wait_for_inputs();  // in the loop, so that the compiler does not move the code above behind the wait
     }
     Round round;
     round.load(rows, n, lane, pivot_row);
@@ -141,7 +141,7 @@ __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
       break;
     }
     __syncthreads();   // the sums have been read
-    if (count == 1) {  // that strip was its pivot alone: go on around a key of the next one
+    if (count == 1) {  // the strip was the pivot alone, so a key of the next strip becomes the pivot
 #pragma unroll
       for (int i = 0; i < 8; ++i) {
         run.sums[i] = pivots[i];
@@ -160,7 +160,7 @@ __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
   }
 }
 
-// Sums of squares of one piece of a block of Q.
+// Writes the sums of squares of one piece of a block of Q.
 template <class T, int kVector>
 __device__ void read_queries(const Arguments& a, std::uint32_t piece, const Lane& lane, Shared& shared) {
   using Round = grouping::Round<T, kVector>;
@@ -203,9 +203,9 @@ __global__ void __maxnreg__(kLoads <= kRunLoads ? 64 : 104) order_blocks(const A
   release_dependent();
   const auto in_warp = static_cast<int>(threadIdx.x % 32);
   const int warp_columns = static_cast<int>(threadIdx.x) / 32 * 16;
-  const int columns = warp_columns + in_warp % 8 * 2;  // two, of four lanes
-  const int column = columns + in_warp / 8 % 2;        // whose energy the lane has
-  const int ranked = warp_columns + in_warp % 16;      // whose rank it counts
+  const int columns = warp_columns + in_warp % 8 * 2;  // the first of two that four lanes share
+  const int column = columns + in_warp / 8 % 2;        // the one whose energy the lane has
+  const int ranked = warp_columns + in_warp % 16;      // the one whose rank the lane counts
   const std::uint32_t head = blockIdx.x;
   const auto blocks = static_cast<int>(a.queries.blocks.value());
   const auto pieces = static_cast<int>(a.queries.pieces.value());
@@ -248,7 +248,7 @@ __global__ void __maxnreg__(kLoads <= kRunLoads ? 64 : 104) order_blocks(const A
   }
 }
 
-// The reads of read_tensors and nothing else.
+// Reads what read_tensors reads and does nothing else.
 template <class T, int kVector>
 __global__ void __launch_bounds__(kMaxThreads, 2) read_only(const Arguments a) {
   using Round = grouping::Round<T, kVector>;
@@ -268,12 +268,12 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_only(const Arguments a) {
     round.load(rows, n, lane);
     seen |= round.any();
   }
-  if (a.queries.count == 0) {  // never: it keeps the loads
+  if (a.queries.count == 0) {  // never true, but the compiler must keep the loads for it
     a.order[threadIdx.x] = static_cast<std::int32_t>(seen);
   }
 }
 
-// A launch behind the reads that does nothing.
+// Does nothing but wait for the kernel before it.
 __global__ void only_wait(const Arguments /*a*/) { wait_for_inputs(); }
 
 // What a call does: it is decided here, and a run decides nothing more.

@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The order of exact attention: order[row, c] = c. Nothing reads it, but make_grouping() promises it.
+// The order of exact attention: order[row, c] = c. No kernel reads it, but make_grouping() promises it.
 //
-// A block of threads writes 32 rows, each of its 8 warps one row after another, a lane every 32nd column.
-// No shared memory.
+// A thread block writes 32 rows. Each of its 8 warps writes one row after another, and a lane of it every 32nd column.
+// The kernel has no shared memory.
 #include <array>
 
 #include "common/element.h"
@@ -13,7 +13,7 @@ namespace distr::cuda::identity {
 namespace {
 
 constexpr int kThreads = 256;
-constexpr int kRows = 32;  // of a block of threads
+constexpr int kRows = 32;  // of a thread block
 
 __global__ void __launch_bounds__(kThreads) write_identity(std::int64_t rows, int head_dim, std::int32_t* order) {
   const std::int64_t first = static_cast<std::int64_t>(blockIdx.x) * kRows;

@@ -3,16 +3,17 @@
 //
 //   bit_t(c) = [ sum_n R[n, t] Q_b[n, c] > 0 ],  hash(c) = gray_rank(bits),  order = columns sorted by (hash, column)
 //
-// A block of threads stays and takes block of Q after block of Q, so that R [256 rows, 16 bits] is drawn once:
-//   R     one Philox call a row, in shared memory as the fragments of mma.m16n8k16 (A = R^T, rows as k). Every value is
-//         exact in f16 and in bf16, and an f32 of Q is the sum of three bf16, so all products are exact; sums in fp32.
-//   Q     from global memory to registers as B fragments (grouping_rows.cuh). The loads of the next block of Q are sent
-//         off before this one's sums are added up and sorted.
-//   sums  [16, 64] of each warp, added over the warps of a tile in shared memory, in their order.
-//   bits  by ballot: of an accumulator's fragment, lane 4 g + t has bits g and g + 8 of two columns.
-//   sort  two lanes count the columns with smaller (hash, column) for one column: its place.
-// Longer blocks are cut into pieces, whose sums go to the workspace; a second kernel adds and sorts.
-// A block without rows before it (`previous`) has no rows, hence all hashes 0 and the identity.
+// A thread block is persistent: it takes block of Q after block of Q, so that R [256 rows, 16 bits] is drawn once.
+//   R     One Philox call draws a row. R lies in shared memory as fragments of mma.m16n8k16 (A = R^T, rows as k). Every
+//         value is exact in f16 and in bf16, and an f32 of Q is the sum of three bf16, so all products are exact; the
+//         sums are fp32.
+//   Q     Warps load it from global memory to registers as B fragments (grouping_rows.cuh). The loads of the next block
+//         of Q are issued before the sums of this one are added up and sorted.
+//   sums  Each warp has [16, 64] sums. The warps of a tile are added in shared memory, in a fixed order.
+//   bits  A ballot collects the signs: lane 4 g + t of an accumulator's fragment has bits g and g + 8 of two columns.
+//   sort  For each column two lanes count the columns with a smaller (hash, column): that is the column's position.
+// Longer blocks are cut into pieces, whose sums go to the workspace; a second kernel adds them up and sorts.
+// With `previous` the first block has no rows before it, hence all its hashes are 0 and its order is the identity.
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -43,7 +44,7 @@ using grouping::Rows;
 
 constexpr int kFragments = kTileColumns / 8;  // of sums, for a tile: [16 bits, 8 columns] each
 constexpr int kWindowRows = kPieceRows;       // rows of R in shared memory
-constexpr int kWarpsPerProcessor = 16;        // what launch bounds promise
+constexpr int kWarpsPerProcessor = 16;        // as the launch bounds promise
 constexpr int kSumThreads = 512;              // of the kernel that adds pieces
 
 struct Arguments {
@@ -97,13 +98,13 @@ __device__ void draw_projection(std::uint64_t seed, int first, int rows, Shared&
   }
 }
 
-// What the bf16 of the upper 16 bits leaves of an fp32; nothing of an infinity.
+// An fp32 minus the bf16 in its upper 16 bits; 0 for an infinity.
 __device__ std::uint32_t remainder(std::uint32_t x) {
   const float value = __uint_as_float(x);
   return isinf(value) ? 0U : __float_as_uint(value - __uint_as_float(x & 0xFFFF0000U));
 }
 
-// sums[i] += R^T Q for 16 rows and the i-th column of every lane.
+// sums[i] += R^T Q over 16 rows, for the i-th column of every lane.
 template <class T, std::size_t kWords>
 __device__ void project(const std::uint32_t (&projection)[4], const std::array<std::uint32_t, kWords> (&q)[4],
                         float (&sums)[kFragments][4]) {
@@ -130,7 +131,7 @@ __device__ void project(const std::uint32_t (&projection)[4], const std::array<s
   }
 }
 
-// Bits 0, 4, .. 28 side by side.
+// Packs the bits 0, 4, .. 28 into the lowest 8 bits.
 __device__ std::uint32_t every_fourth_bit(std::uint32_t x) {
   x &= 0x11111111U;
   x = (x | x >> 3) & 0x03030303U;
@@ -138,14 +139,15 @@ __device__ std::uint32_t every_fourth_bit(std::uint32_t x) {
   return (x | x >> 12) & 0xFFU;
 }
 
-// A number that grows with (hash, column), from 1 to 16: comparing floats takes fewer instructions than integers.
+// A float between 1 and 16 that grows with (hash, column). Comparing floats takes fewer instructions than comparing
+// integers.
 __device__ float key_of(std::uint32_t hash, int column) {
   static_assert(kMaxHeadDim <= 1 << 9);
   return __uint_as_float(__float_as_uint(1.0F) + (hash << 9 | static_cast<std::uint32_t>(column)));
 }
 
-// The keys of the columns of kCount fragments of sums, from the i-th on: of each, lane 4 g + t has bits g and
-// g + 8 of the columns 2 t and 2 t + 1. Columns that do not exist come last.
+// Writes the sort keys of the columns of kCount fragments of sums, from the i-th fragment on. In each of them lane
+// 4 g + t has bits g and g + 8 of the columns 2 t and 2 t + 1. Columns that do not exist sort last.
 template <int kVector, int kCount>
 __device__ void write_keys(const float4 (&sums)[kCount], int tile, int i, int head_dim, float* keys) {
   const int n = static_cast<int>(threadIdx.x % 32);
@@ -253,7 +255,7 @@ __global__ void __launch_bounds__(kMaxThreads, kVector == 1 ? 1 : 2) order_block
   }
 }
 
-// Adds the pieces of a block of Q in their order, and sorts. A warp adds a fragment of 8 columns.
+// Adds up the pieces of a block of Q in their order and sorts the columns. A warp adds a fragment of 8 columns.
 template <int kVector>
 __global__ void __launch_bounds__(kSumThreads, 1) add_pieces(const Arguments a) {
   alignas(16) __shared__ float s_keys[kMaxHeadDim];
@@ -263,7 +265,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) add_pieces(const Arguments a) 
   wait_for_inputs();
   for (int i = static_cast<int>(threadIdx.x); i < stride; i += static_cast<int>(blockDim.x)) {
     const float4* sums = a.sums + static_cast<std::int64_t>(blockIdx.x) * pieces * stride + i;
-    constexpr int kLoadsAhead = 16;  // under way at the same time
+    constexpr int kLoadsAhead = 16;  // in flight at the same time
     float4 total[1] = {};
     for (int first = 0; first < pieces; first += kLoadsAhead) {
       float4 loaded[kLoadsAhead];
@@ -283,7 +285,7 @@ __global__ void __launch_bounds__(kSumThreads, 1) add_pieces(const Arguments a) 
                                a.order + static_cast<std::int64_t>(blockIdx.x) * a.head_dim);
 }
 
-// The reads of order_blocks and nothing else.
+// Reads what order_blocks reads and does nothing else.
 template <class T, int kVector>
 __global__ void __launch_bounds__(kMaxThreads, 2) read_blocks(const Arguments a) {
   using Round = grouping::Round<T, kVector>;
@@ -298,7 +300,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_blocks(const Arguments a)
       seen |= round.any();
     }
   }
-  if (count == 0) {  // never: it keeps the loads
+  if (count == 0) {  // never true, but the compiler must keep the loads for it
     a.order[threadIdx.x] = static_cast<std::int32_t>(seen);
   }
 }

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How many columns come before a column. Comparing and counting in floats takes fewer instructions than in integers.
+// The rank of a column: how many columns come before it. Comparing and counting in floats takes fewer instructions than
+// in integers.
 #pragma once
 
 #include <cstdint>
@@ -8,14 +9,14 @@
 
 namespace distr::cuda::grouping {
 
-// The largest float below one that is not negative.
+// The largest float below x, which is not negative.
 [[nodiscard]] __device__ inline float below(float x) {
   return __uint_as_float(x > 0 ? __float_as_uint(x) - 1 : 0x80000001U);
 }
 
-// How many columns come before one: those of more energy, and of as much those to its left. Of warp w lanes l and
-// l + 16 count for column 16 w + l, each in every second four columns; `energies`: half as many as threads, less than 0
-// where there is no column.
+// The rank of a column by energy: columns of more energy come before it, and columns of the same energy to its left.
+// Lanes l and l + 16 of warp w count for column 16 w + l, each over every second four columns. `energies` has half as
+// many elements as the block has threads; it is less than 0 where there is no column.
 [[nodiscard]] __device__ inline int rank_by_energy(float energy, const float* energies) {
   const float energy_below = below(energy);
   const unsigned in_warp = threadIdx.x % 32;
@@ -37,12 +38,13 @@ namespace distr::cuda::grouping {
   }
   float rank = sum.x + sum.y + (sum.z + sum.w);
   rank += __shfl_xor_sync(~0U, rank, 16);
-  const unsigned equal = __match_any_sync(~0U, __float_as_uint(energy));  // of the warp's columns, in either half
+  const unsigned equal = __match_any_sync(~0U, __float_as_uint(energy));  // both halves have all of the warp's columns
   return static_cast<int>(rank) + __popc(equal & ((1U << in_warp % 16) - 1));
 }
 
-// The order of columns by keys of which no two are the same: column c comes behind those of smaller ones. Two lanes
-// count them, each in every second four columns. `keys`: of `tiles` tiles, infinite where there is no column.
+// Writes the order of the columns by ascending keys, no two of which are the same. Two lanes count the columns with
+// smaller keys than one column, each over every second four columns. `keys` has `tiles` tiles and is infinite where
+// there is no column.
 __device__ inline void write_order_by_key(const float* keys, int tiles, int head_dim, std::int32_t* order) {
   constexpr int kHalf = 16;
   const int in_warp = static_cast<int>(threadIdx.x % 32);

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the kernels of grouping share: which rows of Q decide which row of the order, how warps read them.
+// What the grouping kernels share: which rows of Q decide a row of the order, and how warps load rows.
 //
-// A block of threads reads `tiles` tiles of 64 columns by `groups` warps each; the warps of a tile take turns at chunks
-// of 16 rows. Lane 4 g + t holds rows 4 t .. 4 t + 3 of a chunk and 8 columns of each, `kVector` neighbours a load: the
-// lanes with the same t read 128 bytes of a row together. That is also how mma.m16n8k16 wants B = Q with rows as k, so
-// the hash needs no shared memory between a load and the tensor cores.
+// A thread block reads `tiles` tiles of 64 columns. Each tile has `groups` warps, which take turns at chunks of 16
+// rows. Lane 4 g + t holds 8 columns of the rows 4 t .. 4 t + 3 of a chunk and loads `kVector` neighbouring columns at
+// a time, so the lanes with the same t read 128 contiguous bytes of a row. This is also the layout of B = Q in
+// mma.m16n8k16 with rows as k, so the hash needs no shared memory between its loads and the tensor cores.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -31,7 +31,7 @@ inline constexpr int kMaxGroups = 4;    // warps of a tile
 inline constexpr int kPieceRows = 256;  // blocks of more rows are cut into pieces
 inline constexpr int kMaxPieces = 64;
 
-// The warps of a block of threads.
+// How the warps of a thread block share the columns.
 struct Warps {
   int tiles;   // ceil(d / 64), 1 to 8
   int groups;  // warps of a tile: 1, 2 or 4
@@ -51,14 +51,14 @@ struct Rows {
   int count = 0;
 };
 
-// The strides of Q or K, in bytes.
+// Strides in bytes from strides in elements.
 [[nodiscard]] inline Strides in_bytes(const Strides& strides, DType dtype) {
   const auto bytes = static_cast<std::int64_t>(size_of(dtype));
   return {strides.batch * bytes, strides.head * bytes, strides.row * bytes};
 }
 
 // The rows of Q that decide each row of the order [batch, heads, blocks], cut into `pieces`. A head has at most 2^29
-// rows (refusal), so 32 bits count them.
+// rows (refusal()), so 32 bits count them.
 struct QueryPieces {
   const std::byte* q;     // [batch, heads, seq, d]
   Strides strides;        // bytes
@@ -67,7 +67,7 @@ struct QueryPieces {
   int piece_rows;         // a multiple of kPieceRows where there are several
   int block;              // l, at most seq
   int seq;
-  int previous;        // 1: a block's order is that of the rows before it, the first has none
+  int previous;        // 1: a block's order comes from the block before it, and the first block has none
   std::int64_t count;  // of all pieces
 
   // All but where Q is.
@@ -89,8 +89,8 @@ struct QueryPieces {
 
   [[nodiscard]] std::int64_t order_rows() const { return count / pieces.value(); }
 
-  // Piece `index` = (row of the order) * pieces + piece. Its first row within the block is (index % pieces) *
-  // piece_rows.
+  // The rows of piece `index` = (row of the order) * pieces + piece. Its first row within the block is
+  // (index % pieces) * piece_rows.
   [[nodiscard]] __device__ Rows at(std::uint32_t index) const {
     const std::uint32_t row = index / pieces;
     const std::uint32_t head = row / blocks;
@@ -102,10 +102,10 @@ struct QueryPieces {
   }
 };
 
-// What a thread is within its block of threads.
+// The part of a thread in its thread block.
 struct Lane {
   int tile, group, groups;
-  int g, t;     // lane 4 g + t
+  int g, t;     // the lane is 4 g + t
   int columns;  // d
 
   __device__ Lane(int warps_of_tile, int head_dim)
@@ -117,12 +117,12 @@ struct Lane {
         columns(head_dim) {}
 };
 
-// The i-th of the 8 columns that lane 4 g + t holds of its tile, where a load has `vector` columns.
+// The i-th of the 8 columns of its tile that lane 4 g + t holds, where a load has `vector` columns.
 [[nodiscard]] __host__ __device__ constexpr int column_of(int vector, int g, int i) {
   return i / vector * 8 * vector + g * vector + i % vector;
 }
 
-// What a lane reads at once: rows of kChunks chunks, which follow each other by `groups` chunks.
+// What a lane loads at once: its rows of kChunks chunks, which are `groups` chunks apart.
 template <class T, int kVector>
 struct Round {
   static constexpr int kBytes = sizeof(T);
@@ -133,19 +133,19 @@ struct Round {
 
   Row words[kChunks][4];  // [chunk][row]
 
-  // Rows that a tile's warps read in a round.
+  // How many rows the warps of a tile read in a round.
   [[nodiscard]] __device__ static int rows(const Lane& lane) { return kChunks * lane.groups * kChunkRows; }
-  // The first row of `chunk` for this lane, from the round's first row on.
+  // This lane's first row of `chunk`, counted from the round's first row.
   [[nodiscard]] __device__ static int row(const Lane& lane, int chunk) {
     return (chunk * lane.groups + lane.group) * kChunkRows + 4 * lane.t;
   }
 
-  // The round that starts at row n; zeros past the rows and the columns.
+  // Loads the round that starts at row n, with zeros behind the last row and the last column.
   __device__ void load(const Rows& rows, int n, const Lane& lane) {
     for_each_row(rows, n, lane,
                  [&](Row& row, const std::byte* from, bool exists) { row = load_row(from, exists, lane); });
   }
-  // The same with `instead` for rows past the end.
+  // The same, with the row `instead` in place of the rows behind the last.
   __device__ void load(const Rows& rows, int n, const Lane& lane, const std::byte* instead) {
     for_each_row(rows, n, lane, [&](Row& row, const std::byte* from, bool exists) {
       row = load_row(exists ? from : instead, true, lane);
@@ -194,7 +194,7 @@ struct Round {
   }
 
  private:
-  // Calls visit(the lane's words of a row, where the row starts, whether it exists).
+  // Calls visit(the lane's words of a row, where the row starts, whether it exists) for each row.
   template <class Visitor>
   __device__ void for_each_row(const Rows& rows, int n, const Lane& lane, Visitor visit) {
 #pragma unroll
@@ -209,7 +209,7 @@ struct Round {
     }
   }
 
-  // Columns i .. i + kVector - 1 of a row.
+  // Loads the columns i .. i + kVector - 1 of a row.
   __device__ static void load_vector(Row& row, int i, const std::byte* from, bool valid) {
     const int word = i * kBytes / 4;
     if constexpr (kVector * kBytes == 16) {
@@ -227,8 +227,8 @@ struct Round {
   }
 };
 
-// Calls function.template operator()<T, kVector>() with the element's type, and as many columns a load as 16 bytes
-// hold, or 1 where rows do not start at multiples of 16 bytes.
+// Calls function.template operator()<T, kVector>() with the element's type. A load has as many columns as 16 bytes
+// hold, or one where rows do not start at multiples of 16 bytes.
 template <class Function>
 void with_loads(DType dtype, bool aligned, Function&& function) {
   if (dtype == DType::f16) {

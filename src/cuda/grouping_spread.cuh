@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The spread of K, sum_j (K[j, c] - mean_j K[:, c])^2, which `energy` weighs columns with: how keys are cut, and sums
-// around a pivot near the mean, so that a large mean does not drown the spread around it.
+// The squared deviations of the columns of K, sum_j (K[j, c] - mean_j K[:, c])^2, by which `energy` weighs them. They
+// are summed around a pivot near the mean, so that a large mean costs no digits. This file says how the keys are cut
+// into strips and runs, and how the moments of runs are combined.
 #pragma once
 
 #include <algorithm>
@@ -18,8 +19,8 @@ inline constexpr int kMaxRuns = 64;    // of a KV head
 inline constexpr int kGridRuns = 256;  // of all heads, about as many as a GPU runs at once
 inline constexpr int kMinRunKeys = 128;
 
-// How the keys of a head are cut: strip s holds the keys s * length + phase .. (s + 1) * length + phase - 1 that exist.
-// A head's rows are at most 2^29 (grouping::refusal), so 32 bits count them.
+// How the keys of a head are cut. Strip s holds the keys s * length + phase .. (s + 1) * length + phase - 1 as far as
+// they exist. A head has at most 2^29 rows (grouping::refusal), so 32 bits count them.
 struct KeyStrips {
   const std::byte* k;  // [batch, heads, seq, d]
   Strides strides;     // bytes
@@ -66,13 +67,13 @@ struct KeyStrips {
     count = all_heads * head_runs;
   }
 
-  // The strips before this one decide block b. With `previous` none do the first block.
+  // The end of the strips that decide a block. With `previous` no strip decides the first block.
   [[nodiscard]] __device__ int strips_of(int block) const {
     return block_strips == 0 ? strips : block == 0 ? 0 : min(max(block * block_strips + shift, 0), strips);
   }
-  // The run that a strip is in.
+  // The run of a strip.
   [[nodiscard]] __device__ int run_of(int strip) const { return run_strips == 1 ? strip : strip / run_strips; }
-  // Where a strip starts.
+  // The first key of a strip.
   [[nodiscard]] __device__ int start(int strip) const { return min(max(strip * length + phase, 0), seq); }
   // The keys first .. end - 1 of a head.
   [[nodiscard]] __device__ Rows keys(std::uint32_t head, int first, int end) const {
@@ -84,21 +85,22 @@ struct KeyStrips {
   static int ceil_div(int a, int b) { return a / b + (a % b != 0 ? 1 : 0); }
 };
 
-// Sum of the squared differences of `count` values from their mean: from their differences from a pivot p near them,
-//   sum (x - mean)^2 = sum (x - p)^2 - (sum (x - p))^2 / count.
-// The pivot is a value of their own, so a large mean does not drown the spread around it.
+// The squared deviations of `count` values from their mean, given the sum and the squares of their differences from a
+// pivot p:
+//   sum (x - mean)^2 = sum (x - p)^2 - (sum (x - p))^2 / count
+// The pivot is one of the values or near them, so a large mean costs no digits.
 [[nodiscard]] __device__ inline float squares_around_mean(float count, float sum, float squares) {
   const float result = squares - sum * __fdividef(sum, count);
   return result < 0 ? 0 : result;  // NaN stays
 }
 
-// Mean of some keys of a column, and the sum of squared differences from it.
+// The mean of a column over some keys, and the sum of squared deviations from it.
 struct alignas(8) Spread {
   float mean;
   float squares;
 };
 
-// Spreads of a column in one: around a pivot near their means, the mean of one of them.
+// Combines the moments of several runs of keys of a column, around a pivot: the mean of one of the runs.
 struct Spreads {
   float pivot = 0;
   float sum = 0;
@@ -112,12 +114,13 @@ struct Spreads {
   }
 };
 
-// The first strips of a KV head, for two columns: four lanes l, l + 8, l + 16, l + 24 of a warp share both, and each
-// takes every fourth run. Where they lie is found before their loads, which may have to wait.
+// Reads the moments of the first strips of a KV head, for two columns. The four lanes l, l + 8, l + 16 and l + 24 of a
+// warp share both columns, and each takes every fourth run. The constructor finds the addresses, so that it can run
+// before the wait for the kernel that writes them.
 class SpreadReader {
  public:
-  // runs: [runs, width] of the head, strips: [strips, width], both from the two columns on; `end`: of the strips;
-  // quarter: of the warp, 0 to 3: which runs the lane takes; even ones are for the left column.
+  // `runs` is [runs, width] of the head and `strips` is [strips, width], both from the two columns on. `end` is the end
+  // of the strips. `quarter`, 0 to 3, says which runs the lane takes; lanes of even quarters return the left column.
   __device__ SpreadReader(const KeyStrips& keys, const Spread* runs, const Spread* strips, int width, int quarter,
                           int end)
       : step_(4 * width), quarter_(quarter), strips_(end) {
@@ -135,8 +138,8 @@ class SpreadReader {
   [[nodiscard]] __device__ int strips() const { return strips_; }
 
   // sum_j (K[j, c] - mean_j K[:, c])^2 of the lane's column, if there is a strip. The runs are added around the mean of
-  // the last one that they touch: the first may be a single key, often far from all others.
-  template <int kLoads>  // under way at the same time
+  // the last one, because the first one may be a single key, which is often far from all others.
+  template <int kLoads>  // loads in flight at the same time
   [[nodiscard]] __device__ float total() const {
     const Two last_run = load(true, last_);
     Spreads left{last_run.left.mean};
@@ -173,23 +176,23 @@ class SpreadReader {
   struct alignas(16) Two {
     Spread left, right;
   };
-  // Zeros that do not hang on another load: one that did would wait for it.
+  // A missing run gives constant zeros: a value that depended on another load would wait for it.
   [[nodiscard]] __device__ static Two load(bool exists, const Spread* from) {
     return exists ? *reinterpret_cast<const Two*>(from) : Two{};
   }
 
-  const Spread* last_;  // the last run, or what the strips have of it
+  const Spread* last_;  // the last run, or its strips up to `end`
   const Spread* next_;  // the lane's first run
-  int step_;            // from one to the next
+  int step_;            // between the lane's runs
   int quarter_;
   int strips_;
-  int count_;         // of the lane's runs before the last
-  float run_keys_;    // of a run but for the head's first and last
-  float first_keys_;  // of the lane's first run
+  int count_;         // the lane's runs before the last run
+  float run_keys_;    // keys of a run that is neither the head's first nor its last
+  float first_keys_;  // keys of the lane's first run
   float all_keys_;
 };
 
-// Sums of the 8 columns of a lane.
+// Sums over rows of a lane's 8 columns.
 struct LaneSums {
   float sums[8] = {};
   float squares[8] = {};
@@ -210,7 +213,7 @@ struct LaneSums {
       }
     }
   }
-  // The same of the squares of the rows as they are.
+  // Adds the squares of the rows as they are, without pivots.
   template <class Round>
   __device__ void add_squares(const Round& round) {
 #pragma unroll

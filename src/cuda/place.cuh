@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tile of which head belongs to a thread block of a backward kernel.
+// The tile scheduler of the backward kernels: which tile of which head a thread block computes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -8,7 +8,8 @@
 
 namespace distr::cuda {
 
-// The place of a thread block: section after section of heads, and in each the same tile of all heads, then the next.
+// The tile of a thread block. Heads are taken in sections of as many as the L2 holds; within a section, thread blocks
+// take the first tile of every head, then the second of every head, and so on.
 struct Place {
   int batch, head, tile;
 

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// One instruction a function: the only inline assembly of the CUDA sources.
+// Wrappers of PTX instructions, one for each function. This file and sm90/ptx.cuh have the only inline assembly of the
+// CUDA sources.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -13,7 +14,7 @@ __device__ inline std::uint32_t shared_address(const void* pointer) {
   return static_cast<std::uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
-// 16 bytes from global to shared memory, past L1; zeros where `valid` is false (nothing is read then).
+// Copies 16 bytes from global to shared memory, bypassing L1. Where `valid` is false it reads nothing and writes zeros.
 __device__ inline void cp_async_16(std::uint32_t shared, const void* global, bool valid) {
   const int bytes = valid ? 16 : 0;
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");

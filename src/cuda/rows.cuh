@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of queries of a launch, and which queries belong to each.
+// The tile scheduler of the forward kernels: which queries a thread block computes.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -13,20 +13,21 @@
 
 namespace distr::cuda {
 
-// The queries of a tile.
+// The queries of one tile.
 struct Rows {
   int batch, head, head_kv;
-  int row;  // the first
+  int row;  // the first query
 };
 
-// The tiles of all heads, in the order that thread blocks take them: head after head, so that blocks that run together
-// read the same K and V, each from its last rows on. Those of the last `together` heads are taken by turns, so that
-// where it is causal the longest come first and the shortest end all. What a thread block finds its tile by is in the
-// form that takes it least time, for nothing else runs until it has it.
+// The tiles of all heads, in the order in which thread blocks take them. They go head after head, so that blocks that
+// run at the same time read the same K and V, and within a head from the last rows to the first. The tiles of the last
+// `together` heads are interleaved, so that in causal attention their longest tiles come first and the launch ends with
+// the shortest. A thread block cannot start before it knows its tile, so the members are what it finds it from
+// quickest.
 class Tiles {
  public:
   Tiles() = default;
-  // Of `rows` queries each, from begin to end - 1. `together`: not more heads than there are.
+  // Tiles of `rows` queries each, from query `begin` to end - 1. `together` is at most the number of heads.
   Tiles(const DeviceProblem& problem, int together, std::int64_t begin, std::int64_t end, int rows)
       : heads_q_(static_cast<unsigned>(problem.heads_q)),
         heads_of_kv_(static_cast<unsigned>(problem.heads_q / problem.heads_kv)),
@@ -54,11 +55,11 @@ class Tiles {
   }
 
  private:
-  Divisor heads_q_, heads_of_kv_;  // of a batch, and of a KV head
-  Divisor together_, of_head_;     // heads at the end, and tiles of a head
+  Divisor heads_q_, heads_of_kv_;  // query heads of a batch, and of a KV head
+  Divisor together_, of_head_;     // interleaved heads at the end, and tiles of a head
   unsigned heads_before_ = 0;
   unsigned count_ = 0;
-  int last_row_ = 0;  // a head's last tile's first query
+  int last_row_ = 0;  // first query of a head's last tile
   int rows_ = 0;
 };
 

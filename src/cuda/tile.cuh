@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The vocabulary of the tensor-core kernels: swizzled tiles in shared memory.
+// What the tensor-core kernels share: swizzled tiles in shared memory, and stores of accumulator rows.
 #pragma once
 
 #include <bit>
@@ -10,7 +10,7 @@
 
 namespace distr::cuda {
 
-inline constexpr int kChunk = 8;  // 16-bit elements in 16 bytes, the unit of every copy
+inline constexpr int kChunk = 8;  // 16-bit elements in 16 bytes, which is the unit of every copy
 
 template <class T>
 inline constexpr DType kDTypeOf = DType::f32;
@@ -19,8 +19,8 @@ inline constexpr DType kDTypeOf<__half> = DType::f16;
 template <>
 inline constexpr DType kDTypeOf<__nv_bfloat16> = DType::bf16;
 
-// A tile [rows][kColumns] of 16-bit elements in shared memory. The chunks of a row are permuted by the row's number, so
-// that the eight rows which ldmatrix reads at once lie in different banks.
+// A tile [rows][kColumns] of 16-bit elements in shared memory. The row's number permutes the chunks of the row (a
+// swizzle), so that the eight rows which ldmatrix reads at once lie in different banks.
 template <int kColumns>
 struct Tile {
   static constexpr int kChunks = kColumns / kChunk;  // of a row
@@ -36,15 +36,16 @@ struct Tile {
   [[nodiscard]] __device__ std::uint32_t at(int row, int chunk) const {
     return base + static_cast<std::uint32_t>(offset(row, chunk));
   }
-  // From the address of (row, chunk) to that of (row + rows, chunk ^ chunks), where rows does not change the swizzle,
-  // or `chunks` has what it changes. One instruction, where at() would keep a register for each. With multiples of 8
-  // and 2, from chunks below 2, that is (row + rows, chunk + chunks).
+  // Goes from the address of (row, chunk) to that of (row + rows, chunk ^ chunks). Either `rows` must not change the
+  // swizzle, or `chunks` must contain the change. This takes one instruction, where at() would keep a register for each
+  // address. If `rows` is a multiple of 8, `chunks` is even and the chunk is 0 or 1, it is (row + rows, chunk +
+  // chunks).
   [[nodiscard]] __device__ static constexpr std::uint32_t move(std::uint32_t address, int rows, int chunks) {
     return (address ^ static_cast<std::uint32_t>(chunks * 16)) + static_cast<std::uint32_t>(rows * kChunks * 16);
   }
 };
 
-// The same bits as another type of the same size (CUDA's pairs are not what std::bit_cast takes).
+// Reinterprets the bits of a value as another type of the same size. std::bit_cast does not take CUDA's pair types.
 template <class To, class From>
 [[nodiscard]] __device__ inline To bits(const From& from) {
   static_assert(sizeof(To) == sizeof(From));
@@ -53,8 +54,8 @@ template <class To, class From>
   return to;
 }
 
-// Writes row[column] and row[column + 1], as far as there are so many columns. pairs: in one word where both are, for
-// the address of the row is a multiple of 4, and the column is even.
+// Writes row[column] and row[column + 1], as far as the row has these columns. With `pairs` both are written as one
+// word; the row's address is then a multiple of 4, and `column` is even.
 template <class T>
 __device__ __forceinline__ void store_pair(T* row, int column, int columns, bool pairs, float low, float high) {
   if (pairs && column + 1 < columns) {
@@ -69,8 +70,8 @@ __device__ __forceinline__ void store_pair(T* row, int column, int columns, bool
   }
 }
 
-// Of a matrix of 4 x 4 words, whose rows four lanes have, a row each: the columns instead. The lane is computed anew,
-// as is store_row's: registers are scarce.
+// Transposes a matrix of 4 x 4 words that four lanes hold: a lane gives its row and gets its column. Registers are
+// scarce, so the lane is computed again here and in store_row().
 [[nodiscard]] __device__ __forceinline__ uint4 transpose_in_quad(uint4 row) {
   const auto exchange = [](std::uint32_t& low, std::uint32_t& high, unsigned lanes) {
     const bool is_high = (ptx::opaque(threadIdx.x) & lanes) != 0;
@@ -84,7 +85,7 @@ __device__ __forceinline__ void store_pair(T* row, int column, int columns, bool
   return row;
 }
 
-// How many elements of a row may be written at once, in rows so far apart: 8, 2 or 1.
+// How many elements of a row one store may write (8, 2 or 1), where rows are `stride` elements apart.
 template <class T>
 [[nodiscard]] __device__ inline int elements_at_once(const T* base, std::int64_t stride) {
   const auto fits = [&](unsigned elements) {
@@ -93,16 +94,16 @@ template <class T>
   return fits(8) ? 8 : fits(2) ? 2 : 1;
 }
 
-// Writes what a lane has of a row of a wgmma or mma accumulator: pair(n) at the columns 8 n + 2 (lane % 4) and behind
-// it, kColumns in all, as far as there are so many columns. A row that is not there is not written, but its lanes must
-// come here as well, with the others of their warp. at_once: the same for all of them.
+// Writes a lane's part of a row of a wgmma or mma accumulator with kColumns columns: pair(n) goes to the columns
+// 8 n + 2 (lane % 4) and the next, as far as the row has these columns. Nothing is written where `is_there` is false,
+// but all lanes of the warp must call the function, and with the same `at_once`.
 template <int kColumns, class T, class Pair>
 __device__ __forceinline__ void store_row(T* row, bool is_there, int columns, int at_once, const Pair& pair) {
   static_assert(kColumns % 32 == 0);
   const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 4;
   if (at_once == 8 && columns == kColumns) {
 #pragma unroll
-    for (int n = 0; n < kColumns / 8; n += 4) {  // columns of four times 8: a lane gets all of one of them
+    for (int n = 0; n < kColumns / 8; n += 4) {  // of 4 x 8 columns each lane gets 8 neighbours
       const auto packed = [&](int m) { return ptx::pack(pair(n + m).x, pair(n + m).y, T{}); };
       const uint4 eight = transpose_in_quad({packed(0), packed(1), packed(2), packed(3)});
       if (is_there) {
@@ -121,7 +122,7 @@ __device__ __forceinline__ void store_row(T* row, bool is_there, int columns, in
   }
 }
 
-// The largest and the sum over the four lanes that share a row of an mma accumulator.
+// The maximum and the sum over the four lanes that share a row of an mma accumulator.
 [[nodiscard]] __device__ inline float quad_max(float x) {
   x = fmaxf(x, __shfl_xor_sync(~0U, x, 1));
   return fmaxf(x, __shfl_xor_sync(~0U, x, 2));
@@ -131,7 +132,7 @@ __device__ __forceinline__ void store_row(T* row, bool is_there, int columns, in
   return x + __shfl_xor_sync(~0U, x, 2);
 }
 
-// Natural logarithm of the sum of e^S, where total = sum of 2^(log2(e) S - reference).
+// The natural logarithm of the sum of e^S, from total = the sum of 2^(log2(e) S - reference).
 [[nodiscard]] __device__ inline float natural_lse(float reference, float total) {
   constexpr float kLn2 = 0.6931471805599453F;
   return total == 0.0F ? -INFINITY : kLn2 * (reference + log2f(total));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A thread block that runs: its threads are fibers, and the order in which they go on is random. Whatever waits says
-// what it waits for, so that a deadlock can be told.
+// A running thread block. Its threads are fibers, which are scheduled in random order. A thread that waits says what it
+// waits for, so that a deadlock can be reported.
 #pragma once
 
 #include <cstdint>
@@ -24,21 +24,21 @@ struct Thread {
   int warp = 0, lane = 0;
   Fiber fiber;
   bool exited = false;
-  const void* waits_on = nullptr;  // null: it can go on
-  const char* waits_for = "";      // in words, with a number
+  const void* waits_on = nullptr;  // null: the thread can run
+  const char* waits_for = "";      // the same in words, with a number
   std::uint64_t waits_value = 0;
 
-  // The proxy fences it has executed: what it stored before the last is visible to asynchronous reads.
+  // How many proxy fences it has executed. Asynchronous reads see what it stored before the last one.
   std::uint32_t proxy_fences = 1;
-  // cp.async: what is not yet committed, and the groups that are.
+  // cp.async: the copies that are not committed yet, and the committed groups.
   std::vector<std::function<void()>> copies;
   std::deque<std::vector<std::function<void()>>> copy_groups;
-  // Bulk copies out of shared memory: the groups, oldest first; of each operation its number.
+  // Bulk copies out of shared memory, by their numbers: those not committed yet, and the groups, oldest first.
   std::vector<std::uint64_t> stores;
   std::deque<std::vector<std::uint64_t>> store_groups;
 };
 
-// A collective of lanes that is gathering.
+// A collective operation for which lanes are arriving.
 struct Gathering {
   const char* name = nullptr;
   std::uint32_t mask = 0, arrived = 0;
@@ -46,19 +46,19 @@ struct Gathering {
 };
 
 struct Warp {
-  std::uint32_t lanes = 0;     // that exist
-  std::uint32_t runnable = 0;  // lanes
-  int weight = 1;              // how often it is chosen
+  std::uint32_t lanes = 0;     // the lanes that exist
+  std::uint32_t runnable = 0;  // the lanes that can run
+  int weight = 1;              // how often the scheduler takes it
   Gathering gatherings[32];    // by the lowest lane of the mask
-  int registers = 0;           // of a thread
+  int registers = 0;           // of each thread
 };
 
-// A transfer by the copy engine, which completes at a time of its own. A copy out of shared memory has two parts, and
-// the second is what `read` leaves.
+// An asynchronous copy, which completes at a random time. A copy out of shared memory has two parts: `read` takes the
+// bytes from shared memory, and `write` stores them.
 struct Transfer {
   std::uint64_t number = 0;
   std::string what;
-  std::function<void()> read;  // may be null: done
+  std::function<void()> read;  // null: there is nothing left to read
   std::function<void()> write;
 };
 
@@ -71,7 +71,7 @@ struct MemoryBarrier {
 struct NamedBarrier {
   std::uint32_t expected = 0, arrived = 0;
   std::uint64_t phase = 0;
-  bool result[2] = {};  // of the vote in a phase
+  bool result[2] = {};  // the vote's result, by the phase's parity
 };
 
 struct WarpgroupProducts;
@@ -83,21 +83,21 @@ class Block {
   Block& operator=(const Block&) = delete;
   ~Block();
 
-  // Runs block number `index` of the launch to its end. What a thread did wrong, in words; empty: nothing.
+  // Runs block number `index` of the launch to its end. Returns what a thread did wrong, in words, or "".
   [[nodiscard]] std::string run(const Launch& of_launch, std::uint64_t index);
 
-  // For the threads:
+  // The functions below are for the threads of the block.
   [[nodiscard]] Thread& thread() { return *current_; }
   [[nodiscard]] Warp& warp() { return warps_[static_cast<std::size_t>(current_->warp)]; }
   [[noreturn]] void fail(const std::string& why);
-  // Until wake(key); the caller looks again whether it may go on.
+  // Blocks the thread until wake(key). The caller then checks its condition again.
   void sleep(const void* key, const char* what, std::uint64_t value);
   void wake(const void* key);
-  // Lets others go first, perhaps.
+  // Gives other threads a chance to run first.
   void yield();
-  // Until something else has happened, perhaps in another block.
+  // Blocks the thread until something else has happened, perhaps in another block.
   void poll();
-  // The lanes of `mask` meet; the last calls act(data, mask).
+  // Waits until all lanes of `mask` have called it. The last one calls act(data, mask).
   template <class Data>
   void meet(const char* name, std::uint32_t mask, Data& data, void (*act)(Data* const (&)[32], std::uint32_t)) {
     if (Gathering* const all = arrive(name, mask, &data)) {
@@ -107,16 +107,16 @@ class Block {
   }
 
   void begin_transfer(Transfer transfer);
-  // Whether nothing of it is left, or (`reads`) nothing to be read.
+  // Whether the transfer is complete, or with `reads` whether it has read shared memory.
   [[nodiscard]] bool is_done(std::uint64_t number, bool reads) const;
-  // Completes transfers of this one's number, one part at least.
+  // Completes at least one part of the transfer.
   void advance(std::uint64_t number, bool reads);
   std::uint64_t next_transfer() { return ++transfers_begun_; }
 
   MemoryBarrier& barrier(std::uint32_t address, const char* user);
   std::map<std::uint32_t, MemoryBarrier>& barriers() { return barriers_; }
   NamedBarrier named[16];
-  bool has_waited = false;                                     // for the kernels before this one
+  bool has_waited = false;                                     // whether a thread waited for the kernels before
   std::map<int, std::unique_ptr<WarpgroupProducts>> products;  // by warpgroup
 
   [[nodiscard]] const Launch& launch() const { return *launch_; }
@@ -145,7 +145,7 @@ class Block {
   std::uint64_t index_ = 0;
   Random random_;
   Fiber home_;
-  std::vector<std::unique_ptr<Thread>> threads_;  // all that there ever were
+  std::vector<std::unique_ptr<Thread>> threads_;  // those of earlier blocks are kept for reuse
   int count_ = 0;
   std::vector<Warp> warps_;
   Thread* current_ = nullptr;
@@ -158,7 +158,7 @@ class Block {
   std::string fault_;
 };
 
-// The block of the calling thread of the system.
+// The thread block that the calling system thread runs.
 [[nodiscard]] Block& block();
 
 }  // namespace distr::emulator

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Copies that go on beside the threads: of single threads (cp.async) and by the copy engine (bulk, tensor).
+// Asynchronous copies: those of single threads (cp.async), and those of TMA (bulk and tensor).
 #pragma once
 
 #include <cuda.h>
@@ -15,13 +15,13 @@ struct TensorMap {
   std::byte* base;
   std::uint32_t rank, element;
   std::uint64_t sizes[5];
-  std::uint64_t strides[5];  // bytes; of axis 0 the element's
+  std::uint64_t strides[5];  // bytes; that of axis 0 is the element's size
   std::uint32_t box[5];
   std::uint32_t swizzle;  // 0, 32, 64 or 128 bytes
 };
 inline constexpr std::uint64_t kTensorMapMagic = 0x7E4504A9;
 
-// Bits 4 .. of a shared address with those of its row in the pattern.
+// A shared address after the swizzle: the bits from 4 on are combined with those of the row.
 [[nodiscard]] std::uint32_t swizzled(std::uint32_t address, std::uint32_t bytes);
 
 void copy_async_16(std::uint32_t shared, const void* global, bool valid);
@@ -30,12 +30,12 @@ void copy_async_wait(std::size_t pending);
 
 enum class Reduction { none, add };
 void copy_box_in(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, const int* place, int rank);
-// Only looks whether there is such a box, or one shortly before it.
+// Checks that there is such a box, or one shortly before it, and does nothing else.
 void prefetch_box(const CUtensorMap& map, const int* place, int rank);
 void copy_bulk_in(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t barrier);
 void copy_bulk_out(void* global, std::uint32_t shared, unsigned bytes, Reduction reduction);
 void copy_bulk_commit();
-// `reads`: until shared memory has been read; else until all is written.
+// Waits until shared memory has been read (`reads`), or until everything is written.
 void copy_bulk_wait(std::size_t pending, bool reads);
 
 }  // namespace distr::emulator

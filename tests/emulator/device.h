@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What nvcc gives a kernel without being asked, for g++: every CUDA source is compiled with this in front of it
-// (-include). All macros of the emulator are here.
+// What nvcc provides to a kernel without an include, for g++: every CUDA source is compiled with this header in front
+// of it (-include). All macros of the emulator are here.
 #pragma once
 
 #include <cuda.h>
@@ -94,7 +94,7 @@ inline unsigned __float_as_uint(float x) { return std::bit_cast<unsigned>(x); }
 inline float __fdividef(float x, float y) { return x / y; }
 [[noreturn]] void __trap();
 
-// Blocks run one at a time between the points where threads are exchanged.
+// A plain exchange is atomic here, because blocks run one at a time between the points where threads are switched.
 template <class T>
 T atomicAdd(T* to, T x) {
   return std::exchange(*to, *to + x);
@@ -120,7 +120,7 @@ void enqueue(void (*kernel)(Parameters...), Launch launch, cudaStream_t stream, 
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                const Arguments&... arguments) {
-  const bool early = config->numAttrs > 0;  // the only attribute that is asked for
+  const bool early = config->numAttrs > 0;  // launches use no other attribute
   distr::emulator::enqueue(kernel, {config->gridDim, config->blockDim, config->dynamicSmemBytes, {}, early},
                            config->stream, arguments...);
   return cudaSuccess;

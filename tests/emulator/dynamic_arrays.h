@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The arrays that kernels declare as `extern __shared__`: a kernel of another namespace or with another name for it
-// needs a line in dynamic_arrays.cpp.
+// The arrays that kernels declare as `extern __shared__`. An array in another namespace or of another name needs a line
+// in dynamic_arrays.cpp.
 #pragma once
 
 #include <cstddef>
@@ -14,10 +14,10 @@ inline constexpr std::size_t kMostSharedBytes = std::size_t{230} * 1024;
 
 struct DynamicArray {
   std::span<std::byte> bytes;
-  std::uint32_t alignment;  // of its address, as it is declared; 16 unless it is
+  std::uint32_t alignment;  // of its address, as declared; 16 where none is declared
 };
 
-// Of the calling thread of the system.
+// The arrays of the calling system thread.
 [[nodiscard]] std::vector<DynamicArray> dynamic_arrays();
 
 }  // namespace distr::emulator

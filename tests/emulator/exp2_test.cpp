@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// exp2_by_polynomial() beside 2^x in double precision: on a GPU it is the same, as it is made of fp32 arithmetic alone.
+// Compares exp2_by_polynomial() with 2^x in double precision. A GPU gives the same results, because the function uses
+// fp32 arithmetic alone.
 #include "cuda/exp2.cuh"
 
 #include <gtest/gtest.h>

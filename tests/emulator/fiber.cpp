@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A switch is a setjmp and a longjmp, which ask nothing of the system, unlike swapcontext. AddressSanitizer must be
-// told of each, and follows swapcontext alone.
+// A switch is a setjmp and a longjmp, which make no system call, unlike swapcontext. AddressSanitizer follows only
+// swapcontext, so it is told of each switch.
 #include "emulator/fiber.h"
 
 #include <sys/mman.h>
@@ -18,7 +18,7 @@ namespace {
 thread_local Fiber* starting = nullptr;
 thread_local Fiber* preparing = nullptr;
 
-// Stacks begin in different lines of the cache, which all would share otherwise.
+// Stacks begin at different offsets, or their first lines would all fall into the same sets of the cache.
 std::size_t next_offset() {
   static std::atomic<std::size_t> count = 0;
   constexpr std::size_t kStep = 13 * 64;

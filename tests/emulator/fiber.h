@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Contexts of execution with stacks of their own, which hand the processor to each other.
+// Fibers: execution contexts with their own stacks, which switch to each other explicitly.
 #pragma once
 
 #include <ucontext.h>
@@ -15,10 +15,10 @@ class Fiber {
   Fiber& operator=(const Fiber&) = delete;
   ~Fiber();
 
-  // From the next switch on, `body` runs on a fresh stack; it must never return. May be called again at any time but by
-  // the fiber itself: what the fiber was at is forgotten.
+  // Makes the fiber run `body`, which must never return, on a fresh stack from the next switch on. Any other fiber may
+  // call it again at any time; what the fiber was doing is then abandoned.
   void prepare(void (*body)());
-  // Goes on where `to` is; returns when somebody switches back to this one, which must be the running one.
+  // Continues `to`. Returns when another fiber switches back to this one, which must be the running one.
   void switch_to(Fiber& to);
 
  private:
@@ -28,11 +28,11 @@ class Fiber {
 
   ucontext_t context_{};
   std::jmp_buf place_{};
-  const std::size_t offset_;  // bytes of the stack that are not used
+  const std::size_t offset_;  // unused bytes of the stack
   void* stack_ = nullptr;
   void (*body_)() = nullptr;
   void* fake_stack_ = nullptr;          // AddressSanitizer's
-  const void* stack_bottom_ = nullptr;  // of the fiber that a thread of the system starts with, as it finds out
+  const void* stack_bottom_ = nullptr;  // of a system thread's first fiber, which AddressSanitizer tells
   std::size_t stack_size_ = 0;
 };
 

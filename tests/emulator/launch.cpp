@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Each block under way has a thread of the system, for shared memory is thread_local, but only the one whose turn it is
-// runs: what happens depends on the seed alone.
+// Each active block has its own system thread, because shared memory is thread_local. Only the thread whose turn it is
+// runs, so that the run depends on the seed alone.
 #include "emulator/launch.h"
 
 #include <atomic>
@@ -33,7 +33,7 @@ std::uint64_t number(const char* name, std::uint64_t absent) {
 std::atomic<std::uint64_t> seed = number("DISTR_EMULATOR_SEED", 1) << 32;
 std::atomic<int> most_blocks = static_cast<int>(number("DISTR_EMULATOR_BLOCKS", 3));
 
-// Runs blocks of the current launch when it has its turn.
+// A system thread, which runs blocks of the current launch when it has its turn.
 struct Worker {
   std::binary_semaphore turn{0};
   bool active = false;
@@ -41,10 +41,10 @@ struct Worker {
 
 thread_local Worker* self = nullptr;
 
-// The workers and what they are at: the one whose turn it is alone touches it.
+// The workers and their state, which only the worker whose turn it is touches.
 class Pool {
  public:
-  // Why it failed, or "".
+  // Returns why the launch failed, or "".
   std::string run(const Launch& launch) {
     launch_ = &launch;
     next_ = 0;
@@ -96,7 +96,7 @@ class Pool {
     }
   }
 
-  // One of the others that are active; null: there is none.
+  // One of the other active workers; null if there is none.
   Worker* choose(const Worker* but) {
     std::vector<Worker*> all;
     for (const auto& worker : workers_) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// A grid to be run: some of its blocks at a time, which begin in their order and take turns.
+// Runs a grid. A few of its blocks are active at a time; they begin in order and take turns.
 #pragma once
 
 #include <vector_types.h>
@@ -14,23 +14,23 @@ struct Launch {
   dim3 grid;
   dim3 threads;
   std::size_t shared_bytes = 0;  // dynamic
-  std::function<void()> kernel;  // with its arguments, for one thread
-  bool starts_early = false;     // it may, before the kernel before it ends; the emulator itself runs one at a time
+  std::function<void()> kernel;  // the kernel with its arguments, as one thread calls it
+  bool starts_early = false;     // a dependent launch, which the emulator still runs after the kernel before it
   std::uint64_t seed = 0;
 };
 
-// Runs it. Throws Error(device_failure) that says what was wrong in which thread.
+// Runs the grid. Throws Error(device_failure), which says what was wrong in which thread.
 void run_grid(Launch launch);
 
-// Whatever follows depends on it, and on the number of launches before.
+// All later runs depend on the seed and on the number of launches since.
 void set_seed(std::uint64_t seed);
-// Of a launch, at the same time.
+// How many blocks of a launch may be active at the same time.
 void set_most_blocks(int blocks);
 
-// For a block: another one that is under way goes on, and this one later. False: the launch has failed, and the block
+// Called by a block: runs another active block and returns later. Returns false if the launch has failed and the block
 // must end.
 [[nodiscard]] bool let_other_block_run();
-// How often blocks have had nothing to do but look at memory since one of them last did something else.
+// How often active blocks have only polled memory since one of them last did something else.
 [[nodiscard]] int& idle_turns();
 
 }  // namespace distr::emulator

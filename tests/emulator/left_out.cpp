@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the emulated check does without: the kernels of the CPU, which take long to compile, most cases that take long
-// to run, and streams, whose work is done at once here.
+// Stubs for what the emulated check leaves out: the CPU kernels, which take long to compile; most of the cases that
+// take long to run; and streams, whose work is done at once here.
 #include "gpu/device_api.h"
 #include "gpu/large_cases.h"
 #include "kernel.h"

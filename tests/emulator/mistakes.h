@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// Small kernels that are right, and wrong in one way each, for mistakes_test.cpp.
+// Small kernels for mistakes_test.cpp, each of which can be run correctly or with one mistake.
 //
 //   pipeline: D = the sum over tiles of A B_t, [64][64] from [64][16] [16][64]. Warpgroup 0 copies tiles into a ring of
 //     two stages, warpgroup 1 multiplies, two more do nothing; A is in registers, all ones in its first column and zero
 //     elsewhere.
-//   store: 128 threads write 16 bytes each to shared memory, which one of them copies to global memory in bulk.
+//   store: 128 threads write 16 bytes each to shared memory, and one of them copies all of it to global memory in bulk.
 //   chain: every block waits for the one before it to raise a counter.
-//   early: may start before the kernel before it ends.
+//   early: a dependent launch, which may start before the kernel before it ends.
 #pragma once
 
 #include "cuda/ptx.cuh"

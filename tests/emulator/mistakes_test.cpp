@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The emulator catches what it is for: kernels that are right pass whatever the seed, and those with one mistake fail,
-// by a message or a wrong result, with some of the first seeds.
+// The emulator catches mistakes: correct kernels pass with every seed, and a kernel with one mistake fails, by a
+// message or a wrong result, with some of the first seeds.
 #include <gtest/gtest.h>
 
 #include <algorithm>
@@ -18,7 +18,7 @@ namespace {
 
 constexpr std::uint64_t kSeeds = 8;
 
-// What run() says is wrong ("": nothing), in words of the emulator or of run() itself.
+// What is wrong with a run, in the words of the emulator or of run() itself; "" if nothing is.
 using Run = std::function<std::string(Mistake)>;
 
 std::string run_pipeline(Mistake mistake) {

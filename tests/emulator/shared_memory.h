@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// A block's shared memory: the 32-bit addresses that instructions take, what lies behind them, and which bytes were
-// stored by a thread that has not executed a proxy fence since, so that an asynchronous read may miss them.
+// The shared memory of a block: the 32-bit addresses that instructions take, the bytes behind them, and which bytes
+// were stored by a thread that has not executed a proxy fence since. Asynchronous reads may miss such bytes.
 //
-// Variables __shared__ are thread_local, so each thread of the system, which runs a block at a time, has its own.
+// __shared__ variables are thread_local, so each system thread, which runs one block at a time, has its own.
 #pragma once
 
 #include <cstddef>
@@ -20,23 +20,23 @@ struct Thread;
 
 class SharedMemory {
  public:
-  // For a new block: garbage in `bytes` bytes, which begin at an address that is aligned no better than is declared.
+  // Starts a new block: fills `bytes` bytes with garbage, at an address that is aligned no better than declared.
   void start(std::size_t bytes, Random& random);
-  // Whether what lies behind those bytes was left alone.
+  // Whether the bytes behind them are unchanged.
   [[nodiscard]] bool is_intact() const;
 
   [[nodiscard]] std::uint32_t address(const void* pointer);
   // Fails the thread unless `bytes` bytes are there and the address is a multiple of `alignment`.
   [[nodiscard]] std::byte* at(std::uint32_t address, std::size_t bytes, std::uint32_t alignment, const char* user);
 
-  // What bytes hold that nobody has written yet.
+  // The value of a byte that nothing has written yet.
   [[nodiscard]] static std::byte garbage(Random& random);
-  // An ordinary store, which nothing under way may read or write.
+  // Records an ordinary store. No asynchronous operation under way may read or write these bytes.
   void stored(std::uint32_t address, std::size_t bytes, const Thread& thread);
-  // Fails unless no copy to these bytes is under way; `proxy`: and asynchronous reads see them.
+  // Fails if a copy to these bytes is under way, or with Proxy::async if asynchronous reads may not see them yet.
   enum class Proxy { generic, async };
   void require_settled(std::uint32_t address, std::size_t bytes, Proxy proxy, const char* user);
-  // From its beginning to its end a copy or a product writes or reads these bytes at any time.
+  // A copy or a product may write or read these bytes at any time between its beginning and its end.
   void begin_write(std::uint32_t address, std::size_t bytes, const char* user);
   void end_write(std::uint32_t address, std::size_t bytes);
   void begin_read(std::uint32_t address, std::size_t bytes, const char* user);
@@ -44,8 +44,8 @@ class SharedMemory {
 
  private:
   struct Mark {
-    std::uint32_t thread = 0;                // + 1; 0: nobody's
-    std::uint32_t fences = 0;                // of that thread, when it stored
+    std::uint32_t thread = 0;                // the thread that stored them, + 1; 0: none
+    std::uint32_t fences = 0;                // that thread's proxy fences when it stored
     std::uint16_t readers = 0, writers = 0;  // under way
   };
   static constexpr std::size_t kGuardBytes = 1024;
@@ -54,7 +54,7 @@ class SharedMemory {
   [[noreturn]] void fail(const Mark& mark, const char* user, const std::string& why) const;
 
   std::vector<DynamicArray> dynamic_;
-  std::byte* used_ = nullptr;  // the array that the block asked an address of
+  std::byte* used_ = nullptr;  // the array whose address the block took
   std::uint32_t base_ = 0;
   std::uint32_t place_ = 0;  // random, for the base
   std::size_t bytes_ = 0;
@@ -67,7 +67,7 @@ class SharedMemory {
   SharedMemory();
 };
 
-// That of the calling thread of the system.
+// The shared memory of the calling system thread.
 [[nodiscard]] SharedMemory& shared_memory();
 
 }  // namespace distr::emulator

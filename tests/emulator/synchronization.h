@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Barriers in shared memory (mbarrier) and those with numbers.
+// Barriers in shared memory (mbarrier) and named barriers.
 #pragma once
 
 #include <cstdint>
@@ -7,13 +7,13 @@
 namespace distr::emulator {
 
 void barrier_init(std::uint32_t barrier, unsigned arrivals);
-// An arrival of the running thread that expects so many bytes more.
+// The running thread arrives and makes the phase expect so many more bytes.
 void barrier_arrive(std::uint32_t barrier, unsigned bytes);
 void barrier_complete(std::uint32_t barrier, std::int64_t bytes, const char* user);
 void barrier_wait(std::uint32_t barrier, unsigned parity);
 
 void named_barrier_sync(int number, int threads);
-// For the kernels before this one, which the emulator runs to their end.
+// Waits for the kernels before this one. The emulator has already run them, so it only records the call.
 void wait_for_inputs();
 
 enum class Vote { none, any, all };

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the lanes of a warp do together.
+// The collective operations of a warp.
 #pragma once
 
 #include <cstdint>
@@ -8,12 +8,12 @@ namespace distr::emulator {
 
 enum class Element : std::uint8_t { f16, bf16 };
 
-// fp32 of 16 bits.
+// The fp32 value of a 16-bit element.
 [[nodiscard]] float widened(std::uint16_t bits, Element element);
 
 void warp_sync(std::uint32_t mask);
 [[nodiscard]] std::uint32_t ballot(std::uint32_t mask, bool holds);
-// Of all lanes one, always the same, but not the first, which a kernel could count on.
+// Elects one lane, always the same. It is not lane 0, which a kernel could wrongly rely on.
 [[nodiscard]] bool elect();
 // The 64 bits of lane `from` of the same segment of `width` lanes.
 [[nodiscard]] std::uint64_t shuffle(std::uint32_t mask, std::uint64_t bits, int from);

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// wgmma: products of a warpgroup that are under way until a thread waits for them. They are done as late as that: the
-// operands in shared memory are read then, the accumulators hold garbage until the wait, and operands in registers must
-// be then what they were.
+// wgmma: asynchronous products of a warpgroup. A product is computed as late as possible, when a thread waits for it:
+// its operands in shared memory are read then, its accumulators hold garbage until then, and its operands in registers
+// must still have the values that they had when it was issued.
 #pragma once
 
 #include <cstdint>
@@ -13,7 +13,7 @@
 
 namespace distr::emulator {
 
-// Of an operand in shared memory, whose rows (of 16-byte pieces) lie along k or along the other axis.
+// An operand in shared memory. Its rows of 16-byte pieces lie along k or along the other axis.
 struct SharedMatrix {
   std::uint64_t descriptor = 0;
   bool along_k = true;
@@ -28,7 +28,7 @@ struct ProductCall {
   Element element = Element::f16;
 };
 
-// One after another into the same accumulators.
+// The accumulators of products that follow each other into the same registers.
 struct Accumulators {
   int columns = 0;
   std::vector<float> sums;                                // [thread][columns / 2]
@@ -47,20 +47,20 @@ struct AsyncProduct {
 struct WarpgroupProducts {
   struct Member {
     std::uint64_t issued = 0, retired = 0;  // products
-    std::vector<std::uint64_t> groups;      // of each committed group that is not retired, the products up to its end
+    std::vector<std::uint64_t> groups;      // for each committed group that is not retired, the products up to its end
     bool fenced = false;                    // since the last wait
   };
-  std::deque<AsyncProduct> products;  // from `first` on
+  std::deque<AsyncProduct> products;  // number `first` and later
   std::uint64_t first = 0;
   Member members[128];
-  std::uint32_t poison = 0;  // what accumulators hold meanwhile
+  std::uint32_t poison = 0;  // the value of accumulators while a product is under way
 };
 
 void product_fence();
 void begin_product(const ProductCall& call);
 void product_commit();
 void product_wait(std::size_t pending);
-// The thread ends.
+// Fails if the thread ends while its products are under way.
 void require_no_products();
 void set_registers(int registers);
 

@@ -16,15 +16,15 @@ enum class Values { normal, heavy, huge, tiny, constant, best_first, best_last, 
 
 struct Case {
   std::string name;
-  Problem problem;  // dtype f32 until with_dtype()
+  Problem problem;  // its dtype is f32 until with_dtype()
   Grouping grouping{.group_size = 2};
   Values values = Values::normal;
   bool packed = false;  // q, k and v are views of one buffer [B, N, 3, H, d]
   bool mask_hides_all = false;
-  bool mask_follows_dtype = true;  // else it is f32
+  bool mask_follows_dtype = true;  // else the mask is f32
 };
 
-// All cases with their strides set.
+// All cases, with their strides set.
 [[nodiscard]] const std::vector<Case>& cases();
 // The case of that name; throws std::invalid_argument if there is none.
 [[nodiscard]] const Case& find(const std::string& name);
@@ -66,7 +66,7 @@ class Buffer {
 struct Instance {
   explicit Instance(Case wanted, std::uint64_t seed = 1);
 
-  void make_order();  // anew, of the values as they are
+  void make_order();  // computes the order again from the present values
   [[nodiscard]] ForwardTensors forward();
   [[nodiscard]] ForwardTensors forward_into(Buffer& o_buffer, Buffer& lse_buffer);
   [[nodiscard]] Buffer output() const;      // poisoned, O's extent

@@ -172,7 +172,7 @@ std::string judge(const std::vector<double>& got, const std::vector<double>& tru
 
 namespace {
 
-// Judges what a forward wrote, and LSE if it was to write that.
+// Checks what a forward wrote: O, and LSE if it was asked for.
 std::string judge_results(const Instance& instance, const Result& got, Precision rounding, bool with_lse) {
   const Problem& p = instance.test_case.problem;
   const Result truth = textbook(instance, Precision::float64);

@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What results are judged against, written apart from the library: textbook attention that holds N x N scores.
+// The truth that results are compared with: textbook attention, which holds N x N scores and shares no code with the
+// library.
 #pragma once
 
 #include <string>
@@ -15,13 +16,13 @@ struct Result {
 };
 
 enum class Precision {
-  float64,           // everything
+  float64,           // everything in double
   plain,             // rounds q_hat, k_hat, P and O to the dtype; S, softmax and all sums in fp32
   plain_with_scale,  // the same, but where columns are grouped q_hat is rounded after it was multiplied by the scale
 };
 
-// softmax(scale * q_hat k_hat^T + mask) V with the instance's order, by the book.
-// The sums over the groups begin with group `rotation`.
+// softmax(scale * q_hat k_hat^T + mask) V with the instance's order. The sums over the groups begin with group
+// `rotation`.
 [[nodiscard]] Result textbook(const Instance& instance, Precision precision, std::int64_t rotation = 0);
 
 struct Gradients {
@@ -31,30 +32,31 @@ struct Gradients {
   std::vector<double> d_mask;  // in the mask's own shape
 };
 
-// Gradients of sum(dO * O) + sum(dLSE * LSE), by the book; `plain` rounds P, dS, q_hat, k_hat and the results.
+// The gradients of sum(dO * O) + sum(dLSE * LSE). `plain` rounds P, dS, q_hat, k_hat and the results.
 [[nodiscard]] Gradients textbook_backward(const Instance& instance, const Result& forward, const Result& upstream,
                                           Precision precision, std::int64_t rotation = 0);
 
 // What a kernel wrote, as dense doubles.
 [[nodiscard]] Result written(const Problem& problem, const Buffer& o, const Buffer& lse);
 
-// The tolerance rule (method, 4): NaN and infinity where the truth has them; the largest error at most twice that of
-// the plain implementation plus a few eps. Empty if all is well, else the worst index, both values and the bound.
+// The tolerance rule (method, 4): NaN and infinity stand where the truth has them, and the largest error is at most
+// twice that of the plain implementation plus a few eps. Returns "" if it holds, else the worst index, both values and
+// the bound.
 [[nodiscard]] std::string judge(const std::vector<double>& got, const std::vector<double>& truth, double plain_error,
                                 DType dtype);
 [[nodiscard]] double largest_error(const std::vector<double>& values, const std::vector<double>& truth);
 
-// The plain implementation's error is one draw of its rounding, and where a single score decides it can be small by
-// luck: it is taken over this many orders of summation (as few as settle the matter).
+// The plain implementation's error is one draw of its rounding, which can be small by luck where a single score
+// decides. It is therefore taken over up to this many orders of summation, as few as settle the matter.
 inline constexpr std::int64_t kPlainOrders = 4;
 
-// Runs `forward` on the instance's poisoned outputs and judges O, LSE and the canaries.
+// Runs `forward` on the instance's poisoned outputs and checks O, LSE and the canaries.
 using Forward = void (*)(const Problem&, const Grouping&, const ForwardTensors&, const Execution&);
 [[nodiscard]] std::string check_forward(Forward forward, Instance& instance);
-// The same without LSE, and with what `forward` rounds then.
+// The same without LSE. `forward` may round other values then.
 [[nodiscard]] std::string check_forward_without_lse(Forward forward, Instance& instance, Precision rounding);
 
-// Likewise for `backward`, from O and LSE of the textbook and random upstream gradients.
+// Does the same for `backward`, from the textbook's O and LSE and random upstream gradients.
 using Backward = void (*)(const Problem&, const Grouping&, const BackwardTensors&, const Execution&);
 [[nodiscard]] std::string check_backward(Backward backward, Instance& instance);
 

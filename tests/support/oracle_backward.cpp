@@ -26,7 +26,7 @@ std::int64_t mask_size(const Mask& mask) {
   return size;
 }
 
-// A tensor with the problem's strides, and its elements as dense doubles.
+// A tensor with the problem's strides, which gives its elements as dense doubles.
 struct Strided {
   Strided(std::int64_t b, std::int64_t h, std::int64_t n, std::int64_t c, Strides s, DType dtype)
       : batch(b), heads(h), rows(n), columns(c), strides(s), buffer(extent(s, b, h, n, c), dtype) {}

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The parts of textbook attention that forward and backward share: rounding, masks, groups, one row's scores.
+// The parts of textbook attention that forward and backward share: rounding, masks, groups and the scores of one row.
 #pragma once
 
 #include <array>
@@ -14,7 +14,7 @@ namespace distr::test {
 
 inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
-// Rounds as the precision asks for.
+// Rounds a value as the precision says.
 struct Rounding {
   Precision precision;
   DType dtype;
@@ -29,7 +29,7 @@ struct Rounding {
         dtype, [&]<class T>(std::type_identity<T>) { result = common::to_double(common::from_double<T>(x)); });
     return result;
   }
-  // A column of q_hat, which may be rounded together with the scale that its scores are multiplied by.
+  // Rounds a column of q_hat, with or without the scale that its scores are multiplied by.
   [[nodiscard]] double estimate(double x, double scale) const {
     constexpr double kLog2E = 1.4426950408889634;
     const double factor = precision == Precision::plain_with_scale ? scale * kLog2E : 1;
@@ -42,7 +42,7 @@ inline double element(const void* data, DType dtype, const Strides& s, std::int6
   return common::load(data, dtype, b * s.batch + h * s.head + i * s.row + c);
 }
 
-// -inf: hidden.
+// What the mask adds to a score; -inf hides the key.
 inline double mask_at(const Instance& instance, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t j) {
   const Problem& p = instance.test_case.problem;
   if (p.causal == Causal::top_left && j > i) {
@@ -95,14 +95,14 @@ inline std::vector<std::vector<std::int64_t>> groups_of(const Instance& instance
   return groups;
 }
 
-// One query row: where it is, q_hat, and the scores of all keys (-inf: hidden).
+// One query row: its position, q_hat, and the scores of all keys (-inf where a key is hidden).
 struct TextbookRow {
   std::int64_t b, h, i, h_kv;
   std::vector<double> q_hat;  // [r]
   std::vector<double> s;      // [Nk]
 };
 
-// All rows of an instance, one after the other; groups, k_hat and v are those of the last row's block.
+// Goes through all rows of an instance. The groups, k_hat and v are those of the block of the last row.
 class TextbookRows {
  public:
   TextbookRows(const Instance& instance, Rounding round, std::int64_t rotation)
@@ -119,7 +119,7 @@ class TextbookRows {
   const Instance& instance_;
   Rounding round_;
   std::int64_t rotation_;    // where the sums over the groups begin
-  std::int64_t fused_ = -1;  // the block that groups and k_hat are of, counted over all heads
+  std::int64_t fused_ = -1;  // the block whose groups and k_hat these are, counted over all heads
 };
 
 }  // namespace distr::test

@@ -1,14 +1,19 @@
 // SPDX-License-Identifier: Apache-2.0
 // dK and dV, and where the order of summation is free also dQ, with mma.sync, for sm_80 and later (method, 3).
 //
-//   A thread block owns kKeys keys of a KV head, and each of its warps 16 kKeyTiles of them, whose K and V it holds as
-//   left operands. For every query head of the KV head and every tile of kRows queries, 16 queries at a time:
-//     S^T = K Q~^T, dP^T = V dO^T             [16 kKeyTiles, 16]   in registers, and there they stay:
-//     P = 2^(scale S - LSE), dS = P (dP - D)
-//     dV += P^T dO, dK += dS^T Q~             [16 kKeyTiles, d]
-//   The accumulators of S^T and dP^T have the layout of a left operand, so P and dS are never written anywhere for dK
-//   and dV, whose sums have a fixed order. For dQ see backward_sums.cuh. Pipeline: while a tile is computed, the next
-//   is copied by cp.async; one barrier a tile, and a second for dQ.
+//   A thread block owns kKeys keys of a KV head. Each of its warps owns 16 kKeyTiles of them and holds their K and V as
+//   left operands. For every query head of the KV head and every tile of kRows queries, 16 queries at a time, a warp
+//   computes
+//     S^T = K Q~^T, dP^T = V dO^T             [16 kKeyTiles, 16]   in registers
+//     P = 2^(scale S - LSE), dS = P (dP - D)                       in the same registers
+//     dV += P^T dO, dK += dS^T Q~             [16 kKeyTiles, d]    in registers
+//   The accumulators of S^T and dP^T have the layout of a left operand, so P and dS never leave the registers on their
+//   way to dV and dK, and both sums have a fixed order. Where the kernel adds up dQ as well, dS^T goes to shared memory
+//   too (backward_sums.cuh).
+//   Shared memory: K and V, unless the warps hold them in registers; dS^T, if dQ is wanted; two stages of (Q~, dO, LSE
+//   and D).
+//   Pipeline: while the warps compute one tile, cp.async copies the next one to the other stage. There is one barrier
+//   for each tile, and a second one for dQ.
 #pragma once
 
 #include "cuda/sm80/backward_sums.cuh"
@@ -16,7 +21,8 @@
 
 namespace distr::cuda::sm80 {
 
-// K or V of a warp's keys as left operands, in registers. start: of this lane's part of the first, in shared memory.
+// K or V of a warp's keys as left operands, held in registers. `start` is the shared address of this lane's part of the
+// first fragment.
 template <class C>
 class RegisterRows {
  public:
@@ -43,7 +49,7 @@ class RegisterRows {
   std::uint32_t fragments_[C::kDim / 16][C::kKeyTiles][4];
 };
 
-// The same, left in shared memory.
+// The same operands, left in shared memory and loaded for each product.
 template <class C>
 class SharedRows {
  public:
@@ -59,7 +65,7 @@ class SharedRows {
   std::uint32_t start_;
 };
 
-// The first tile of queries that see any of a thread block's keys.
+// The first row of the first tile of queries that sees any of a thread block's keys.
 template <class C>
 [[nodiscard]] __device__ inline int first_row(const DeviceProblem& problem, int first_key) {
   if (!problem.causal) {
@@ -69,12 +75,12 @@ template <class C>
   return static_cast<int>(row) / C::kRows * C::kRows;
 }
 
-// A tile of queries, of one query head after the other.
+// A tile of queries. The kernel goes through the tiles of one query head after the other.
 struct QueryTile {
   int head, row;
 };
 
-// The tile before another. To remember it would take registers.
+// The tile before `next`. It is computed because the registers to remember it are scarce.
 template <class C>
 [[nodiscard]] __device__ inline QueryTile before(const DeviceProblem& problem, const QueryTile& next, int first_key) {
   if (next.row > first_row<C>(problem, first_key)) {
@@ -87,7 +93,7 @@ template <class C>
 template <class C>
 struct QueryStages {
   const BackwardParameters& p;
-  std::uint32_t base;  // of all shared memory
+  std::uint32_t base;  // where shared memory begins
   int batch;
 
   [[nodiscard]] __device__ std::uint32_t at(int t) const {
@@ -116,15 +122,15 @@ struct QueryStages {
   }
 };
 
-// P^T in s and dS^T in dp, for 16 queries from `row` on and this warp's part of the keys from `first_key` on.
-// edge: not every query sees every key.
+// Turns s into P^T and dp into dS^T, for the 16 queries from `row` on and this warp's part of the keys from `first_key`
+// on. `edge` says that some query does not see some key.
 template <class C>
 __device__ __forceinline__ void differentiate_keys(float (&s)[C::kKeyTiles][2][4], float (&dp)[C::kKeyTiles][2][4],
                                                    const BackwardParameters& p, const float2* stats, int batch,
                                                    int head, int row, int first_key, bool edge) {
   const DeviceProblem& problem = p.problem;
   const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
-  // visit(s, dp, rows, keys) with what lies between the element and element 0.
+  // Calls visit(s, dp, rows, keys) for each element; `rows` and `keys` are its distances from element 0.
   const auto each = [&](const auto& visit) {
 #pragma unroll
     for (int n = 0; n < 2; ++n) {
@@ -180,14 +186,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
   const Place place = place_of(blockIdx.x);
   const int first_key = place.tile * C::kKeys;
   const int part = static_cast<int>(blockIdx.y);
-  const int heads = static_cast<int>(problem.heads_q / problem.heads_kv);  // that read the KV head
+  const int heads = static_cast<int>(problem.heads_q / problem.heads_kv);  // query heads that read the KV head
   QueryTile next{place.head * heads, first_row<C>(problem, first_key)};
   const int tiles = (static_cast<int>(problem.seq_q) - next.row + C::kRows - 1) / C::kRows * heads;
 
   const std::uint32_t base = ptx::shared_address(shared);
   const QueryStages<C> stages{p, base, place.batch};
 
-  // K and V
+  // K and V of the thread block pass through shared memory to the operands.
   const auto copy_own = [&](const void* tensor, const Strides& strides, int columns, std::uint32_t to) {
     const T* from = static_cast<const T*>(tensor) + place.batch * strides.batch + place.head * strides.head;
     copy_tile<C::kKeys, C::kDim, C::kThreads>(Tile<C::kDim>{to}, from + first_key * strides.row, strides.row,
@@ -218,7 +224,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
       next = {head + 1, first_row<C>(problem, first_key)};
     }
     ptx::cp_async_wait<0>();
-    __syncthreads();  // the tile is there, and nobody reads the other stage any more
+    __syncthreads();  // tile t has arrived, and no warp reads the other stage any more
     if (t + 1 < tiles) {
       stages.copy(t + 1, next);
     }
@@ -262,7 +268,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
       accumulate_rows<T, C::kDim>(d_k, ds_operand, q_rows);
     }
     if constexpr (C::kAddsQueries) {
-      __syncthreads();  // dS of the tile is there
+      __syncthreads();  // all warps have stored their dS of the tile
       const QueryTile tile = before<C>(problem, next, first_key);
       add_queries<C>(p, base, place.batch, tile.head, tile.row, part);
     }

@@ -1,12 +1,16 @@
 // SPDX-License-Identifier: Apache-2.0
 // dQ with mma.sync, for sm_80 and later (method, 3).
 //
-//   A thread block owns kRows queries of a head, and each of its 4 warps 16 kRowTiles of them; Q~ and dO are in shared
-//   memory. For every tile of kKeys keys, kTogether keys at a time:
+//   A thread block owns kRows queries of a head, and each of its 4 warps owns 16 kRowTiles of them. For every tile of
+//   kKeys keys, kTogether keys at a time, a warp computes
 //     S = Q~ K^T, dP = dO V^T                 [16 kRowTiles, kTogether]   in registers
-//     dS = P (dP - D), P = 2^(scale S - LSE)
-//     dQ~ += dS K                             [16 kRowTiles, d]
-//   Pipeline as in backward_keys.cuh.
+//     P = 2^(scale S - LSE), dS = P (dP - D)                              in the same registers
+//     dQ~ += dS K                             [16 kRowTiles, d]           in registers
+//   and at the end dQ from dQ~ (backward_write.cuh).
+//   Shared memory: Q~ and dO of the thread block; two stages of (K, V); LSE and D. The epilogue of grouped attention
+//   puts dQ~ in the place of all of them.
+//   Pipeline: while the warps compute one tile, cp.async copies the next one to the other stage; one barrier for each
+//   tile.
 #pragma once
 
 #include "cuda/sm80/backward_tile.cuh"
@@ -14,8 +18,8 @@
 
 namespace distr::cuda::sm80 {
 
-// result += A B^T for this warp's rows of A and kTogether rows of B: the lane's parts of their first fragments are at
-// `left` and `right`.
+// result += A B^T for this warp's rows of A and kTogether rows of B. `left` and `right` are the shared addresses of the
+// lane's parts of their first fragments.
 template <class C>
 __device__ __forceinline__ void multiply_columns(float (&result)[C::kRowTiles][C::kTogether / 8][4], std::uint32_t left,
                                                  std::uint32_t right) {
@@ -35,8 +39,8 @@ __device__ __forceinline__ void multiply_columns(float (&result)[C::kRowTiles][C
   }
 }
 
-// dS in dp, for this warp's part of the queries from `first_row` on and kTogether keys from `key` on. edge: not every
-// query sees them all.
+// Turns dp into dS, for this warp's part of the queries from `first_row` on and the kTogether keys from `key` on.
+// `edge` says that some query does not see some key.
 template <class C>
 __device__ __forceinline__ void differentiate_queries(float (&s)[C::kRowTiles][C::kTogether / 8][4],
                                                       float (&dp)[C::kRowTiles][C::kTogether / 8][4],
@@ -46,9 +50,9 @@ __device__ __forceinline__ void differentiate_queries(float (&s)[C::kRowTiles][C
   const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
   const int lane = thread % 32;
   const int own_row = thread / 32 * 16 * C::kRowTiles + lane / 4;
-  const int of_row = first_row + own_row;  // of element 0, and so is the next
+  const int of_row = first_row + own_row;  // row and key of element 0
   const int of_key = key + lane % 4 * 2;
-  // visit(s, dp, rows, keys) with what lies between the element and element 0.
+  // Calls visit(s, dp, rows, keys) for each element; `rows` and `keys` are its distances from element 0.
   const auto each = [&](const auto& visit) {
 #pragma unroll
     for (int n = 0; n < C::kTogether / 8; ++n) {
@@ -100,7 +104,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
   const auto place_of = [&](unsigned block) {
     const auto tiles = static_cast<unsigned>((problem.seq_q + C::kRows - 1) / C::kRows);
     Place place = Place::of(block, static_cast<int>(problem.heads_q), problem.batch, tiles, p.section);
-    place.tile = static_cast<int>(tiles) - 1 - place.tile;  // the last queries, which see most, come first
+    place.tile = static_cast<int>(tiles) - 1 - place.tile;  // the last queries come first: they see most keys
     return place;
   };
   const auto warp_row_of = [](unsigned thread) { return static_cast<int>(thread / 32) * 16 * C::kRowTiles; };
@@ -109,7 +113,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
   const int first_row = place.tile * C::kRows;
   const int warp_row = warp_row_of(threadIdx.x);
 
-  // The keys that any of the queries sees; before `all`, every one sees them all.
+  // Any of the queries sees at most the first `keys` keys, and every query sees the first `all`.
   const auto seen_by = [&](std::int64_t row) {
     return problem.causal ? static_cast<int>(min(max(row + problem.causal_offset + 1, std::int64_t{0}), problem.seq_k))
                           : static_cast<int>(problem.seq_k);
@@ -154,7 +158,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
   float d_q[C::kRowTiles][C::kDim / 8][4] = {};
   for (int t = 0; t < tiles; ++t) {
     ptx::cp_async_wait<0>();
-    __syncthreads();  // tile t is there, and nobody reads the other stage any more
+    __syncthreads();  // tile t has arrived, and no warp reads the other stage any more
     if (t + 1 < tiles) {
       copy_next(t + 1);
     }

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// dQ~ as a sum over thread blocks, for callers that let its order change from run to run.
+// dQ~ as a sum over thread blocks, for callers that let the order of the sum change from run to run.
 //
-//   backward_keys leaves dS^T [kKeys, kRows] of a tile in shared memory, where the keys of all its warps meet, and then
+//   The warps of backward_keys store their dS^T of a tile, [kKeys, kRows] in all, in shared memory. Then each warp
+//   takes pieces of 16 kSumTiles queries and kSumColumns columns, computes its part of
 //     dQ~ += dS K                             [kRows, d]
-//   by atomic additions to memory: each warp takes pieces of 16 kSumTiles queries and kSumColumns columns.
-//   There dQ~ lies in fragments, as it does in registers: [B, Hq, rows / 16, d / 8][128], so that what a warp adds at a
-//   time is 512 contiguous bytes. round_queries makes dQ of them.
+//   over all keys of the thread block, and adds it to global memory by atomic additions.
+//   In global memory dQ~ lies in fragments, as it does in registers: [B, Hq, rows / 16, d / 8][128]. One addition of a
+//   warp therefore covers 512 contiguous bytes. The kernel round_queries then turns the sums into dQ: a thread block
+//   takes kRows queries of a head, each of its 4 warps 16 of them, with dQ~ of grouped attention in shared memory.
 #pragma once
 
 #include "cuda/sm80/backward_tile.cuh"
@@ -13,13 +15,14 @@
 
 namespace distr::cuda::sm80 {
 
-// The sums of a head, from `row`, a multiple of 16, on.
+// Where the sums of a head begin for the rows from `row` on. `row` is a multiple of 16.
 template <class C>
 [[nodiscard]] __device__ inline float* sums_of(const BackwardParameters& p, int batch, int head, int row) {
   return p.sums + ((batch * p.problem.heads_q + head) * p.stats_rows + row) * C::kDim;
 }
 
-// The four sums of a lane in a fragment. Before sm_90 an atomic addition takes one float, and lanes are neighbours.
+// Adds the four sums of a lane to a fragment. Before sm_90 an atomic addition takes one float, so there the fragment is
+// laid out such that neighbouring lanes add to neighbouring floats.
 __device__ inline void add_fragment(float* fragment, int lane, const float (&x)[4]) {
 #if defined(__CUDA_ARCH__) && __CUDA_ARCH__ >= 900
   ptx::red_add_4(fragment + lane * 4, x);
@@ -42,8 +45,9 @@ __device__ inline void load_fragment(const float* fragment, int lane, float (&x)
 #endif
 }
 
-// dS^T of this warp's keys and 16 queries from `row` of the tile on, to shared memory. base: of all of it. left: keys
-// from the thread block's first on. Those behind the last are zeros, but their P is 2^-LSE, which may be infinite.
+// Stores dS^T of this warp's keys and the tile's 16 queries from `row` on in shared memory, which begins at `base`.
+// `left` counts the keys from the thread block's first one to the last that exists. K is 0 behind that key, but P is
+// 2^-LSE there and may be infinite, so dS is set to 0.
 template <class C>
 __device__ __forceinline__ void keep_gradients(std::uint32_t base, int row, int left,
                                                const std::uint32_t (&ds)[C::kKeyTiles][4]) {
@@ -54,18 +58,18 @@ __device__ __forceinline__ void keep_gradients(std::uint32_t base, int row, int 
 #pragma unroll
   for (int m = 0; m < C::kKeyTiles; ++m) {
 #pragma unroll
-    for (int i = 0; i < 4; ++i) {  // from chunk 0 move() takes odd steps too
+    for (int i = 0; i < 4; ++i) {  // `start` lies in chunk 0, so move() may go an odd number of chunks
       const int keys = m * 16 + i % 2 * 8;
       ptx::store_shared_4(Tile<C::kRows>::move(start, keys, row / kChunk + i / 2), key + keys < left ? ds[m][i] : 0);
     }
   }
 }
 
-// dQ~ of the tile of queries from `first` on. part: of the columns.
+// Adds this thread block's share to dQ~ of the tile of queries from `first` on. `part` selects the columns.
 template <class C>
 __device__ __forceinline__ void add_queries(const BackwardParameters& p, std::uint32_t base, int batch, int head,
                                             int first, int part) {
-  constexpr int kAcross = C::kColumns / C::kSumColumns;  // pieces beside each other
+  constexpr int kAcross = C::kColumns / C::kSumColumns;  // pieces in a row of pieces
   constexpr int kPieces = C::kRows / (16 * C::kSumTiles) * kAcross;
   static_assert(kPieces % C::kWarps == 0);
   const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
@@ -96,10 +100,10 @@ __device__ __forceinline__ void add_queries(const BackwardParameters& p, std::ui
       }
     }
     piece += C::kWarps;
-  } while (kPieces > C::kWarps && piece < kPieces);  // the first tells the compiler where there is no loop
+  } while (kPieces > C::kWarps && piece < kPieces);  // the first condition lets the compiler drop the loop
 }
 
-// dQ of kRows queries of a head from the sums.
+// Writes dQ of kRows queries of a head from the sums.
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     round_queries(const __grid_constant__ BackwardParameters p) {

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the two backward kernels share: masks, P and dS, products of fragments.
+// The functions that the two backward kernels share: masks, P and dS, products of fragments.
 #pragma once
 
 #include <cmath>
@@ -13,7 +13,7 @@
 
 namespace distr::cuda::sm80 {
 
-// acc[m][2 n], acc[m][2 n + 1] += A B for the 16 rows of A's tiles and 16 columns of B.
+// acc[m][2 n], acc[m][2 n + 1] += A B for the 16 rows of each tile of A and 16 columns of B.
 template <class T, int kTiles, int kN>
 __device__ __forceinline__ void multiply(float (&acc)[kTiles][kN][4], const std::uint32_t (&a)[kTiles][4],
                                          const std::uint32_t (&b)[4], int n) {
@@ -24,7 +24,8 @@ __device__ __forceinline__ void multiply(float (&acc)[kTiles][kN][4], const std:
   }
 }
 
-// acc [16 kTiles, 16 kN / 2] += A B with B the rows 0 .. 15 from `start` (of this lane, for ldmatrix_x4_trans) on.
+// acc [16 kTiles, 16 kN / 2] += A B. B is 16 rows in shared memory; `start` is this lane's address of them for
+// ldmatrix_x4_trans.
 template <class T, int kDim, int kTiles, int kN>
 __device__ __forceinline__ void accumulate_rows(float (&acc)[kTiles][kN][4], const std::uint32_t (&a)[kTiles][4],
                                                 std::uint32_t start) {
@@ -36,13 +37,13 @@ __device__ __forceinline__ void accumulate_rows(float (&acc)[kTiles][kN][4], con
   }
 }
 
-// What a query does not see takes no part. gradient: dO V^T.
+// Takes an element out of the sums where its query does not see its key. `gradient` is its dO V^T.
 __device__ __forceinline__ void hide(float& score, float& gradient, bool hidden) {
   score = hidden ? -INFINITY : score;
   gradient = hidden ? 0.0F : gradient;
 }
 
-// The score to the base 2 under the mask tensor; -inf: hidden.
+// The score, as a logarithm to the base 2, with the mask tensor applied; -inf where the mask hides the key.
 [[nodiscard]] __device__ inline float under_mask(const DeviceProblem& problem, float score, int batch, int head,
                                                  int row, int key) {
   constexpr float kLog2E = 1.4426950408889634F;
@@ -54,15 +55,15 @@ __device__ __forceinline__ void hide(float& score, float& gradient, bool hidden)
                 batch * mask.batch + head * mask.head + row * mask.row + key * mask.key, kLog2E);
 }
 
-// s becomes P = 2^(scale s + shift), and dp, which is dO V^T, dS = P (dp - d). Under a mask a P of 0 leaves nothing,
-// whatever V is.
+// Turns s into P = 2^(scale s + shift), and dp = dO V^T into dS = P (dp - d). Under a mask dS is 0 where P is 0, even
+// if V is infinite or NaN there.
 template <class C>
 __device__ __forceinline__ void differentiate(float& s, float& dp, float scale, float shift, float d) {
   s = ptx::exp2(fmaf(s, scale, shift));
   dp = C::kMasks && s == 0 ? 0.0F : s * (dp - d);
 }
 
-// An accumulator tile of 16 x 16 as the left operand of the next product.
+// Rounds an accumulator tile of 16 x 16 into the left operand of the next product.
 template <class T>
 __device__ __forceinline__ void as_operand(std::uint32_t (&a)[4], const float (&low)[4], const float (&high)[4]) {
   a[0] = ptx::pack(low[0], low[1], T{});
@@ -71,7 +72,7 @@ __device__ __forceinline__ void as_operand(std::uint32_t (&a)[4], const float (&
   a[3] = ptx::pack(high[2], high[3], T{});
 }
 
-// to [rows, columns] = factor * acc, of which this warp's part begins at (row, column).
+// Writes factor * acc to the tensor `to` [rows, columns], where this warp's part begins at (row, column).
 template <class T, int kTiles, int kN>
 __device__ inline void store_rows(T* to, std::int64_t stride, std::int64_t row, std::int64_t rows, int column,
                                   int columns, float factor, const float (&acc)[kTiles][kN][4]) {

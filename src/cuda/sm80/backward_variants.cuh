@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of compiled shapes, the same for both element types. A new head dim is a line here.
+// The list of compiled shapes, which is the same for both element types. A new head dim is one line here.
 #pragma once
 
 #include <array>

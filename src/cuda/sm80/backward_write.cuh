@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
-// dQ from dQ~ in registers: rounded, or, where columns are grouped, by way of shared memory, where dq_hat of a group is
-// the sum of its columns: the gradient of the mean or of the sampled column.
+// The epilogue of dQ, which starts from dQ~ in registers. Exact attention rounds and stores it. Where columns are
+// grouped, dQ~ goes through shared memory: dq_hat of a group is the sum over its columns, and it is the gradient of the
+// group's mean, which all columns share, or of its sampled column.
 #pragma once
 
 #include "cuda/sm80/backward_tile.cuh"
 
 namespace distr::cuda::sm80 {
 
-// sums [kRows][kPitch] = dQ~, of which this warp's rows begin at `row`.
+// Stores dQ~ in sums [kRows][kPitch], where this warp's rows begin at `row`.
 template <class C>
 __device__ inline void keep_sums(float* sums, int row, const float (&d_q)[C::kRowTiles][C::kDim / 8][4]) {
   const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
@@ -24,7 +25,8 @@ __device__ inline void keep_sums(float* sums, int row, const float (&d_q)[C::kRo
   }
 }
 
-// dQ of the block's rows from dQ~ [kRows][kPitch] in shared memory: a warp takes a row, and its lanes take groups.
+// Writes dQ of the thread block's rows from dQ~ [kRows][kPitch] in shared memory. A warp takes one row at a time, and
+// its lanes take the groups.
 template <class C>
 __device__ inline void store_groups(const BackwardParameters& p, const Place& place, int first, const float* sums) {
   using T = typename C::Element;
@@ -45,7 +47,7 @@ __device__ inline void store_groups(const BackwardParameters& p, const Place& pl
     for (int g = lane; g * members < d; g += 32) {
       const int begin = g * members;
       const int size = min(members, d - begin);
-      const bool kept = exact || g < problem.groups;  // the others were dropped by `energy`
+      const bool kept = exact || g < problem.groups;  // `energy` has dropped the other columns
       float sum = 0;
       for (int member = 0; member < size; ++member) {
         sum += of_row[exact ? begin : order[begin + member]];
@@ -59,8 +61,8 @@ __device__ inline void store_groups(const BackwardParameters& p, const Place& pl
   }
 }
 
-// dQ of the thread block at `place`, of whose rows this warp's begin at `row`. shared: of the whole block, and no
-// longer read by this warp; not used by exact attention.
+// Writes dQ of the thread block at `place`, in which this warp's rows begin at `row`. `shared` is the thread block's
+// shared memory, which this warp no longer reads; exact attention does not use it.
 template <class C>
 __device__ inline void write_queries(const BackwardParameters& p, const Place& place, int row, void* shared,
                                      const float (&d_q)[C::kRowTiles][C::kDim / 8][4]) {
@@ -71,7 +73,7 @@ __device__ inline void write_queries(const BackwardParameters& p, const Place& p
     store_rows(rows, p.d_q_strides.row, first + row, p.problem.seq_q, 0, p.problem.head_dim, p.scale, d_q);
     return;
   }
-  __syncthreads();  // nobody reads it any more
+  __syncthreads();  // no warp reads the tiles in it any more
   auto* const sums = static_cast<float*>(shared);
   keep_sums<C>(sums, row, d_q);
   __syncthreads();

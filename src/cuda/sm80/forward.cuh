@@ -1,18 +1,20 @@
 // SPDX-License-Identifier: Apache-2.0
 // O = softmax(scale * q_hat k_hat^T + mask) V with mma.sync, for sm_80 and later (paper, Section 3.3).
 //
-//   A thread block takes kRows queries of one head, and each of its 4 warps 16 * kRowTiles of them:
+//   A thread block takes kRows queries of one head, and each of its 4 warps takes 16 * kRowTiles of them. It computes
 //     q_hat                                                          Queries (queries.cuh)
 //     for every tile of kKeys keys, in kParts that overlap:
-//       S = q_hat k_hat^T                       [kRows, kKeys]       Keys (keys.cuh), one mma after the other
+//       S = q_hat k_hat^T                       [kRows, kKeys]       Keys (keys.cuh), by mma.sync
 //       P = 2^(scale * S - reference), rowsum   in registers         Softmax (softmax.cuh)
-//       O += P V                                [kRows, dv]
-//     again, for rows whose references should not have stayed, with some that follow
-//     O / rowsum, LSE, or for one piece of the keys (split.h) what merge_pieces() makes them from
-//   Pipeline: two stages of (k_hat, V). While tile j is computed, tile j + 1 is copied by cp.async; columns of K that
-//   must be summed (lsh) come to registers before the second product and are stored after it. One barrier a tile.
-//   Shared memory: Q or q_hat, which the second pass needs as well; the stages, where Q lies while q_hat is made of it;
-//   where the rows of K^T begin; and what there are no registers for (Kept).
+//       O += P V                                [kRows, dv]          in registers
+//     O / rowsum and LSE; or, for one piece of a split tile (split.h), the partial sums that merge_pieces() combines.
+//   In the first pass a row's reference is the maximum of its first tile. Rows whose P or O left the number range with
+//   that reference are computed once more, in a second pass whose references follow the scores.
+//   Shared memory: Q or q_hat, which both passes read; two stages of (k_hat, V), in whose place a copy of Q lies while
+//   q_hat is made from it; the row offsets of K^T; and the state that there are no registers for (Kept).
+//   Pipeline: while the warps compute tile j, cp.async copies tile j + 1 to the other stage. Where columns of K must be
+//   summed (lsh), the copies go to a raw tile; each thread loads its members to registers before O += P V and stores
+//   their sums after it. There is one barrier for each tile.
 #pragma once
 
 #include "cuda/early.cuh"
@@ -24,9 +26,9 @@
 
 namespace distr::cuda::sm80 {
 
-// Which keys a thread block works on, beside its queries.
+// The queries and the keys that a thread block works on.
 struct Work : Rows {
-  int first, last;  // tiles of keys: those that any of the queries sees, or a piece of them
+  int first, last;  // tiles of keys: all that any of the queries sees, or one piece of them
 
   template <class C>
   __device__ static Work of(unsigned block, const ForwardParameters& p, C) {
@@ -45,16 +47,16 @@ struct Work : Rows {
   }
 };
 
-// What is needed now and then: in shared memory where registers are scarce, else each thread's own.
+// State that is needed once a tile or less. It lies in shared memory where registers are scarce, else in registers.
 template <class C>
 struct Kept {
   Work work;
-  int unmasked;                                                // tiles before the first that has a mask
-  int followed;                                                // tiles whose scores the references follow
-  const std::uint16_t *keys, *values;                          // of the head
-  std::uint8_t rows[C::kKeepsInShared ? C::kThreads / 4 : 1];  // of each quad: those that are unwritten yet
+  int unmasked;                                                // tiles before the first one with a mask
+  int followed;                                                // the references follow the scores of tiles before it
+  const std::uint16_t *keys, *values;                          // K (or k_hat) and V of the head
+  std::uint8_t rows[C::kKeepsInShared ? C::kThreads / 4 : 1];  // for each quad, the rows that are not written yet
 
-  // Whether nothing of a tile is masked, and the references stay. Both are read, whatever the first is.
+  // Whether the tile has no mask and the references stay. Both bounds are read in any case, which saves a branch.
   [[nodiscard]] __device__ bool is_plain(int tile) const {
     const int end = unmasked;
     const int begin = followed;
@@ -70,13 +72,14 @@ struct Kept {
   }
 };
 
-// Of a thread's rows, 2 for each of the warp's m16 tiles, a bit each.
+// All rows of a thread, which has 2 in each of the warp's m16 tiles; one bit stands for one row.
 template <class C>
 inline constexpr unsigned kAllRows = (1U << 2 * C::kRowTiles) - 1;
 
-// Those for which references that stayed were good enough: no score was so far above its row's reference that P left
-// the element's range, which O shows, or O fp32's, and there was one. By each row alone, as its bits must not depend on
-// those beside it, which may be later ones.
+// The rows for which a reference that stayed was good enough: the row saw a key, and no score was so far above the
+// reference that P left the element type's range or O left fp32's. A P out of range shows in O, which is then not
+// finite. Each row is judged by itself, because its bits must not depend on the rows beside it, which may be later
+// ones.
 template <class C>
 __device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
   const unsigned quad = 0xFU << ptx::opaque(threadIdx.x) % 32 / 4 * 4;
@@ -99,8 +102,8 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim 
   return C::kWithout == Without::nothing ? rows : kAllRows<C>;
 }
 
-// O of a warp in the layout of the mma's accumulators: rows lane / 4 (+ 8), columns 8 n + 2 (lane % 4) (+ 1). Of those
-// the rows in `rows`.
+// Divides O of a warp by the row sums and writes the rows in `rows`, with their LSE. O is in the layout of the mma's
+// accumulators: a lane holds the rows lane / 4 (+ 8) and the columns 8 n + 2 (lane % 4) (+ 1).
 template <class C>
 __device__ inline void store(const ForwardParameters& p, const Rows& work, int warp_row, unsigned rows,
                              const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
@@ -120,7 +123,7 @@ __device__ inline void store(const ForwardParameters& p, const Rows& work, int w
         p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] =
             natural_lse(softmax.reference[tile][half], sum);
       }
-      const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;  // no key is seen: O = 0
+      const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;  // a row that sees no key has O = 0
       store_row<C::kDim>(base + row * problem.o.row, is_there, problem.head_dim_v, at_once, [&](int n) {
         return make_float2(o[tile][n][half * 2] * inverse, o[tile][n][half * 2 + 1] * inverse);
       });
@@ -128,7 +131,7 @@ __device__ inline void store(const ForwardParameters& p, const Rows& work, int w
   }
 }
 
-// What a split tile's piece leaves for merge_pieces(): O before the division, and what it is relative to.
+// Writes what merge_pieces() needs of one piece of a split tile: O before the division, the reference and the row sum.
 template <class C>
 __device__ inline void store_piece(const Split& split, unsigned piece, int warp_row, unsigned rows,
                                    const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
@@ -154,8 +157,9 @@ __device__ inline void store_piece(const Split& split, unsigned piece, int warp_
   }
 }
 
-// P of tile j. Where nothing is masked and the references stay, the exponentials of the first part run under the scores
-// of the next, and those of the last under O += P V of the one before; elsewhere all scores come first.
+// Computes P of tile j. In a plain tile (no mask, references that stay) the exponentials of the first part run under
+// the scores of the next part, and those of the last part run under O += P V of the part before it. In other tiles all
+// scores are computed first.
 template <class C>
 __device__ __forceinline__ void weigh(const ForwardParameters& p, const Kept<C>& kept, bool is_plain,
                                       const typename C::Keys& keys, const typename C::Queries& queries, int warp_row,
@@ -170,7 +174,7 @@ __device__ __forceinline__ void weigh(const ForwardParameters& p, const Kept<C>&
   };
   keys.scores(s[0], queries, j, 0);
   if (!is_plain) {
-    // As other code, or the compiler would take it out of both arms.
+    // The opaque tile keeps the compiler from merging this call with the one in the other branch and hoisting it.
     other_scores(static_cast<int>(ptx::opaque(static_cast<unsigned>(j))));
     if (j >= kept.unmasked) {
 #pragma unroll
@@ -192,7 +196,7 @@ __device__ __forceinline__ void weigh(const ForwardParameters& p, const Kept<C>&
   }
 }
 
-// O += P V over the keys 16 first .. 16 (first + kSteps) - 1 of the part of a tile that begins at key `begin`.
+// O += P V over the keys 16 first .. 16 (first + kSteps) - 1 of that part of a tile which begins at key `begin`.
 template <class C, int kSteps>
 __device__ __forceinline__ void accumulate(float (&o)[C::kRowTiles][C::kDim / 8][4],
                                            const std::uint32_t (&probabilities)[C::kPartKeys / 16][C::kRowTiles][4],
@@ -278,13 +282,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     }
 
     for (int j = first; j < last; ++j) {
-      // Read before the wait, which hides what that takes, as far as there are registers for it.
+      // These loads from shared memory come before the wait, which hides their latency, as far as registers allow.
       const std::uint16_t* const all_keys = kept->keys;
       const std::uint16_t* const all_values = kept->values;
       const auto ahead = keys.ahead();
       bool is_plain = C::kReadsAhead && kept->is_plain(j);
       ptx::cp_async_wait<0>();
-      __syncthreads();  // tile j is there, and nobody reads the other stage any more
+      __syncthreads();  // tile j has arrived, and no warp reads the other stage any more
       if (j + 1 < last) {
         keys.copy(all_keys, ahead, j + 1);
         ptx::cp_async_commit();
@@ -307,7 +311,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
         const int part = turn / kTurns;
         keys.fetch(turn);
         accumulate<C, kSteps>(o, probabilities[part], value, part * C::kPartKeys, turn % kTurns * kSteps);
-        keys.store(j + 1, turn);  // past the last tile as well, where nobody reads it
+        keys.store(j + 1, turn);  // behind the last tile it stores what nobody reads
       }
     }
 
@@ -319,14 +323,14 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     } else {
       store<C>(p, kept->work, warp_row_of(thread()), rows & right, o, softmax);
     }
-    __syncwarp();  // the quad's other threads have read what one writes now
+    __syncwarp();  // all threads of the quad have read the rows before one of them writes new ones
     kept->set_unwritten(rows & ~right);
     again = __syncthreads_or(static_cast<int>(rows & ~right)) != 0;
-    if (again) {  // for all threads alike
+    if (again) {  // the same for all threads
       if (!C::kKeepsInShared || thread() == 0) {
         kept->followed = kept->work.last;
       }
-      __syncthreads();  // it is read before the next barrier
+      __syncthreads();  // the next pass reads `followed` before its first barrier
     }
   } while (again);
 }

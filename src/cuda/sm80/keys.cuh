@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The tiles of K or k_hat, and S = q_hat k_hat^T from them. Two kinds with the same face:
-//   copy(source(..), ahead(), j)  issues the copies for tile j; where rows must be summed,
-//   fetch, store(j, turn)         sum what was copied to the tile
-//   scores(s, queries, j, part)   s = q_hat k_hat_j^T of a part of the keys
+// The tiles of K or k_hat in shared memory, and S = q_hat k_hat^T from them. The two classes have the same interface:
+//   copy(source(..), ahead(), j)  issues the copies of tile j
+//   fetch(turn), store(j, turn)   sum the copied rows into tile j, where groups have several members
+//   scores(s, queries, j, part)   computes s = q_hat k_hat_j^T of one part of the keys
 #pragma once
 
 #include <algorithm>
@@ -15,7 +15,7 @@
 
 namespace distr::cuda::sm80 {
 
-// In the place of what copy() reads for itself.
+// Stands in for values that copy() reads itself because there are no registers to read them ahead.
 struct NotRead {};
 
 // Exact attention: tiles [keys][d] of K itself.
@@ -74,20 +74,20 @@ class ExactKeys {
   std::uint32_t stages_;
 };
 
-// Where the rows of K^T begin that a thread reads, its slots: in bytes from the beginning of K^T.
+// Where the rows of K^T begin that a thread copies, one for each of its slots, in bytes from the beginning of K^T.
 template <class C>
 struct alignas(C::kSlots % 4 == 0 ? 16 : C::kSlots * 4) Distances {
   std::uint32_t of[C::kSlots];
 };
 
-// Grouped attention: tiles [groups][keys] of k_hat^T. Columns of K are rows of K^T, so a group is a sum of rows. All
-// threads together take kRowsAPass rows of the tile at once, 16 bytes each; a thread's pieces of K^T are its slots,
-// group after group. Where groups have several members the slots are copied to a raw tile [kSlots][kThreads], one tile
-// ahead; each thread sums its own, so that they cost no barrier.
+// Grouped attention: tiles [groups][keys] of k_hat^T. Columns of K are rows of K^T, so a group is a sum of rows. In one
+// pass the threads copy kRowsAPass rows of the tile, 16 bytes each. The 16-byte pieces that one thread copies are its
+// slots, in the order of the groups. Where groups have several members, the slots are copied to a raw tile
+// [kSlots][kThreads] one tile ahead, and each thread sums the slots that it copied itself, which needs no barrier.
 template <class C>
 class GroupedKeys {
  public:
-  // In which the slots of a part of the keys are summed.
+  // The slots of a part of the keys are summed in so many turns.
   static constexpr int kTurns = C::kMembers > 1 ? std::clamp(C::kSlots / C::kParts / 2, 1, C::kPartKeys / 16) : 1;
 
   template <class Work>
@@ -121,7 +121,7 @@ class GroupedKeys {
     return static_cast<const std::uint16_t*>(p.k) + head * (rows_of_head(p) + 1) * p.column_stride;
   }
 
-  // What copy() needs of shared memory, where there are registers to read it ahead.
+  // The row offsets that copy() needs, read ahead where there are registers for them.
   [[nodiscard]] __device__ auto ahead() const {
     if constexpr (C::kReadsAhead) {
       return distances();
@@ -137,7 +137,7 @@ class GroupedKeys {
     const unsigned key = static_cast<unsigned>(j) * C::kKeys + thread % kChunks * kChunk;
     const auto* const start = reinterpret_cast<const char*>(k + key);
 #pragma unroll
-    for (int slot = 0; slot < C::kSlots; ++slot) {  // a slot of either tile takes as many bytes
+    for (int slot = 0; slot < C::kSlots; ++slot) {  // slots are as far apart in the raw tile as in k_hat^T
       ptx::cp_async_16(to + static_cast<std::uint32_t>(slot * C::kThreads * 16), start + distances.of[slot], true);
     }
   }
@@ -197,27 +197,29 @@ class GroupedKeys {
  private:
   static constexpr int kChunks = C::kKeys / kChunk;  // of a row of k_hat^T
   static constexpr int kRowsAPass = C::kRowsAPass;
-  // Slots a turn: several groups, or one piece of all members of a group, that sums in fp32 need not be kept from one
-  // turn to the next. Without the fusion what is left of Q's copy serves for k_hat.
+  // The slots of a turn are those of several groups. Where a group has more members than a turn has slots, a turn takes
+  // one piece of all of the group's slots instead, so that no fp32 sums have to be kept from one turn to the next.
+  // Without the fusion k_hat is whatever the copy of Q has left in its place.
   static constexpr int kSlotsATurn = C::kMembers > 1 ? C::kSlots / C::kParts / kTurns : 0;
   static constexpr int kPieces = kSlotsATurn < C::kMembers && kSlotsATurn > 0 ? C::kMembers / kSlotsATurn : 1;
   static constexpr int kWords = 4 / kPieces;
   static constexpr int kGroupsATurn = C::kWithout == Without::fusion ? 0 : kSlotsATurn * kPieces / C::kMembers;
   static_assert(kSlotsATurn * C::kParts * kTurns == (C::kMembers > 1 ? C::kSlots : 0));
   static_assert(C::kPartKeys / 16 % kTurns == 0);
-  static_assert(kRowsAPass % 8 == 0);  // so that a thread's rows are swizzled alike
+  static_assert(kRowsAPass % 8 == 0);  // so that all rows of a thread have the same swizzle
 
   [[nodiscard]] __device__ Tile<C::kKeys> at(int j) const {
     return {stages_ + static_cast<std::uint32_t>(j) % C::kStages * C::kKeyBytes};
   }
-  // All of them, before any copy: the compiler puts three instructions between a load and a copy after it.
+  // Loads all offsets before any copy is issued: the compiler puts three instructions between a load and the copy that
+  // uses it.
   [[nodiscard]] __device__ Distances<C> distances() const { return distances_[ptx::opaque(threadIdx.x) / kChunks]; }
-  // This thread's first slot before slots are summed.
+  // This thread's first slot in the raw tile.
   [[nodiscard]] __device__ std::uint32_t raw() const {
     return stages_ + C::kStageBytes + ptx::opaque(threadIdx.x) * 16;
   }
-  // In bytes of a slot. A quarter of a warp, whose slots take all banks, has another piece than the next, whose slots
-  // lie in the same banks.
+  // The offset of this turn's piece in a slot, in bytes. The slots of 8 threads take all banks, so the next 8 threads
+  // take another piece, which avoids bank conflicts.
   [[nodiscard]] __device__ static std::uint32_t piece(int turn) {
     return (static_cast<std::uint32_t>(turn) ^ (ptx::opaque(threadIdx.x) / 8)) % kPieces * (kWords * 4);
   }
@@ -227,7 +229,7 @@ class GroupedKeys {
     return at(j).at(static_cast<int>(thread / kChunks), static_cast<int>(thread % kChunks));
   }
 
-  // The row after them is zero.
+  // The rows of a head, without the row of zeros behind them.
   [[nodiscard]] __device__ static int rows_of_head(const ForwardParameters& p) {
     return p.fused ? p.problem.groups : p.problem.head_dim;
   }

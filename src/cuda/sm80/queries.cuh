@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Q or q_hat of a thread block, as the left operand of the mma.
+// Q or q_hat of a thread block in shared memory, which is the left operand of the mma.
 #pragma once
 
 #include <bit>
@@ -10,7 +10,8 @@
 
 namespace distr::cuda::sm80 {
 
-// Issues the copies of kRows rows of kColumns elements; rows from `rows` on and columns from `columns` on become zero.
+// Issues the copies of kRows rows of kColumns elements each. Rows from `rows` on and columns from `columns` on become
+// 0.
 template <int kRows, int kColumns, int kThreads>
 __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::int64_t stride, int rows, int columns) {
   constexpr int kChunks = kColumns / kChunk;
@@ -19,11 +20,11 @@ __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::i
   const auto first = static_cast<int>(thread / kChunks);
   const auto chunk = static_cast<int>(thread % kChunks);
   const int rows_there = chunk * kChunk < columns ? rows - first : 0;
-  // The tile's address is the same for all threads, and 32 bits reach any of its rows: registers are scarce.
+  // Registers are scarce: the tile's address is the same for all threads, and 32-bit offsets reach any of its rows.
   const auto row_bytes = static_cast<unsigned>(stride * 2);
   const char* from = static_cast<const char*>(source) + (first * row_bytes + chunk * 16);
-  // A pass is a power of two of rows, and first is below it: adding `row`, a multiple of it, is setting bits of the
-  // row's number, so what the swizzle makes of them can be added by move().
+  // A pass has a power of two of rows, `first` is less than that, and `row` is a multiple of it. Adding `row` therefore
+  // only sets bits of the row's number, and move() can apply their part of the swizzle to the address.
   static_assert(kRows % kRowsAPass == 0);
   static_assert(std::has_single_bit(static_cast<unsigned>(kRowsAPass)));
   static_assert(kRowsAPass % 8 == 0 || kChunks >= 8);
@@ -35,10 +36,10 @@ __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::i
   }
 }
 
-// Rows from `begin` to `end`, both below 2^22: in 32 bits, which costs half.
+// The rows from `begin` to `end`, which are both below 2^22. In 32 bits the difference costs half as much.
 [[nodiscard]] __device__ inline int rows_left(int begin, std::int64_t end) { return static_cast<int>(end) - begin; }
 
-// Where a row of a head begins, for rows that are less than 2^24 elements apart (prepare.cu).
+// Where a row of a head begins. Rows are less than 2^24 elements apart (prepare.cu).
 [[nodiscard]] __device__ inline const std::uint16_t* row_of(const std::uint16_t* head, std::int64_t stride, int row) {
   return head + static_cast<std::uint64_t>(static_cast<unsigned>(row)) * static_cast<unsigned>(stride);
 }
@@ -61,7 +62,7 @@ template <class C, class Work>
          work.row * p.problem.q.row;
 }
 
-// Exact attention: Q in shared memory.
+// Exact attention: Q itself.
 template <class C>
 class ExactQueries {
  public:
@@ -76,7 +77,7 @@ class ExactQueries {
                                               rows_left(work.row, p.row_end), p.problem.head_dim);
   }
 
-  // a: columns 16 step .. 16 step + 15 of this warp's rows
+  // Loads the columns 16 step .. 16 step + 15 of this warp's rows into `a`.
   __device__ void fragments(std::uint32_t (&a)[C::kRowTiles][4], int step) const {
 #pragma unroll
     for (int m = 0; m < C::kRowTiles; ++m) {
@@ -88,11 +89,11 @@ class ExactQueries {
   std::uint32_t start_;  // this lane's part of the first fragment
 };
 
-// Grouped attention: q_hat, estimated from Q once, in shared memory (method, 2.4).
+// Grouped attention: q_hat, which is estimated once from a copy of Q (method, 2.4).
 template <class C>
 class GroupedQueries {
  public:
-  static constexpr int kSharedBytes = C::kQueryBytes;  // that stay in use
+  static constexpr int kSharedBytes = C::kQueryBytes;  // of q_hat; the copy of Q behind it is needed only here
 
   template <class Work>
   __device__ GroupedQueries(const ForwardParameters& p, const Work& work, void* shared, int warp_row) {
@@ -103,7 +104,8 @@ class GroupedQueries {
     copy_tile<C::kRows, C::kDim, C::kThreads>(raw, query_rows<C>(p, work), problem.q.row,
                                               rows_left(work.row, p.row_end), problem.head_dim);
     ptx::cp_async_commit();
-    // A thread makes one group, of every kApart-th row. Neighbouring threads take neighbouring groups.
+    // A thread computes one group's column of q_hat for every kApart-th row. Neighbouring threads have neighbouring
+    // groups.
     static_assert(C::kThreads % C::kGroups == 0);
     constexpr int kApart = C::kThreads / C::kGroups;
     const auto thread = static_cast<int>(ptx::opaque(threadIdx.x));

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Sums of columns of K (eq. 4), words of two keys. They are rounded once, as the plain implementation's are: a rounding
-// after each addition errs more than the tolerance allows LSE (bench/roundings.py).
+// Sums of columns of K (eq. 4), two keys in a word. A sum is rounded once, as in the plain implementation: with a
+// rounding after each addition LSE errs more than the tolerance allows (bench/roundings.py).
 #pragma once
 
 #include <cstdint>
@@ -10,7 +10,7 @@
 
 namespace distr::cuda::sm80 {
 
-// Words of a column that a thread takes at once.
+// The words of a column that a thread loads at once.
 template <int kWords>
 struct Words {
   static_assert(kWords == 1 || kWords == 2 || kWords == 4);
@@ -47,12 +47,12 @@ struct Pair<__nv_bfloat16> {
   using Type = __nv_bfloat162;
 };
 
-// Both elements of a word.
+// Both elements of a word as fp32.
 template <class T>
 [[nodiscard]] __device__ inline float2 unpack(std::uint32_t word) {
   if constexpr (std::is_same_v<T, __half>) {
     return __half22float2(bits<__half2>(word));
-  } else {  // __bfloat1622float2 takes an instruction more
+  } else {  // __bfloat1622float2 would take one instruction more
     return {__uint_as_float(word << 16), __uint_as_float(word & 0xffff0000)};
   }
 }
@@ -60,7 +60,7 @@ template <class T>
 template <class T, int kMembers>
 [[nodiscard]] __device__ inline std::uint32_t sum(const std::uint32_t (&members)[kMembers]) {
   using P = typename Pair<T>::Type;
-  if constexpr (kMembers == 2) {  // one addition rounds once
+  if constexpr (kMembers == 2) {  // a single addition rounds once
     return bits<std::uint32_t>(__hadd2(bits<P>(members[0]), bits<P>(members[1])));
   } else {
     float2 total = unpack<T>(members[0]);
