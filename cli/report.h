@@ -23,8 +23,4 @@ using Json = nlohmann::ordered_json;
 // Indented; bytes that are no UTF-8, as in odd file names, are replaced.
 [[nodiscard]] std::string json_text(const Json& json);
 
-// The same of an object, with one line for each of its values, and for each element of those that are arrays: for files
-// of very many rows.
-[[nodiscard]] std::string json_lines(const Json& json);
-
 }  // namespace distr::cli

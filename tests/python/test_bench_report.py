@@ -45,7 +45,7 @@ def test_no_basis_beats_the_best(tmp_path):
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "r.json").read_text())["summary"]
-    committed = json.loads((ROOT / "bench/results/cpu/projection.json").read_text())["summary"]
+    committed = json.loads((ROOT / "bench/results/cpu/experiments/projection.json").read_text())["summary"]
     words = re.sub(r"\s+", " ", (ROOT / "DESIGN.md").read_text())
     for size in (2, 4):
         names = [f"{method} G={size}" for method in ("energy l=128", "keys", "best")]
@@ -61,7 +61,7 @@ def test_sums_of_four_columns_err_as_the_log_says(tmp_path):
     assert done.returncode == 0, done.stderr
     found, committed = (
         json.loads(path.read_text())["summary"]
-        for path in (tmp_path / "r.json", ROOT / "bench/results/cpu/roundings.json")
+        for path in (tmp_path / "r.json", ROOT / "bench/results/cpu/experiments/roundings.json")
     )
     words = re.sub(r"\s+", " ", (ROOT / "docs/kernel-log.md").read_text())
     for order_from in ("own", "previous"):
@@ -78,7 +78,7 @@ def test_sums_of_four_columns_err_as_the_log_says(tmp_path):
     assert "{:.2f} and {:.2f} times the plain".format(*pairs) in words
     design = re.sub(r"\s+", " ", (ROOT / "DESIGN.md").read_text())
     by_luck = committed["own"]["another draw of both"]["above_2"]
-    assert f"in one of {10000 / by_luck:.0f} (`bench/results/cpu/roundings.json`)" in design
+    assert f"in one of {10000 / by_luck:.0f} (`bench/results/cpu/experiments/roundings.json`)" in design
     wrong = subprocess.run([*command, "0"], capture_output=True, text=True)
     assert wrong.returncode == 2 and "--problems is 0; allowed: 1 or more" in wrong.stderr
 

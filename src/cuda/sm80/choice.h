@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Tiles of 64 or of 128 queries, where both are compiled: the choice for every (d, r), as `distr tune` measured it on
-// an NVIDIA H200 (bench/results/h200/tune_tiles.json; tests/gpu/choice_test.cpp holds the one to the other).
+// an NVIDIA H200 (bench/results/h200/experiments/tune_tiles.json, to which tests/gpu/choice_test.cpp holds it).
 #pragma once
 
 #include <array>
