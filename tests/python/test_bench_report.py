@@ -63,7 +63,7 @@ def test_sums_of_four_columns_err_as_the_log_says(tmp_path):
         json.loads(path.read_text())["summary"]
         for path in (tmp_path / "r.json", ROOT / "bench/results/cpu/experiments/roundings.json")
     )
-    words = re.sub(r"\s+", " ", (ROOT / "docs/kernel-log.md").read_text())
+    words = re.sub(r"\s+", " ", (ROOT / "docs/kernel-log/sm80-forward.md").read_text())
     for order_from in ("own", "previous"):
         ways = committed[order_from]
         each, pairs, of_k_hat, of_both = (ways[way]["root_mean_square"] for way in ways)
