@@ -32,7 +32,7 @@ def test_measures_every_call_of_a_text(tmp_path):
 def test_the_design_notes_say_what_the_committed_result_holds():
     summary = json.loads((ROOT / "bench/results/cpu/minilm_report.json").read_text())["summary"]
     energy = summary["energy G=2"]
-    words = re.sub(r"\s+", " ", (ROOT / "DESIGN.md").read_text())
+    words = re.sub(r"\s+", " ", (ROOT / "docs/auto.md").read_text())
     assert f"`energy` with G = 2 errs by {energy['error_median']:.2f}" in words
     assert f"{energy['error_min']:.2f} to {energy['error_max']:.2f}" in words
     others = [summary[f"lsh {estimator} G=2"]["error_median"] for estimator in ("mean", "sample")]
@@ -46,7 +46,7 @@ def test_no_basis_beats_the_best(tmp_path):
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "r.json").read_text())["summary"]
     committed = json.loads((ROOT / "bench/results/cpu/experiments/projection.json").read_text())["summary"]
-    words = re.sub(r"\s+", " ", (ROOT / "DESIGN.md").read_text())
+    words = re.sub(r"\s+", " ", (ROOT / "docs/auto.md").read_text())
     for size in (2, 4):
         names = [f"{method} G={size}" for method in ("energy l=128", "keys", "best")]
         energy, keys, best = (committed[name]["median"] for name in names)
@@ -106,7 +106,7 @@ def test_trains_and_measures_every_setting(tmp_path):
 
 def test_the_design_notes_say_what_the_small_models_lose():
     rows = json.loads((ROOT / "bench/results/h200/small_model_report.json").read_text())["rows"]
-    words = re.sub(r"\s+", " ", (ROOT / "DESIGN.md").read_text())
+    words = re.sub(r"\s+", " ", (ROOT / "docs/auto.md").read_text())
 
     def values(key, setting, *dims, tuned=False):
         of_setting = (row for row in rows if (row["setting"], row["tuned"]) == (setting, tuned))
