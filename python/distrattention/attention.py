@@ -91,9 +91,9 @@ def explain(
 ):
     """What scaled_dot_product_attention() would do with these tensors, without doing it: their data are not read.
 
-    operation: "grouping", "forward" or "backward". Returns a dict: "strategy", the name of what the strategy
-    came to; "choice", a sentence that says so and why; "kernel", the name of the kernel that would run ("" for none); "kernels", for each kernel of the
-    device why it would not serve ("" if it would). Raises as scaled_dot_product_attention().
+    operation: "grouping", "forward" or "backward". Returns a dict: "strategy", the name of what the strategy came to;
+    "choice", a sentence that says so and why; "kernel", the name of the kernel that would run ("" for none); "kernels",
+    for each kernel of the device why it would not serve ("" if it would). Raises as scaled_dot_product_attention().
     """
     settings = Settings(strategy, group_size, block_size, estimator, order_from)
     *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, True)

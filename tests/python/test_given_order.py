@@ -93,7 +93,7 @@ def test_what_does_not_fit_is_refused(qkv, keywords, error, message):
 
 
 def test_there_is_no_order_to_make(qkv):
-    with pytest.raises(RuntimeError, match="reference/grouping: has nothing to compute, as the caller brings the order"):
+    with pytest.raises(RuntimeError, match="has nothing to compute, as the caller brings the order"):
         ops.make_grouping(*qkv[:2], "none", "given", 2, L)
 
 
