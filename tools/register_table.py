@@ -22,8 +22,8 @@ from pathlib import Path
 
 # Of the kernels that are compiled in many shapes (the forwards and the backwards), by a part of their names.
 MAX_CONFIGURATIONS = {"sm807forward": 64, "sm907forward": 48, "sm908backward": 16, "ShapeI": 48}
-# Kernels without one of their stages (src/cuda/without.h), which only a test program has.
-TWIN = re.compile(r"7WithoutE[1-9]")
+# Kernels with parts of namespace distr::test (ablations), which only a test program has.
+TEST_ONLY = re.compile(r"(?<!\d)4test")
 
 ENTRY = re.compile(r"Compiling entry function '(?P<kernel>\w+)' for '(?P<target>sm_\w+)'")
 PROPERTIES = re.compile(r"Function properties for (\w+)")
@@ -122,7 +122,7 @@ def main(arguments):
     # Of objects that still are: a report outlives a source that was removed.
     reports = [path for path in sorted(options.build.rglob("*.ptxas")) if path.with_suffix("").exists()]
     kernels = [kernel for path in reports for kernel in parse(path.read_text())]
-    kernels = [kernel for kernel in kernels if not TWIN.search(kernel.name)]
+    kernels = [kernel for kernel in kernels if not TEST_ONLY.search(kernel.name)]
     if not kernels:
         print(f"{options.build} holds no report of CUDA kernels (OBJECT.ptxas); build the preset cuda", file=sys.stderr)
         return 2

@@ -6,7 +6,7 @@
 
 namespace distr::cuda {
 
-// While it lives, the calls of its thread choose among these. For twins (cuda/without.h).
+// While it lives, the calls of its thread choose among these. For ablations (tests/gpu/ablations.h).
 template <class Variant>
 class OtherVariants {
  public:

@@ -60,10 +60,11 @@ class RegisterTableTest(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("spills: plain::dv_kernel<f16> for sm_80, 32 bytes", errors)
 
-    def test_twins_of_a_test_program_are_left_out(self):
+    def test_kernels_of_a_test_program_are_left_out(self):
         spilling = REPORT.replace("SPILLED", "8")
-        twins = "".join(spilling.replace("I6__half", f"I6__halfLNS0_7WithoutE{n}") for n in (1, 2))
-        status, output, _ = self.run_on(CLEAN.replace("I6__half", "I6__halfLNS0_7WithoutE0") + twins)
+        ablations = "".join(spilling.replace("I6__half", f"I6__halfNS_4test{name}E")
+                            for name in ("8NoValues", "13NoExponential"))
+        status, output, _ = self.run_on(CLEAN.replace("I6__half", "I6__halfNS0_6StagesE") + ablations)
         self.assertEqual(status, 0)
         self.assertIn("1 kernels", output)
 

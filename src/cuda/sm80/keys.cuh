@@ -198,11 +198,11 @@ class GroupedKeys {
   static constexpr int kChunks = C::kKeys / kChunk;  // of a row of k_hat^T
   static constexpr int kRowsAPass = C::kRowsAPass;
   // Slots a turn: several groups, or one piece of all members of a group, that sums in fp32 need not be kept from one
-  // turn to the next. Without the fusion what is left of Q's copy serves for k_hat.
+  // turn to the next.
   static constexpr int kSlotsATurn = C::kMembers > 1 ? C::kSlots / C::kParts / kTurns : 0;
   static constexpr int kPieces = kSlotsATurn < C::kMembers && kSlotsATurn > 0 ? C::kMembers / kSlotsATurn : 1;
   static constexpr int kWords = 4 / kPieces;
-  static constexpr int kGroupsATurn = C::kWithout == Without::fusion ? 0 : kSlotsATurn * kPieces / C::kMembers;
+  static constexpr int kGroupsATurn = kSlotsATurn * kPieces / C::kMembers;
   static_assert(kSlotsATurn * C::kParts * kTurns == (C::kMembers > 1 ? C::kSlots : 0));
   static_assert(C::kPartKeys / 16 % kTurns == 0);
   static_assert(kRowsAPass % 8 == 0);  // so that a thread's rows are swizzled alike

@@ -20,17 +20,17 @@ namespace {
 
 // What a launch needs of a compiled kernel, but for its rows.
 struct Wanted {
-  Scores scores;
+  ScaleIn scale_in;
   std::int64_t columns;
-  KeySource source = KeySource::copied;
+  KeyLoad load = KeyLoad::tma;
 };
 
 // The narrowest shape of so many rows, and blocks an SM, that the problem fits; null: there is none.
 [[nodiscard]] const Variant* find(const Problem& problem, const Wanted& wanted, std::int64_t rows, int blocks = 1) {
   const Variant* found = nullptr;
   for (const Variant& variant : OtherVariants<Variant>::or_else(variants())) {
-    const bool fits = variant.dtype == problem.dtype && variant.scores == wanted.scores &&
-                      variant.source == wanted.source && variant.columns >= wanted.columns &&
+    const bool fits = variant.dtype == problem.dtype && variant.scale_in == wanted.scale_in &&
+                      variant.load == wanted.load && variant.columns >= wanted.columns &&
                       variant.values >= problem.head_dim_v && variant.rows == rows && variant.blocks == blocks;
     const auto width = [](const Variant& of) { return of.columns + of.values; };
     if (fits && (found == nullptr || width(variant) < width(*found))) {
@@ -117,12 +117,12 @@ class Call {
   }
 
   void attend_exactly(std::int64_t rows) {
-    launch({Scores::raw, problem_.head_dim}, 0, rows, operands_.q, &operands_.k);
+    launch({ScaleIn::softmax, problem_.head_dim}, 0, rows, operands_.q, &operands_.k);
   }
 
   // The rows from `row` on, by their groupings.
   void attend_grouped(std::int64_t row) {
-    // In bf16 q_hat takes the scale in (Config's Scores), unless LSE is asked for: that rounding would be in it, and a
+    // In bf16 q_hat takes the scale in (ScaleIn), unless LSE is asked for: that rounding would be in it, and a
     // backward that reads it has none.
     const bool scaled = problem_.dtype == DType::bf16 && tensors_.lse == nullptr;
     const float scale = scaled ? std::exchange(p_.problem.scale_log2, 1.0F) : 1.0F;
@@ -137,10 +137,10 @@ class Call {
                            scale,
                            operands_.q_hat};
     const Operand q = q_hat.result(groups);
-    const KeySource source = product == Product::picked   ? KeySource::picked
-                             : product == Product::summed ? KeySource::summed
-                                                          : KeySource::copied;
-    const Wanted wanted{scaled ? Scores::logarithms : Scores::raw, operands_.columns, source};
+    const KeyLoad load = product == Product::picked   ? KeyLoad::gather
+                         : product == Product::summed ? KeyLoad::fuse
+                                                      : KeyLoad::tma;
+    const Wanted wanted{scaled ? ScaleIn::queries : ScaleIn::softmax, operands_.columns, load};
     if (product == Product::made) {
       p_.keys_of_query_head = true;
       const Estimation k_hat{k, Estimate::sum, problem_.seq_k, 0, false, 1, operands_.k_hat};
@@ -189,7 +189,7 @@ class Call {
     constexpr int kConsumerRows = 64;
     p_.q = map(q, kConsumerRows, variant.columns);
     if (k != nullptr) {
-      p_.k = map(*k, variant.keys, variant.source == KeySource::summed ? variant.values : variant.columns);
+      p_.k = map(*k, variant.keys, variant.load == KeyLoad::fuse ? variant.values : variant.columns);
     }
     p_.v = map(operands_.v, variant.keys, variant.values);
     const int blocks = device_properties().processors * variant.blocks;  // that run at the same time
