@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of compiled shapes, the same for both element types. A new head dim is a line here.
+// The list of compiled shapes. A new head dim is a line here.
 #pragma once
 
 #include <algorithm>
@@ -66,17 +66,26 @@ void launch_backward_atomics(const BackwardParameters& parameters, void* stream)
   }
 }
 
-template <class T, int kDim, Masks kServes>
+// kGives: whether there is a kernel that adds dQ by atomic additions; else the two kernels serve in its place.
+template <class T, int kDim, Masks kServes, Gradients kGives>
 constexpr BackwardVariant backward_variant() {
-  return {kDim, kServes == Masks::tensors, &launch_backward<T, kDim, kServes>,
-          &launch_backward_atomics<T, kDim, kServes>};
+  if constexpr (kGives == Gradients::all) {
+    return {kDim, kServes == Masks::tensors, &launch_backward<T, kDim, kServes>,
+            &launch_backward_atomics<T, kDim, kServes>};
+  } else {
+    return {kDim, kServes == Masks::tensors, &launch_backward<T, kDim, kServes>, &launch_backward<T, kDim, kServes>};
+  }
 }
 
-template <class T>
+// From the narrowest to the widest, those that serve masks last. kGives: of d = 64 and 128 without masks, where atomic
+// additions are measured (bf16).
+template <class T, Gradients kGives>
 inline constexpr std::array kBackwardVariants = {
-    backward_variant<T, 32, Masks::none>(),     backward_variant<T, 64, Masks::none>(),
-    backward_variant<T, 128, Masks::none>(),    backward_variant<T, 64, Masks::tensors>(),
-    backward_variant<T, 128, Masks::tensors>(), backward_variant<T, 256, Masks::tensors>(),
+    backward_variant<T, 64, Masks::none, kGives>(),
+    backward_variant<T, 128, Masks::none, kGives>(),
+    backward_variant<T, 64, Masks::tensors, Gradients::of_keys>(),
+    backward_variant<T, 128, Masks::tensors, Gradients::of_keys>(),
+    backward_variant<T, 256, Masks::tensors, Gradients::of_keys>(),
 };
 
 }  // namespace distr::cuda::sm80

@@ -12,7 +12,7 @@ struct BackwardVariant {
   int dim;  // d and dv up to it
   bool masks;
   void (*launch)(const BackwardParameters& parameters, void* stream);          // dK and dV, then dQ
-  void (*launch_atomics)(const BackwardParameters& parameters, void* stream);  // all at once; dQ from `sums`
+  void (*launch_atomics)(const BackwardParameters& parameters, void* stream);  // all at once, dQ from `sums`; or launch
 };
 
 // In order of preference.
