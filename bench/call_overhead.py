@@ -17,7 +17,6 @@ Writes {"meta", "rows"} (bench/results/cpu/call_overhead.json).
 import argparse
 import datetime
 import gc
-import json
 import os
 import pathlib
 import random
@@ -29,6 +28,7 @@ import time
 import torch
 import torch.nn.functional as F
 
+import result_file
 from torch_cpu import cpu_name
 
 import distrattention
@@ -119,7 +119,7 @@ def main():
         gpu = torch.cuda.get_device_name() if options.device == "cuda" else None
         meta |= {"cpu": cpu_name(), "gpu": gpu, "command": shlex.join(sys.argv)}
         meta |= {name: getattr(options, name) for name in ("device", "heads", "seq", "head_dim", "calls", "rounds")}
-        options.json_out.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
+        result_file.write(options.json_out, {"meta": meta, "rows": rows})
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ exact attention.
 
 import argparse
 import datetime
-import json
 import os
 import statistics
 from pathlib import Path
@@ -20,6 +19,8 @@ from transformers import AutoModel, AutoTokenizer
 
 from distrattention import Settings, report
 from distrattention.gauge import label
+
+import result_file
 
 ROOT = Path(__file__).resolve().parent.parent
 TEXTS = ("README.md", "DESIGN.md", "data/README.md", "include/distr/attention.h", "include/distr/grouping.h")
@@ -71,7 +72,7 @@ def main():
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     meta = {**meta, "commit": os.environ.get("DISTR_COMMIT"), "date": date}
     result = {"meta": meta, "summary": summary(rows), "rows": rows}
-    options.json_out.write_text(json.dumps(result, indent=1) + "\n")
+    result_file.write(options.json_out, result)
     for name, numbers in result["summary"].items():
         print(name, ", ".join(f"{key} {value:.3f}" for key, value in numbers.items()))
 

@@ -8,13 +8,12 @@ r = d / G columns may be kept in any basis. This compares three bases for each h
 principal components of the centred keys; `best`, the r leading singular vectors of Q K^T, which no other basis beats in
 the squared error of the scores.
 
-Writes {"meta", "summary", "rows"} (bench/results/cpu/projection.json): a row for each layer, head, method and G, with
-the relative error of O, |O - O_exact| / |O_exact|; in the summary its median, least and largest.
+Writes {"meta", "summary", "rows"} (bench/results/cpu/experiments/projection.json): a row for each layer, head, method
+and G, with the relative error of O, |O - O_exact| / |O_exact|; in the summary its median, least and largest.
 """
 
 import argparse
 import datetime
-import json
 import os
 import platform
 import statistics
@@ -24,6 +23,8 @@ import torch
 from safetensors.torch import load_file
 
 from distrattention import scaled_dot_product_attention
+
+import result_file
 
 DATA = Path(__file__).resolve().parent.parent / "data/minilm.safetensors"
 
@@ -87,7 +88,7 @@ def main():
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     meta = {"torch": torch.__version__, "cpu": platform.machine(), "commit": os.environ.get("DISTR_COMMIT")}
     result = {"meta": {**meta, "date": date}, "summary": summary(rows), "rows": rows}
-    options.json_out.write_text(json.dumps(result, indent=1) + "\n")
+    result_file.write(options.json_out, result)
     for name, numbers in result["summary"].items():
         print(f"{name:16}", ", ".join(f"{key} {value:.3f}" for key, value in numbers.items()))
 

@@ -9,14 +9,13 @@ pairs and then their sum. Two ways measure luck: they round once, as the plain i
 1.37 k_hat and 1.37 q_hat, so that the rounding is another draw. Elsewhere q_hat is rounded as in the plain one. With
 `previous` the first block is exact and does not count; with `own` some rows see few keys, whose errors do not cancel.
 
-Writes {"meta", "summary"} (bench/results/cpu/roundings.json): for each of them the root mean square of the errors over
-the plain one's, and of the largest error of a problem over the plain one's the median, the 99th percentile, the largest
-and how many problems have it above 2.
+Writes {"meta", "summary"} (bench/results/cpu/experiments/roundings.json): for each of them the root mean square of the
+errors over the plain one's, and of the largest error of a problem over the plain one's the median, the 99th percentile,
+the largest and how many problems have it above 2.
 """
 
 import argparse
 import datetime
-import json
 import os
 import platform
 import shlex
@@ -24,6 +23,8 @@ import sys
 from pathlib import Path
 
 import torch
+
+import result_file
 
 D, GROUP, ROWS, BLOCK, HEADS = 128, 4, 300, 128, 2
 FACTOR = 1.37
@@ -105,7 +106,7 @@ def main():
     date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     meta = {"torch": torch.__version__, "cpu": platform.machine(), "commit": os.environ.get("DISTR_COMMIT")}
     meta |= {"date": date, "command": shlex.join(["bench/roundings.py", *sys.argv[1:]]), "problems": options.problems}
-    options.json_out.write_text(json.dumps({"meta": meta, "summary": found}, indent=1) + "\n")
+    result_file.write(options.json_out, {"meta": meta, "summary": found})
     for order_from, ways in found.items():
         for way, numbers in ways.items():
             print(f"{order_from:9} {way:21}", ", ".join(f"{key} {value:.4g}" for key, value in numbers.items()))

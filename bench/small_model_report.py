@@ -19,7 +19,6 @@ import copy
 import datetime
 import hashlib
 import itertools
-import json
 import math
 import os
 import shlex
@@ -36,6 +35,8 @@ from torch import nn
 
 from distrattention import Settings, ops, replace_sdpa, report
 from distrattention.gauge import label
+
+import result_file
 
 BEGIN = time.perf_counter()
 WIDTH, KV_SHARE, ROPE_BASE = 512, 2, 10000.0
@@ -258,7 +259,7 @@ def main():
         sizes |= {"layers": options.layers, "width": WIDTH, "parameters": size}
         result["models"].append(sizes | {"trained_bytes": options.steps * options.batch * options.seq})
         result["rows"] += [{"head_dim": head_dim, **row} for row in rows]
-        options.json_out.write_text(json.dumps(result, indent=1) + "\n")
+        result_file.write(options.json_out, result)
 
 
 if __name__ == "__main__":

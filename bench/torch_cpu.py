@@ -21,7 +21,6 @@ import argparse
 import datetime
 import gc
 import itertools
-import json
 import math
 import os
 import pathlib
@@ -37,6 +36,8 @@ import torch.nn.functional as F
 
 import distrattention
 from distrattention import ops
+
+import result_file
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 BLOCK, ESTIMATOR = 128, "mean"
@@ -265,12 +266,6 @@ def plot(result, path):
     figure.savefig(path, dpi=110)
 
 
-def to_text(result):
-    """JSON with a row a line."""
-    rows = ",\n".join(f"  {json.dumps(row)}" for row in result["rows"])
-    return f'{{"meta": {json.dumps(result["meta"], indent=1)},\n "rows": [\n{rows}\n]}}\n'
-
-
 def parse_arguments():
     def integers(text):
         return [int(word) for word in text.split(",")]
@@ -316,7 +311,7 @@ def main():
         print(f"{at:4.0f} s  {shape} {rows[0]['op']}, {rows[0]['runs']} rounds: {times} ms", flush=True)
     print(*verdicts(result["rows"]), sep="\n")
     if options.json_out:
-        options.json_out.write_text(to_text(result))
+        result_file.write(options.json_out, result)
     if options.plot:
         plot(result, options.plot)
     print("\n".join(wrong), end="\n" if wrong else "", file=sys.stderr)

@@ -16,6 +16,7 @@
 #include "output_files.h"
 #include "random_inputs.h"
 #include "report.h"
+#include "result_file.h"
 #include "run_meta.h"
 #include "settings.h"
 #include "text.h"
@@ -163,7 +164,7 @@ void bench(const Options& options) {
   }
   Json meta = run_meta(options.run.threads, device);
   meta["fma_peak_gflops"] = device == Device::cpu ? Json(sweep.peak * 1e-9) : Json(nullptr);
-  const std::string text = json_text({{"meta", meta}, {"rows", sweep.rows}}) + "\n";
+  const std::string text = result_text({{"meta", meta}, {"rows", sweep.rows}});
   if (!options.json_out.empty()) files.write(options.json_out, std::as_bytes(std::span(text)));
   files.commit();
   if (options.json) {

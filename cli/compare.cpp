@@ -17,6 +17,7 @@
 #include "output_files.h"
 #include "plot.h"
 #include "report.h"
+#include "result_file.h"
 #include "run_meta.h"
 #include "settings.h"
 #include "text.h"
@@ -156,8 +157,7 @@ void compare(const Options& options) {
   comparison.warm_up(settings);
   std::vector<Row> rows = comparison.errors(settings, Truth::cpu);
   comparison.time(rows, options.settings.repeats_on(device));
-  const Json json = comparison_json(options, inputs, rows);
-  const std::string text = json_text(json) + "\n";
+  const std::string text = result_text(comparison_json(options, inputs, rows));
   if (!options.plot.empty()) files.write(options.plot, plot(options, inputs, comparison, rows));
   if (!options.json_out.empty()) files.write(options.json_out, std::as_bytes(std::span(text)));
   files.commit();

@@ -19,6 +19,7 @@
 #include "output_files.h"
 #include "progress.h"
 #include "report.h"
+#include "result_file.h"
 #include "run_meta.h"
 #include "tensor.h"
 #include "text.h"
@@ -221,7 +222,7 @@ void errors(const Options& options) {
   }
   if (!options.json_out.empty()) files.reserve(options.json_out);
   const std::vector<Row> rows = measure_all(options);
-  const std::string text = json_text(errors_json(options, rows)) + "\n";
+  const std::string text = result_text(errors_json(options, rows));
   if (!options.plot.empty()) files.write(options.plot, figure(options));
   if (!options.json_out.empty()) files.write(options.json_out, std::as_bytes(std::span(text)));
   files.commit();

@@ -51,20 +51,4 @@ std::string grouping_text(const Grouping& grouping) {
 
 std::string json_text(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }
 
-std::string json_lines(const Json& json) {
-  const auto line = [](const Json& value) { return value.dump(-1, ' ', false, Json::error_handler_t::replace); };
-  std::string text;
-  for (const auto& [key, value] : json.items()) {
-    text += (text.empty() ? "{\n" : ",\n") + line(key) + ": ";
-    if (!value.is_array()) {
-      text += line(value);
-      continue;
-    }
-    std::string elements;
-    for (const Json& element : value) elements += (elements.empty() ? "\n" : ",\n") + line(element);
-    text += "[" + elements + "\n]";
-  }
-  return text + "\n}";
-}
-
 }  // namespace distr::cli

@@ -23,8 +23,4 @@ using Json = nlohmann::ordered_json;
 // Indented; bytes that are no UTF-8, as in odd file names, are replaced.
 [[nodiscard]] std::string json_text(const Json& json);
 
-// The same for an object, with one line for each value, and one for each element of a value that is an array. It is for
-// files with many rows.
-[[nodiscard]] std::string json_lines(const Json& json);
-
 }  // namespace distr::cli

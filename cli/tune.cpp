@@ -14,6 +14,7 @@
 #include "output_files.h"
 #include "progress.h"
 #include "random_inputs.h"
+#include "result_file.h"
 #include "run_meta.h"
 #include "settings.h"
 #include "text.h"
@@ -238,7 +239,7 @@ void tune(const Options& options) {
                      " serves none of these; allowed: --head-dim up to 256, --group-size 1, 2, 4 and 8, and --block of "
                      "multiples of 64");
   }
-  const std::string text = json_lines(tune_json(options, trials)) + "\n";
+  const std::string text = result_text(tune_json(options, trials));
   if (!options.json_out.empty()) files.write(options.json_out, std::as_bytes(std::span(text)));
   files.commit();
   if (options.json) {

@@ -8,19 +8,21 @@ fixes, per cent of its cycles that a pipe was busy, bytes through the L2, and wa
 instruction, of all warps, those that only copy included. At d = 64 most queries go to blocks of three consumers, and
 what is left to blocks of two, but where `energy` picks keys.
 
-Writes {"meta", "rows"} (bench/results/h200/ncu.json).
+Writes {"meta", "rows"} (bench/results/h200/experiments/ncu.json).
 """
 
 import argparse
 import csv
 import datetime
 import io
-import json
 import pathlib
 import re
 import shlex
 import subprocess
 import sys
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+import result_file  # noqa: E402
 
 METRICS = {
     "cycles": "sm__cycles_elapsed.max",
@@ -102,7 +104,7 @@ def main():
                 if row["kernel"] not in [known["kernel"] for known in rows]:
                     rows.append(row)
                     print(row)
-    options.out.write_text(json.dumps({"meta": meta, "rows": rows}, indent=1) + "\n")
+    result_file.write(options.out, {"meta": meta, "rows": rows})
 
 
 if __name__ == "__main__":

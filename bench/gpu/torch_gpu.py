@@ -18,7 +18,6 @@ import argparse
 import contextlib
 import datetime
 import itertools
-import json
 import os
 import pathlib
 import random
@@ -36,6 +35,9 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import distrattention
 from distrattention import ops
+
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
+import result_file  # noqa: E402
 
 HEADS = ((1, 10), (4, 16))  # B, H
 DIMS = (32, 64, 128)
@@ -354,11 +356,11 @@ def main():
                 failures.append(f"{shape}: exact attention errs by {exact}, FlashAttention-2 by {flash}")
         times = ", ".join(f"{name} {row['ms']:.3f}" for name, row in measured.items())
         print(f"{time.perf_counter() - begin:4.0f} s  {shape} {op}, ms: {times}", flush=True)
-        options.out.write_text(json.dumps(result, indent=1) + "\n")
+        result_file.write(options.out, result)
     unmeasured = list(left_out.values()).count(["all"])
     if unmeasured:
         failures.append(f"the {options.limit:.0f} s of --limit were up: {unmeasured} shapes are left")
-    options.out.write_text(json.dumps(result, indent=1) + "\n")
+    result_file.write(options.out, result)
     print("\n".join(failures), file=sys.stderr)
     return 1 if failures else 0
 

@@ -53,7 +53,10 @@ def test_json_out_holds_the_same_rows_as_a_table_run(run, tmp_path):
     path = tmp_path / "bench.json"
     result = run("bench", "--seq", "32", "--head-dim", "8", "--repeats", "1", "--json-out", path)
     assert result.code == 0 and "GFLOP/s" in result.stdout
-    assert len(json.loads(path.read_text())["rows"]) == 5
+    text = path.read_text()
+    written = json.loads(text)
+    assert len(written["rows"]) == 5
+    assert text.count("\n") == len(written["rows"]) + len(written["meta"]) + 6  # a row a line
 
 
 @pytest.mark.parametrize("options, value", [

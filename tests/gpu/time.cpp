@@ -9,6 +9,7 @@
 #include <nlohmann/json.hpp>
 #include <optional>
 
+#include "cli/result_file.h"
 #include "distr/version.h"
 #include "gpu/ablations.h"
 #include "gpu/device_values.h"
@@ -349,7 +350,7 @@ int time_kernels(const TimeOptions& options) {
   }
   if (!options.out.empty()) {
     std::ofstream file(options.out);
-    file << Json{{"meta", meta_of(options)}, {"rows", rows}}.dump(1) << "\n";
+    file << cli::result_text({{"meta", meta_of(options)}, {"rows", rows}});
     if (!file) {
       throw Error(Status::invalid_argument, "cannot write " + options.out);
     }

@@ -32,7 +32,7 @@ def test_measures_every_call_of_a_text(tmp_path):
 def test_the_design_notes_say_what_the_committed_result_holds():
     summary = json.loads((ROOT / "bench/results/cpu/minilm_report.json").read_text())["summary"]
     energy = summary["energy G=2"]
-    words = re.sub(r"\s+", " ", (ROOT / "DESIGN.md").read_text())
+    words = re.sub(r"\s+", " ", (ROOT / "docs/auto.md").read_text())
     assert f"`energy` with G = 2 errs by {energy['error_median']:.2f}" in words
     assert f"{energy['error_min']:.2f} to {energy['error_max']:.2f}" in words
     others = [summary[f"lsh {estimator} G=2"]["error_median"] for estimator in ("mean", "sample")]
@@ -45,8 +45,8 @@ def test_no_basis_beats_the_best(tmp_path):
     done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "r.json").read_text())["summary"]
-    committed = json.loads((ROOT / "bench/results/cpu/projection.json").read_text())["summary"]
-    words = re.sub(r"\s+", " ", (ROOT / "DESIGN.md").read_text())
+    committed = json.loads((ROOT / "bench/results/cpu/experiments/projection.json").read_text())["summary"]
+    words = re.sub(r"\s+", " ", (ROOT / "docs/auto.md").read_text())
     for size in (2, 4):
         names = [f"{method} G={size}" for method in ("energy l=128", "keys", "best")]
         energy, keys, best = (committed[name]["median"] for name in names)
@@ -61,9 +61,9 @@ def test_sums_of_four_columns_err_as_the_log_says(tmp_path):
     assert done.returncode == 0, done.stderr
     found, committed = (
         json.loads(path.read_text())["summary"]
-        for path in (tmp_path / "r.json", ROOT / "bench/results/cpu/roundings.json")
+        for path in (tmp_path / "r.json", ROOT / "bench/results/cpu/experiments/roundings.json")
     )
-    words = re.sub(r"\s+", " ", (ROOT / "docs/kernel-log.md").read_text())
+    words = re.sub(r"\s+", " ", (ROOT / "docs/kernel-log/sm80-forward.md").read_text())
     for order_from in ("own", "previous"):
         ways = committed[order_from]
         each, pairs, of_k_hat, of_both = (ways[way]["root_mean_square"] for way in ways)
@@ -78,7 +78,7 @@ def test_sums_of_four_columns_err_as_the_log_says(tmp_path):
     assert "{:.2f} and {:.2f} times the plain".format(*pairs) in words
     design = re.sub(r"\s+", " ", (ROOT / "DESIGN.md").read_text())
     by_luck = committed["own"]["another draw of both"]["above_2"]
-    assert f"in one of {10000 / by_luck:.0f} (`bench/results/cpu/roundings.json`)" in design
+    assert f"in one of {10000 / by_luck:.0f} (`bench/results/cpu/experiments/roundings.json`)" in design
     wrong = subprocess.run([*command, "0"], capture_output=True, text=True)
     assert wrong.returncode == 2 and "--problems is 0; allowed: 1 or more" in wrong.stderr
 
@@ -106,7 +106,7 @@ def test_trains_and_measures_every_setting(tmp_path):
 
 def test_the_design_notes_say_what_the_small_models_lose():
     rows = json.loads((ROOT / "bench/results/h200/small_model_report.json").read_text())["rows"]
-    words = re.sub(r"\s+", " ", (ROOT / "DESIGN.md").read_text())
+    words = re.sub(r"\s+", " ", (ROOT / "docs/auto.md").read_text())
 
     def values(key, setting, *dims, tuned=False):
         of_setting = (row for row in rows if (row["setting"], row["tuned"]) == (setting, tuned))

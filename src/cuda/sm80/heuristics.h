@@ -15,7 +15,7 @@
 namespace distr::cuda::sm80 {
 
 // Tiles of 64 or of 128 queries, where both are compiled: the choice for every (d, r), as `distr tune` measured it on
-// an NVIDIA H200 (bench/results/h200/tune_tiles.json; tests/gpu/choice_test.cpp holds the one to the other).
+// an NVIDIA H200 (bench/results/h200/experiments/tune_tiles.json, to which tests/gpu/choice_test.cpp holds it).
 // Tiles of 64 queries are quicker while there is little to do, as they spread over more SMs, and longer so where rows
 // are causal, whose ends they meet closer; then tiles of 128, which read K and V half as often. What decides is the
 // work: scores (pairs of a query and a key that see each other, of all heads) for each SM, whatever heads and lengths
