@@ -40,14 +40,14 @@ STALLS = (
 METRICS |= {f"stall_{name}": f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in STALLS}
 
 
-# Config's parameters behind the element type: columns, values, consumers, scores, key source, stage left out, blocks.
-SHAPE = re.compile(r"Config<__nv_bfloat16, (\d+), (\d+), (\d+), (\d+), (\d+), (\d+), (\d+)>")
+# Config's parameters behind the element type: columns, values, consumers, where the scale is, key loader, blocks, stages.
+SHAPE = re.compile(r"Config<__nv_bfloat16, (\d+), (\d+), (\d+), (\d+), (\w+), (\d+), (\w+)>")
 
 
 def is_shipped(kernel):
-    """Whether it is no twin, which leaves a stage out."""
+    """Whether it is no ablation, which has other stages."""
     found = SHAPE.search(kernel)
-    return found is not None and found[6] == "0"
+    return found is not None and found[7] == "Stages"
 
 
 def profile(program, head_dim, strategy, limit):

@@ -372,10 +372,9 @@ KernelPlan<GroupingTensors> made(const Problem& problem, const Grouping& groupin
   const Plan plan = plan_of(problem, grouping, result.workspace);
   const TileShape tile{plan.arguments.queries.piece_rows, 0, problem.head_dim, 0};
   result.tiles = {tile};
-  result.launches = {{tile, plan.grid.x, plan.threads, static_cast<std::int64_t>(plan.shared)}};
-  if (plan.sums.exists()) {
-    result.launches.push_back({tile, plan.sum_grid.x, plan.sum_threads, 0});
-  }
+  result.launches = {{tile, plan.grid.x, plan.threads, static_cast<std::int64_t>(plan.shared)},
+                     {tile, plan.sum_grid.x, plan.sum_threads, 0}};
+  result.launches.resize(plan.sums.exists() ? 2 : 1);
   result.run = [plan, run](const GroupingTensors& tensors, const Execution& execution) {
     if (plan.arguments.queries.count > 0) {
       run(plan, tensors, execution);

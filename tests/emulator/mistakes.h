@@ -61,7 +61,7 @@ inline void copy_tiles(const __nv_bfloat16* tiles, const Shared& shared, Mistake
     ptx::barrier_wait(shared.empty + 8 * stage, (static_cast<unsigned>(n) / kStages % 2) ^ 1);
     const int more = mistake == Mistake::expects_more_bytes ? 16 : mistake == Mistake::expects_fewer_bytes ? -16 : 0;
     ptx::barrier_arrive_expect(shared.full + 8 * stage, static_cast<unsigned>(kTileBytes + more));
-    ptx::copy_bulk(shared.base + stage * kTileBytes, tiles + n * (kTileBytes / 2), kTileBytes, shared.full + 8 * stage);
+    ptx::bulk_load(shared.base + stage * kTileBytes, tiles + n * (kTileBytes / 2), kTileBytes, shared.full + 8 * stage);
   }
 }
 
@@ -86,7 +86,7 @@ inline void multiply_tiles(float* d, const Shared& shared, Mistake mistake) {
     // Without a pattern: eight rows (along k) of 16 bytes side by side, then those of the other half of k, then more n.
     constexpr std::uint64_t kLeading = 8, kStride = 16;  // 16 bytes each
     const std::uint64_t start = (shared.base + stage * kTileBytes) / 16;
-    ptx::wgmma<ptx::Rows::along_k>(sums, a, start | kLeading << 16 | kStride << 32, true, __nv_bfloat16{});
+    ptx::wgmma<ptx::Major::k>(sums, a, start | kLeading << 16 | kStride << 32, true, __nv_bfloat16{});
     ptx::wgmma_commit();
     if (mistake == Mistake::releases_before_wait) {
       release(stage);
@@ -129,12 +129,12 @@ inline void pipeline(const __nv_bfloat16* tiles, float* d, Mistake mistake) {
   }
   __syncthreads();
   if (threadIdx.x < 128) {
-    ptx::give_registers<24>();
+    ptx::setmaxnreg_dec<24>();
     if (threadIdx.x == 0) {
       copy_tiles(tiles, shared, mistake);
     }
   } else {
-    mistake == Mistake::takes_too_many_registers ? ptx::take_registers<240>() : ptx::take_registers<160>();
+    mistake == Mistake::takes_too_many_registers ? ptx::setmaxnreg_inc<240>() : ptx::setmaxnreg_inc<160>();
     if (mistake == Mistake::overwrites_barrier && threadIdx.x == 128) {
       barriers[0] = 0;
     }
@@ -164,7 +164,7 @@ inline void store(float* d, Mistake mistake) {
     ptx::named_barrier_sync(1, 128);
   }
   if (thread == 0) {
-    ptx::store_bulk(d, base, 128 * 16);
+    ptx::bulk_store(d, base, 128 * 16);
     ptx::bulk_commit();
     if (mistake != Mistake::overwrites_before_read && mistake != Mistake::ends_early) {
       ptx::bulk_wait_read<0>();

@@ -11,9 +11,9 @@
 
 #include "cli/result_file.h"
 #include "distr/version.h"
+#include "gpu/ablations.h"
 #include "gpu/device_values.h"
 #include "gpu/time_inputs.h"
-#include "gpu/twins.h"
 #include "support/cases.h"
 
 namespace distr::test {
@@ -128,12 +128,12 @@ class Shape {
     }
   }
 
-  // The grouping kernels beside their twins that only read.
+  // The grouping kernels beside those that only read.
   void time_grouping() {
     for (const Setting& setting : {kSettings[1], kSettings[3]}) {
       for (const GroupingKernel& kernel : cuda_backend().grouping) {
-        const auto twin = reading_twin(kernel);
-        if (!twin || !serves(kernel, setting, 0)) {
+        const auto reading = reading_ablation(kernel);
+        if (!reading || !serves(kernel, setting, 0)) {
           continue;
         }
         const auto time = [&](const GroupingKernel& timed) {
@@ -141,13 +141,13 @@ class Shape {
           return measure_in_graph(stream_, kSeconds, [&](int n) { call(sets_.grouping(n)); });
         };
         const Times times = time(kernel);
-        const double floor = time(*twin).median();
+        const double floor = time(*reading).median();
         Json row = row_of(problem_, setting, kernel.name, "distr", "grouping", times);
         row["ms_only_reading"] = floor;
         row["ratio_to_only_reading"] = times.median() / floor;
         std::printf("%-30s %-24s %9.4f ms, only reading %9.4f ms, ratio %.2f", label(problem_).c_str(), kernel.name,
                     times.median(), floor, times.median() / floor);
-        if (const auto launches = launching_twin(kernel)) {
+        if (const auto launches = launching_ablation(kernel)) {
           row["ms_reading_and_a_launch"] = time(*launches).median();
           std::printf(", with an empty launch %9.4f ms", row["ms_reading_and_a_launch"].get<double>());
         }
@@ -198,7 +198,7 @@ class Shape {
       if (order) {
         row["ms_grouping"] = measure(stream_, kSeconds / 4, [&](int n) { (*order)(sets_.grouping(n)); }).median();
       }
-      time_twins(kernel, setting, row);
+      time_ablations(kernel, setting, row);
       call(without_lse(sets_.forward(0)));
       if (setting.strategy == Strategy::exact && exact_ms == 0) {
         exact_ms = times.median();
@@ -212,19 +212,19 @@ class Shape {
     }
   }
 
-  // The kernel alone, and each of its twins that leave a stage out.
-  void time_twins(const ForwardKernel& kernel, const Setting& setting, Json& row) const {
+  // The kernel alone, and each of its ablations.
+  void time_ablations(const ForwardKernel& kernel, const Setting& setting, Json& row) const {
     const Grouping grouping = grouping_of(setting);
     const auto time_alone = [&](const ForwardKernel& wanted) {
       const Call call(wanted, problem_, grouping, stream_);
       return measure(stream_, kSeconds, [&](int n) { call(without_lse(sets_.forward(n))); }).median();
     };
-    for (const ForwardTwin& twin : forward_twins(kernel)) {
-      if (twin.kernel.supports(problem_, grouping).empty()) {
+    for (const ForwardAblation& ablation : forward_ablations(kernel)) {
+      if (ablation.kernel.supports(problem_, grouping).empty()) {
         if (!row.contains("ms_without")) {
           row["ms_without"] = {{"grouping", time_alone(kernel)}};
         }
-        row["ms_without"][twin.without] = time_alone(twin.kernel);
+        row["ms_without"][ablation.without] = time_alone(ablation.kernel);
       }
     }
   }

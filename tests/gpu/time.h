@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// `distr_gpu time`: how long every kernel of the CUDA backend takes, and its twins that leave a stage out.
+// `distr_gpu time`: how long every kernel of the CUDA backend takes, and its ablations, which leave a stage out.
 #pragma once
 
 #include <string>

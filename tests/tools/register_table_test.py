@@ -60,18 +60,24 @@ class RegisterTableTest(unittest.TestCase):
         self.assertEqual(status, 1)
         self.assertIn("spills: plain::dv_kernel<f16> for sm_80, 32 bytes", errors)
 
-    def test_twins_of_a_test_program_are_left_out(self):
+    def test_kernels_of_a_test_program_are_left_out(self):
         spilling = REPORT.replace("SPILLED", "8")
-        twins = "".join(spilling.replace("I6__half", f"I6__halfLNS0_7WithoutE{n}") for n in (1, 2))
-        status, output, _ = self.run_on(CLEAN.replace("I6__half", "I6__halfLNS0_7WithoutE0") + twins)
+        ablations = "".join(spilling.replace("I6__half", f"I6__halfNS_4test{name}E")
+                            for name in ("8NoValues", "13NoExponential"))
+        status, output, _ = self.run_on(CLEAN.replace("I6__half", "I6__halfNS0_6StagesE") + ablations)
         self.assertEqual(status, 0)
         self.assertIn("1 kernels", output)
 
-    def test_too_many_configurations_fail(self):
-        many = "".join(CLEAN.replace("I6__half", f"I{14 + len(str(n))}sm807forward_x{n}") for n in range(65))
-        status, _, errors = self.run_on(many)
+    def test_too_many_shapes_fail(self):
+        parts = ("sm807forward", "sm907forward", "sm908backward", "ShapeI")
+        of_all = ["".join(CLEAN.replace("I6__half", f"I{len(part) + 2 + len(str(n))}{part}_x{n}") for n in range(32))
+                  for part in parts]
+        status, output, _ = self.run_on("".join(of_all))
+        self.assertEqual(status, 0)
+        self.assertIn("128 kernels, 128 of them compiled shapes (sm807forward 32, sm907forward 32", output)
+        status, _, errors = self.run_on(of_all[0].replace("_x", "_y")[: len(of_all[0]) // 32], suffix="_more")
         self.assertEqual(status, 1)
-        self.assertIn("65 configurations; allowed: 64", errors)
+        self.assertIn("129 compiled shapes; allowed: 128", errors)
 
     def test_launches_add_occupancy(self):
         launch = {"kernel": NAME, "threads": 256, "dynamic_shared_bytes": 4096, "blocks_per_sm": 2}
@@ -80,7 +86,8 @@ class RegisterTableTest(unittest.TestCase):
         status, output, _ = self.run_on(CLEAN, "--launches", str(path))
         self.assertEqual(status, 0)
         self.assertIn("| 128 | 96 | 38912 | 16 | 0 | 256 | 4096 | 2 | 512 |", output)
-        self.assertIn("1 kernels, 0 of them configurations; 0 were never launched", output)
+        self.assertIn("1 kernels, 0 of them compiled shapes", output)
+        self.assertIn("; 0 were never launched", output)
 
     def test_a_kernel_that_was_never_launched_is_counted(self):
         path = self.build / "launches.json"

@@ -55,7 +55,7 @@ class BackwardPlan {
 };
 
 BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, Sums sums, WorkspaceLayout& workspace)
-    : dtype_(p.dtype), variant_(*find(p)), sums_order_(sums) {
+    : dtype_(p.dtype), variant_(*find(p)), sums_order_(variant_.launch_atomics == nullptr ? Sums::in_order : sums) {
   const Extent queries{p.batch, p.heads_q, p.seq_q, p.head_dim};
   DeviceProblem& problem = parameters_.problem;
   problem = device_problem(p, grouping);
@@ -79,7 +79,7 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, Sums sums
     delta_ = Part<float>(workspace, "D", p.batch * p.heads_q * p.seq_q);
     mask_gradient_.emplace(p, grouping);
   }
-  if (sums == Sums::by_atomics) {
+  if (sums_order_ == Sums::by_atomics) {
     sums_ = Part<float>(workspace, "sums of dQ", p.batch * p.heads_q * rows_.stats_rows * variant_.dim);
   }
   parameters_.scale = static_cast<float>(p.softmax_scale());

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of compiled shapes, which is the same for both element types. A new head dim is one line here.
+// The list of compiled shapes. A new head dim is one line here.
 #pragma once
 
 #include <array>
@@ -65,27 +65,38 @@ constexpr BackwardShape shape_of(int rows, int keys, int parts = 1) {
   return {rows, keys, parts, C::kThreads, C::kSharedBytes};
 }
 
-template <class T, int kDim, Masks kServes>
+// kGives: whether there is a kernel that adds dQ by atomic additions; else the two kernels serve in its place.
+template <class T, int kDim, Masks kServes, Gradients kGives>
 constexpr BackwardVariant backward_variant() {
   using Keys = KeysShape<T, kDim, kServes, Gradients::of_keys>;
   using Queries = QueriesShape<T, kDim, kServes>;
-  using All = KeysShape<T, kDim, kServes, Gradients::all>;
-  using Rounding = RoundingShape<T, kDim>;
-  return {kDim,
-          kServes == Masks::tensors,
-          shape_of<Keys>(Keys::kRows, Keys::kKeys, Keys::kParts),
-          shape_of<Queries>(Queries::kRows, Queries::kKeys),
-          shape_of<All>(All::kRows, All::kKeys, All::kParts),
-          shape_of<Rounding>(Rounding::kRows, 0),
-          &launch_backward<T, kDim, kServes>,
-          &launch_backward_atomics<T, kDim, kServes>};
+  BackwardVariant result{kDim,
+                         kServes == Masks::tensors,
+                         shape_of<Keys>(Keys::kRows, Keys::kKeys, Keys::kParts),
+                         shape_of<Queries>(Queries::kRows, Queries::kKeys),
+                         {},
+                         {},
+                         &launch_backward<T, kDim, kServes>,
+                         nullptr};
+  if constexpr (kGives == Gradients::all) {
+    using All = KeysShape<T, kDim, kServes, Gradients::all>;
+    using Rounding = RoundingShape<T, kDim>;
+    result.of_all = shape_of<All>(All::kRows, All::kKeys, All::kParts);
+    result.rounding = shape_of<Rounding>(Rounding::kRows, 0);
+    result.launch_atomics = &launch_backward_atomics<T, kDim, kServes>;
+  }
+  return result;
 }
 
-template <class T>
+// From the narrowest to the widest, those that serve masks last. kGives: of d = 64 and 128 without masks, where atomic
+// additions are measured (bf16).
+template <class T, Gradients kGives>
 inline constexpr std::array kBackwardVariants = {
-    backward_variant<T, 32, Masks::none>(),     backward_variant<T, 64, Masks::none>(),
-    backward_variant<T, 128, Masks::none>(),    backward_variant<T, 64, Masks::tensors>(),
-    backward_variant<T, 128, Masks::tensors>(), backward_variant<T, 256, Masks::tensors>(),
+    backward_variant<T, 64, Masks::none, kGives>(),
+    backward_variant<T, 128, Masks::none, kGives>(),
+    backward_variant<T, 64, Masks::tensors, Gradients::of_keys>(),
+    backward_variant<T, 128, Masks::tensors, Gradients::of_keys>(),
+    backward_variant<T, 256, Masks::tensors, Gradients::of_keys>(),
 };
 
 }  // namespace distr::cuda::sm80

@@ -3,6 +3,6 @@
 
 namespace distr::cuda::sm80 {
 
-std::span<const BackwardVariant> backward_variants_f16() { return kBackwardVariants<__half>; }
+std::span<const BackwardVariant> backward_variants_f16() { return kBackwardVariants<__half, Gradients::of_keys>; }
 
 }  // namespace distr::cuda::sm80

@@ -9,7 +9,7 @@
 #include "cuda/problem.h"
 #include "cuda/rows.cuh"
 #include "cuda/sm80/split.h"
-#include "cuda/without.h"
+#include "cuda/stages.cuh"
 
 namespace distr::cuda::sm80 {
 
@@ -23,15 +23,16 @@ template <class C>
 class GroupedQueries;
 
 // kDim: d and dv, padded. kGroups: r, padded; kDim for exact attention. kRows: queries of a thread block. kMembers:
-// rows of K^T that make a group: 1 where they are taken as they are (exact, energy, fused beforehand).
-template <class T, int kDim_, int kGroups_, int kRows_, int kMembers_, Without kWithout_ = Without::nothing>
+// rows of K^T that make a group: 1 where they are taken as they are (exact, energy, fused beforehand). Stages_:
+// cuda/stages.cuh.
+template <class T, int kDim_, int kGroups_, int kRows_, int kMembers_, class Stages_ = cuda::Stages>
 struct Config {
   using Element = T;
+  using Stages = Stages_;
   static constexpr int kDim = kDim_;
   static constexpr int kGroups = kGroups_;
   static constexpr int kRows = kRows_;
   static constexpr int kMembers = kMembers_;
-  static constexpr Without kWithout = kWithout_;
   static constexpr bool kMasks = kRows == 64;  // serves mask tensors, for which others have no registers left
   static constexpr bool kExact = kGroups == kDim;
   using Keys = std::conditional_t<kExact, ExactKeys<Config>, GroupedKeys<Config>>;

@@ -99,7 +99,7 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim 
       rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << (tile * 2 + half) : 0;
     }
   }
-  return C::kWithout == Without::nothing ? rows : kAllRows<C>;
+  return C::Stages::kRepeatsRows ? rows : kAllRows<C>;
 }
 
 // Divides O of a warp by the row sums and writes the rows in `rows`, with their LSE. O is in the layout of the mma's
@@ -201,20 +201,21 @@ template <class C, int kSteps>
 __device__ __forceinline__ void accumulate(float (&o)[C::kRowTiles][C::kDim / 8][4],
                                            const std::uint32_t (&probabilities)[C::kPartKeys / 16][C::kRowTiles][4],
                                            std::uint32_t value, int begin, int first) {
-  constexpr int kTaken = C::kWithout == Without::values ? 0 : kSteps;
+  C::Stages::values([&] {
 #pragma unroll
-  for (int step = first; step < first + kTaken; ++step) {
+    for (int step = first; step < first + kSteps; ++step) {
 #pragma unroll
-    for (int n = 0; n < C::kDim / 16; ++n) {
-      std::uint32_t b[4];
-      ptx::ldmatrix_x4_trans(b, Tile<C::kDim>::move(value, begin + step * 16, n * 2));
+      for (int n = 0; n < C::kDim / 16; ++n) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, Tile<C::kDim>::move(value, begin + step * 16, n * 2));
 #pragma unroll
-      for (int tile = 0; tile < C::kRowTiles; ++tile) {
-        ptx::mma_16x8x16(o[tile][2 * n], probabilities[step][tile], b[0], b[1], typename C::Element{});
-        ptx::mma_16x8x16(o[tile][2 * n + 1], probabilities[step][tile], b[2], b[3], typename C::Element{});
+        for (int tile = 0; tile < C::kRowTiles; ++tile) {
+          ptx::mma_16x8x16(o[tile][2 * n], probabilities[step][tile], b[0], b[1], typename C::Element{});
+          ptx::mma_16x8x16(o[tile][2 * n + 1], probabilities[step][tile], b[2], b[3], typename C::Element{});
+        }
       }
     }
-  }
+  });
 }
 
 template <class C>
@@ -256,10 +257,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
 
   const auto copy_values = [&](const std::uint16_t* values, int j) {
     const int key = j * C::kKeys;
-    if constexpr (C::kWithout != Without::values) {
+    C::Stages::values([&] {
       copy_tile<C::kKeys, C::kDim, C::kThreads>(value_tile(j), row_of(values, problem.v.row, key), problem.v.row,
                                                 rows_left(key, problem.seq_k), problem.head_dim_v);
-    }
+    });
   };
 
   bool again;
@@ -276,8 +277,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     if (C::kMembers > 1 && first < last) {
       ptx::cp_async_wait<0>();
       for (int turn = 0; turn < C::kParts * C::Keys::kTurns; ++turn) {
-        keys.fetch(turn);
-        keys.store(first, turn);
+        C::Stages::fusion([&] {
+          keys.fetch(turn);
+          keys.store(first, turn);
+        });
       }
     }
 
@@ -309,9 +312,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
 #pragma unroll
       for (int turn = 0; turn < C::kParts * kTurns; ++turn) {
         const int part = turn / kTurns;
-        keys.fetch(turn);
+        C::Stages::fusion([&] { keys.fetch(turn); });
         accumulate<C, kSteps>(o, probabilities[part], value, part * C::kPartKeys, turn % kTurns * kSteps);
-        keys.store(j + 1, turn);  // behind the last tile it stores what nobody reads
+        C::Stages::fusion([&] { keys.store(j + 1, turn); });  // behind the last tile it stores what nobody reads
       }
     }
 

@@ -199,11 +199,10 @@ class GroupedKeys {
   static constexpr int kRowsAPass = C::kRowsAPass;
   // The slots of a turn are those of several groups. Where a group has more members than a turn has slots, a turn takes
   // one piece of all of the group's slots instead, so that no fp32 sums have to be kept from one turn to the next.
-  // Without the fusion k_hat is whatever the copy of Q has left in its place.
   static constexpr int kSlotsATurn = C::kMembers > 1 ? C::kSlots / C::kParts / kTurns : 0;
   static constexpr int kPieces = kSlotsATurn < C::kMembers && kSlotsATurn > 0 ? C::kMembers / kSlotsATurn : 1;
   static constexpr int kWords = 4 / kPieces;
-  static constexpr int kGroupsATurn = C::kWithout == Without::fusion ? 0 : kSlotsATurn * kPieces / C::kMembers;
+  static constexpr int kGroupsATurn = kSlotsATurn * kPieces / C::kMembers;
   static_assert(kSlotsATurn * C::kParts * kTurns == (C::kMembers > 1 ? C::kSlots : 0));
   static_assert(C::kPartKeys / 16 % kTurns == 0);
   static_assert(kRowsAPass % 8 == 0);  // so that all rows of a thread have the same swizzle

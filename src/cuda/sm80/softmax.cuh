@@ -33,7 +33,7 @@ struct Softmax {
   }
 
   [[nodiscard]] __device__ static float power(float exponent) {
-    return C::kWithout == Without::exponential ? exponent : ptx::exp2(exponent);
+    return C::Stages::exponential(exponent, [](float x) { return ptx::exp2(x); });
   }
 
   // The references follow the scores of a tile; o and sum are rescaled where they move.

@@ -3,6 +3,6 @@
 
 namespace distr::cuda::sm80 {
 
-std::span<const Variant> variants_f16() { return kVariants<__half>; }
+std::span<const Variant> variants_f16() { return kEveryType<__half>; }
 
 }  // namespace distr::cuda::sm80

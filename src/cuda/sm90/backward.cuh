@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// dQ, dK and dV with wgmma and the copy engine, for sm_90a (method, 3), on what was made beforehand: q_hat and k_hat of
+// dQ, dK and dV with wgmma and TMA, for sm_90a (method, 3), on what was made beforehand: q_hat and k_hat of
 // one grouping for the whole sequence, or Q~ and K of groupings by blocks. Q and K stand for them below, as they are in
 // exact attention.
 //
 //   A thread block owns kKeys keys of a query head, whose K and V stay in shared memory, and meets its tiles of kRows
-//   queries, from the last to the first. Two warpgroups own 64 keys each. For a tile:
+//   queries, from the last to the first. Two consumer warpgroups own 64 keys each. For a tile:
 //     S^T = K Q^T, dP^T = V dO^T              [64, kRows]
 //     P = 2^(scale S - LSE)
 //     dV += P^T dO                            [64, dv]     the accumulators of S^T are a left operand as they are
@@ -17,8 +17,9 @@
 //       exponentials, and one's products run under the other's.
 //     - r = 128: dQ is started behind S^T of the next tile and runs under its exponentials; then dP^T takes its
 //       registers.
-//   The third warpgroup copies: a warp brings the tiles, and one for each buffer of dQ adds them to their sums in
+//   The producer warpgroup: one warp loads the tiles by TMA, and one for each buffer of dQ adds them to their sums in
 //   memory.
+//   Shared memory: BackwardStorage (backward_config.h). K and V, rings of kStages tiles of Q, dO and dQ, two of dS^T.
 //
 //   The sum of a tile is made in the order of the keys, so its bits are the same in every run: turns[tile] counts the
 //   blocks that have added to it, and a block waits until all of those before it have. The first writes instead.
@@ -34,7 +35,7 @@
 
 #include "cuda/early.cuh"
 #include "cuda/sm90/backward_config.h"
-#include "cuda/sm90/backward_copies.cuh"
+#include "cuda/sm90/backward_producer.cuh"
 #include "cuda/sm90/backward_products.cuh"
 #include "cuda/sm90/backward_sums.cuh"
 #include "cuda/sm90/pipeline.cuh"
@@ -59,8 +60,8 @@ class Consumer {
         shared_(shared),
         consumer_(consumer),
         first_key_(work.key + 64 * consumer),
-        keys_(there(shared.keys(), shared.keys_full()), 64 * consumer),
-        values_(there(shared.values(), shared.values_full()), 64 * consumer),
+        keys_(loaded(shared.keys(), shared.keys_full()), 64 * consumer),
+        values_(loaded(shared.values(), shared.values_full()), 64 * consumer),
         d_k_(d_k),
         d_v_(d_v) {}
 
@@ -75,7 +76,7 @@ class Consumer {
       start_weight_gradients(0);
       clear_gradients<C>(shared_.gradients(-1), consumer_);
       ptx::fence_proxy_async();
-      ptx::named_barrier_sync(1, C::kConsumers * C::kWarpgroup);
+      ptx::named_barrier_sync(1, C::kConsumers * kWarpgroup);
     } else {
       ptx::wgmma_commit();  // in the place of dQ
     }
@@ -88,12 +89,12 @@ class Consumer {
     if constexpr (C::kSumsBeside) {
       start_query_gradients(last);
     }
-    wait_for_room(last);
+    wait_for_free_sums(last);
     ptx::wgmma_wait<0>();
     keep_query_gradients(last);
     ptx::fence_proxy_async();
     __syncwarp();
-    release(shared_.sums_full(Turn<C>(last).stage));
+    arrive_warp(shared_.sums_full(Slot<C::kStages>(last).stage));
     ptx::settle(d_k_);
     ptx::settle(d_v_);
   }
@@ -101,17 +102,17 @@ class Consumer {
  private:
   template <Next kNext>
   __device__ __forceinline__ void visit_tile(int n) {
-    const Turn<C> turn(n);
+    const Slot<C::kStages> slot(n);
     const int row = work_.row(n);
     const bool edge = first_key_ + 64 > static_cast<int>(problem_.seq_k) ||
                       (problem_.causal && first_key_ + 63 > row + static_cast<int>(problem_.causal_offset));
 
     ptx::wgmma_wait<1>();  // S^T is there. Under way is what was started behind it, dP^T or dQ of the tile before
     if (n > 0) {
-      const int stage = Turn<C>(n - 1).stage;
+      const int stage = Slot<C::kStages>(n - 1).stage;
       // Every thread, not one of a warp: each has read LSE and D there, and racecheck knows no other order.
       ptx::barrier_arrive(shared_.queries_empty(stage));
-      release(shared_.outputs_empty(stage));
+      arrive_warp(shared_.outputs_empty(stage));
     }
     if (edge) {
       hide_where_unseen(s_, row, -INFINITY);
@@ -120,8 +121,8 @@ class Consumer {
       ptx::barrier_wait(shared_.exponentials_turn(consumer_), static_cast<unsigned>(n + consumer_ + 1) & 1);
     }
     // Both at once: a load behind wgmma waits until that has begun.
-    const OfQueries shift(shared_.stats(turn.stage));
-    const OfQueries d(shared_.stats(turn.stage) + C::kStatsBytes / 2);
+    const OfQueries shift(shared_.stats(slot.stage));
+    const OfQueries d(shared_.stats(slot.stage) + C::kStatsBytes / 2);
     exponentials(s_, shift, problem_.scale_log2);
     pack_weights<T>(s_, p_operand_);
     finish_weight_gradients(n);
@@ -131,7 +132,7 @@ class Consumer {
     }
     pack_weights<T>(dp_, ds_operand_);
     if (C::kSumsBeside && n > 0) {
-      wait_for_room(n - 1);
+      wait_for_free_sums(n - 1);
     }
     ptx::wgmma_wait<0>();
     if (C::kSumsBeside && n > 0) {
@@ -142,11 +143,11 @@ class Consumer {
     keep_gradients<C>(ds_operand_, shared_.gradients(n), consumer_);
     ptx::fence_proxy_async();
     __syncwarp();
-    release(shared_.gradients_full(n));
+    arrive_warp(shared_.gradients_full(n));
     if (n > 0) {
-      release(shared_.sums_full(Turn<C>(n - 1).stage));
+      arrive_warp(shared_.sums_full(Slot<C::kStages>(n - 1).stage));
     }
-    start_key_sums<T, typename C::QueryTile>(d_k_, ds_operand_, shared_.queries(turn.stage));
+    start_key_sums<T, typename C::QueryTile>(d_k_, ds_operand_, shared_.queries(slot.stage));
     if constexpr (kNext == Next::tile) {
       start_scores(n + 1);
     }
@@ -160,18 +161,18 @@ class Consumer {
 
   // When P is there: dV, and a wait for dP^T; between them dQ of the tile before is started or leaves.
   __device__ __forceinline__ void finish_weight_gradients(int n) {
-    const std::uint32_t outputs = shared_.outputs(Turn<C>(n).stage);
+    const std::uint32_t outputs = shared_.outputs(Slot<C::kStages>(n).stage);
     if constexpr (C::kSumsBeside) {
       start_key_sums<T, typename C::OutputTile>(d_v_, p_operand_, outputs);
       __syncwarp();
-      release(shared_.exponentials_turn(1 - consumer_));
+      arrive_warp(shared_.exponentials_turn(1 - consumer_));
       start_query_gradients(n - 1);
       ptx::wgmma_wait<2>();
     } else {
       // The branches of these waits also keep the compiler from putting the exponentials behind the wait for dQ.
       wait_for_outputs(n);
       if (n > 0) {
-        wait_for_room(n - 1);
+        wait_for_free_sums(n - 1);
       }
       ptx::wgmma_wait<0>();
       if (n > 0) {
@@ -184,16 +185,17 @@ class Consumer {
   }
 
   __device__ __forceinline__ void start_scores(int n) {
-    const Turn<C> turn(n);
-    ptx::barrier_wait(shared_.queries_full(turn.stage), turn.parity);
-    start_transposed_scores<T, typename C::QueryTile>(s_, keys_, shared_.queries(turn.stage), nothing(n));
+    const Slot<C::kStages> slot(n);
+    ptx::barrier_wait(shared_.queries_full(slot.stage), slot.parity);
+    start_transposed_scores<T, typename C::QueryTile>(s_, keys_, shared_.queries(slot.stage), nothing(n));
   }
   __device__ __forceinline__ void wait_for_outputs(int n) const {
-    const Turn<C> turn(n);
-    ptx::barrier_wait(shared_.outputs_full(turn.stage), turn.parity);
+    const Slot<C::kStages> slot(n);
+    ptx::barrier_wait(shared_.outputs_full(slot.stage), slot.parity);
   }
   __device__ __forceinline__ void start_weight_gradients(int n) {
-    start_transposed_scores<T, typename C::OutputTile>(dp_, values_, shared_.outputs(Turn<C>(n).stage), nothing(n));
+    start_transposed_scores<T, typename C::OutputTile>(dp_, values_, shared_.outputs(Slot<C::kStages>(n).stage),
+                                                       nothing(n));
   }
   // Of the tile before the first too, whose dS is 0, so that the products of a tile are the same in all of them.
   __device__ __forceinline__ void start_query_gradients(int n) {
@@ -202,10 +204,10 @@ class Consumer {
     }
     start_query_sums<C>(d_q(), shared_.gradients(n), shared_.keys() + nothing(n + 1), consumer_);
   }
-  // For dQ in shared memory.
-  __device__ __forceinline__ void wait_for_room(int n) const {
-    const Turn<C> turn(n);
-    ptx::barrier_wait(shared_.sums_empty(turn.stage), turn.parity ^ 1);
+  // For a free slot of dQ in shared memory.
+  __device__ __forceinline__ void wait_for_free_sums(int n) const {
+    const Slot<C::kStages> slot(n);
+    wait_empty(shared_.sums_empty(slot.stage), slot.parity);
   }
   __device__ __forceinline__ void keep_query_gradients(int n) { keep_sums<C>(d_q(), shared_.sums(n), consumer_); }
 
@@ -219,16 +221,11 @@ class Consumer {
   }
 
   __device__ __forceinline__ void hide_where_unseen(float (&x)[32], int row, float value) const {
-    const int warp = static_cast<int>(threadIdx.x) % C::kWarpgroup / 32;
+    const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / 32;
     hide<C>(x, problem_, first_key_ + warp * 16, row, value);
   }
-  __device__ __forceinline__ static void release(std::uint32_t barrier) {
-    if (threadIdx.x % 32 == 0) {
-      ptx::barrier_arrive(barrier);
-    }
-  }
   // The address, when what lies there has come.
-  __device__ __forceinline__ static std::uint32_t there(std::uint32_t address, std::uint32_t full) {
+  __device__ __forceinline__ static std::uint32_t loaded(std::uint32_t address, std::uint32_t full) {
     ptx::barrier_wait(full, 0);
     return address;
   }
@@ -255,48 +252,45 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
   release_dependent();
   wait_for_inputs();
   extern __shared__ __align__(1024) std::uint8_t memory[];
-  __shared__ std::uint64_t barriers[BackwardShared<C>::kBarriers];
-  __shared__ unsigned s_block;  // the number that KeyBlock::of takes
-  const BackwardShared<C> shared{__shfl_sync(~0U, ptx::shared_address(memory), 0),
-                                 __shfl_sync(~0U, ptx::shared_address(barriers), 0)};
+  const BackwardShared<C> shared(*reinterpret_cast<BackwardStorage<C>*>(memory));
+  static_assert(fits<BackwardStorage<C>>(1));
 
   if (threadIdx.x == 0) {
-    s_block = p.ticket != nullptr ? atomicAdd(p.ticket, 1U) : blockIdx.x;
-    constexpr unsigned kComputingWarps = 4 * C::kConsumers;
+    shared.storage.block = p.ticket != nullptr ? atomicAdd(p.ticket, 1U) : blockIdx.x;
+    constexpr unsigned kConsumerWarps = 4 * C::kConsumers;
     ptx::barrier_init(shared.keys_full(), 1);
     ptx::barrier_init(shared.values_full(), 1);
     for (int stage = 0; stage < C::kStages; ++stage) {
       ptx::barrier_init(shared.queries_full(stage), 1);
-      ptx::barrier_init(shared.queries_empty(stage), 32 * kComputingWarps);
+      ptx::barrier_init(shared.queries_empty(stage), 32 * kConsumerWarps);
       ptx::barrier_init(shared.outputs_full(stage), 1);
-      ptx::barrier_init(shared.outputs_empty(stage), kComputingWarps);
-      ptx::barrier_init(shared.sums_full(stage), kComputingWarps);
+      ptx::barrier_init(shared.outputs_empty(stage), kConsumerWarps);
+      ptx::barrier_init(shared.sums_full(stage), kConsumerWarps);
       ptx::barrier_init(shared.sums_empty(stage), 1);
     }
     for (int n = 0; n < C::kGradients; ++n) {
-      ptx::barrier_init(shared.gradients_full(n), kComputingWarps);
+      ptx::barrier_init(shared.gradients_full(n), kConsumerWarps);
     }
     for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
-      ptx::barrier_init(shared.exponentials_turn(consumer), kComputingWarps / C::kConsumers);
+      ptx::barrier_init(shared.exponentials_turn(consumer), kConsumerWarps / C::kConsumers);
     }
     ptx::barrier_fence();
   }
   __syncthreads();
 
-  // The same for all threads of a warp, which the compiler cannot see.
-  const auto work = KeyBlock<C>::of(__shfl_sync(~0U, s_block, 0), p);
-  const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / 32, 0);
-  if (threadIdx.x < C::kWarpgroup) {
-    ptx::give_registers<C::kCopyRegisters>();
+  const auto work = KeyBlock<C>::of(uniform(shared.storage.block), p);
+  const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
+  if (threadIdx.x < kWarpgroup) {
+    ptx::setmaxnreg_dec<C::kProducerRegisters>();
     if (threadIdx.x % 32 == 0 && work.tiles > 0) {
       if (warp == 0) {
-        copy_all<C>(p, work, shared);
+        load_all<C>(p, work, shared);
       } else if (warp <= C::kStages) {
-        add_all<C>(p, work, shared, warp - 1);
+        reduce_all<C>(p, work, shared, warp - 1);
       }
     }
   } else {
-    ptx::take_registers<C::kComputeRegisters>();
+    ptx::setmaxnreg_inc<C::kConsumerRegisters>();
     const int consumer = warp / 4 - 1;
     float d_k[C::kColumns / 2];
     float d_v[C::kValues / 2];

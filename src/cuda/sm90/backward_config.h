@@ -18,8 +18,8 @@ class RegisterOperand;
 template <class P>
 class SharedOperandRows;
 
-// kColumns: columns of Q and K (backward.cuh), padded; kValues: dv, padded. A thread block is a warpgroup that copies,
-// to and from shared memory, and two that compute, each for 64 keys.
+// kColumns: columns of Q and K (backward.cuh), padded; kValues: dv, padded. A thread block is a producer warpgroup,
+// which brings tiles to shared memory and dQ from there, and two consumers of 64 keys each.
 template <class T, int kColumns_, int kValues_>
 struct BackwardConfig {
   using Element = T;
@@ -30,11 +30,11 @@ struct BackwardConfig {
   static constexpr int kRows = kQueryTileRows;            // queries of a tile
   static constexpr int kStages = kColumns <= 64 ? 3 : 2;  // of Q and dO, and buffers of dQ
   static constexpr int kGradients = 2;                    // buffers of dS^T
-  static constexpr int kWarpgroup = 128;                  // threads
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
-  static constexpr int kCopyRegisters = 24;
-  static constexpr int kComputeRegisters = 240;
-  static_assert(kCopyRegisters + kConsumers * kComputeRegisters <= registers_at_entry(kThreads) * (kConsumers + 1));
+  static constexpr int kProducerRegisters = 24;
+  static constexpr int kConsumerRegisters = 240;
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
+                registers_at_entry(kThreads) * (kConsumers + 1));
 
   using KeyTile = Panels<kKeys, kColumns, kColumns / kConsumers>;  // a panel is a consumer's part of dQ's columns
   using ValueTile = Panels<kKeys, kValues>;
@@ -48,11 +48,30 @@ struct BackwardConfig {
 
   static constexpr bool kSumsBeside = kColumns <= 64;  // registers for dQ beside dP^T
 
-  static constexpr int kStatsBytes = kRows * 8;
+  static constexpr int kStatsBytes = kRows * 8;            // LSE and D
   static constexpr int kSumsBytes = kRows * kColumns * 4;  // of dQ
-  static constexpr int kSharedBytes = KeyTile::kBytes + ValueTile::kBytes + kGradients * GradientTile::kBytes +
-                                      kStages * (QueryTile::kBytes + OutputTile::kBytes + kStatsBytes + kSumsBytes);
-  static_assert(kSharedBytes + kOtherSharedBytes <= kHopperSharedBytes);
+};
+
+// A thread block's shared memory: K and V, which stay, rings of Q, dO, their statistics and dQ, two buffers of dS^T,
+// and barriers.
+template <class C>
+struct BackwardStorage {
+  SharedTile<typename C::KeyTile> keys;
+  SharedTile<typename C::ValueTile> values;
+  SharedTile<typename C::QueryTile> queries[C::kStages];
+  SharedTile<typename C::OutputTile> outputs[C::kStages];
+  SharedTile<typename C::GradientTile> gradients[C::kGradients];
+  std::uint8_t sums[C::kStages][C::kSumsBytes];
+  std::uint8_t stats[C::kStages][C::kStatsBytes];
+  struct Barriers {
+    Barrier keys_full, values_full;
+    Barrier queries_full[C::kStages], queries_empty[C::kStages];  // and statistics
+    Barrier outputs_full[C::kStages], outputs_empty[C::kStages];
+    Barrier sums_full[C::kStages], sums_empty[C::kStages];
+    Barrier gradients_full[C::kGradients];
+    Barrier exponentials_turn[C::kConsumers];
+  } barriers;
+  unsigned block;  // the number that KeyBlock::of takes
 };
 
 // What the kernel takes by value.

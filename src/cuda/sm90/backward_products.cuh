@@ -15,7 +15,7 @@ __device__ __forceinline__ void start_transposed_scores(float (&s)[32], const Le
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < P::kColumns / 16; ++step) {
-    keys.template multiply<T>(s, step, queries.along_k(0, step), nothing);
+    keys.template multiply<T>(s, step, queries.k_major(0, step), nothing);
   }
   ptx::wgmma_commit();
 }
@@ -39,7 +39,7 @@ __device__ __forceinline__ void start_key_sums(float (&sum)[P::kColumns / 2], co
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < P::kRows / 16; ++step) {
-    ptx::wgmma<ptx::Rows::along_n>(sum, weights[step], queries.across_k(step * 16, 0), true, T{});
+    ptx::wgmma<ptx::Major::mn>(sum, weights[step], queries.mn_major(step * 16, 0), true, T{});
   }
   ptx::wgmma_commit();
 }
@@ -53,8 +53,8 @@ __device__ __forceinline__ void start_query_sums(float (&sum)[C::kColumns / 4], 
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < C::kKeys / 16; ++step) {
-    ptx::wgmma<ptx::Rows::along_n, ptx::Rows::along_n>(sum, left.across_k(step * 16, 0), right.across_k(step * 16, 0),
-                                                       step > 0, typename C::Element{});
+    ptx::wgmma<ptx::Major::mn, ptx::Major::mn>(sum, left.mn_major(step * 16, 0), right.mn_major(step * 16, 0), step > 0,
+                                               typename C::Element{});
   }
   ptx::wgmma_commit();
 }
@@ -64,7 +64,7 @@ template <class C>
 __device__ __forceinline__ void keep_gradients(const Weights& gradients, std::uint32_t tile, int consumer) {
   using P = typename C::GradientTile;
   const unsigned lane = threadIdx.x % 32;
-  const unsigned row = static_cast<unsigned>(consumer) * 64 + threadIdx.x % C::kWarpgroup / 32 * 16 + lane % 16;
+  const unsigned row = static_cast<unsigned>(consumer) * 64 + threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
   const std::uint32_t start = tile + row * P::kRowBytes + (lane / 16 ^ row % 8) * 16;
 #pragma unroll
   for (unsigned step = 0; step < 4; ++step) {

@@ -75,7 +75,7 @@ template <class C>
 __device__ __forceinline__ void keep_sums(const float (&d_q)[C::kColumns / 4], std::uint32_t sums, int consumer) {
   constexpr int kOwn = C::kColumns / 16;  // fragments beside each other
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int warp = static_cast<int>(threadIdx.x) % C::kWarpgroup / 32;
+  const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / 32;
   const std::uint32_t to =
       sums + static_cast<std::uint32_t>((warp * C::kConsumers + consumer) * kOwn * kFragment * 4 + lane * 16);
 #pragma unroll

@@ -2,7 +2,7 @@
 // The list of compiled shapes of the kernel in backward.cuh, for both element types:
 //   d = 64    exact, r = 32
 //   d = 128   exact, r = 64, r = 32
-// Columns are padded with zeros by the copy engine, so each serves every smaller r and dv as well.
+// Columns are padded with zeros by TMA, so each serves every smaller r and dv as well.
 // A new head dim is a line here.
 #include "cuda/sm90/backward_variants.h"
 
@@ -17,13 +17,18 @@ namespace {
 template <class C>
 void launch_backward(const BackwardParameters& p, void* stream) {
   const std::int64_t blocks = (p.problem.seq_k + C::kKeys - 1) / C::kKeys * p.problem.batch * p.problem.heads_q;
-  launch_early(backward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, C::kSharedBytes, stream, p);
+  launch_early(backward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, sizeof(BackwardStorage<C>), stream, p);
 }
 
 template <class C>
 constexpr BackwardVariant variant() {
   static_assert(C::kKeys == kKeyTileRows);
-  return {kDTypeOf<typename C::Element>, C::kColumns, C::kValues, C::kThreads, C::kSharedBytes, &launch_backward<C>};
+  return {kDTypeOf<typename C::Element>,
+          C::kColumns,
+          C::kValues,
+          C::kThreads,
+          static_cast<int>(sizeof(BackwardStorage<C>)),
+          &launch_backward<C>};
 }
 
 template <template <int, int> class C>

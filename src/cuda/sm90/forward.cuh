@@ -1,41 +1,42 @@
 // SPDX-License-Identifier: Apache-2.0
-// O = softmax(scale * q_hat k_hat^T) V with wgmma and the copy engine, for sm_90a (paper, Section 3.3), on q_hat that
-// was made beforehand, and so was k_hat of one grouping for the whole sequence. Where blocks of queries have groupings
-// of their own, k_hat is made here, tile by tile, of K^T (energy) or of K (lsh with few groups), or q_hat is Q~ and
-// k_hat K.
+// O = softmax(scale * q_hat k_hat^T) V with wgmma and TMA, for sm_90a (paper, Section 3.3).
 //
-//   A thread block takes kRows queries of one head. Its first warpgroup copies q_hat and then tile after tile of k_hat
-//   and V to shared memory, kStages of each; where it sums columns of K, a fourth one copies. Every other warpgroup
-//   owns 64 queries, q_hat in registers where there are enough (kQueriesStay), and goes through the tiles in halves:
-//     S_0 = q_hat k_hat_0^T, references, P_0
-//     for the next halves j, whose S_j was started a half earlier:
-//       O += P_(j-1) V_(j-1) and S_(j+1) = q_hat k_hat_(j+1)^T   both started, on the tensor cores
+//   Operands: q_hat was made beforehand, and so was k_hat of one grouping for the whole sequence. Where blocks of
+//   queries have groupings of their own, the producer makes k_hat tile by tile, or q_hat is Q~ and k_hat is K.
+//   Warpgroups: one producer, which sets its registers aside for the consumers, and kConsumers consumers of 64 queries
+//   each. What the producer does is the key loader's: TmaKeys, GatherKeys, or FuseKeys, which has two producers. With
+//   ConsumerTmaKeys there is none, and two blocks share an SM.
+//   Shared memory: SharedStorage (config.h). q_hat of all consumers, then rings of kStages tiles of k_hat and of V.
+//   Pipeline: the producer fills the free slots of both rings. A consumer goes through the tiles in halves of kHalf
+//   keys:
+//     S_0 = q_hat k_hat_0^T, row references, P_0
+//     for the next halves j, whose S_j was issued a half earlier:
+//       O += P_(j-1) V_(j-1) and S_(j+1) = q_hat k_hat_(j+1)^T   both issued, on the tensor cores
 //       P_j, as soon as S_j is there                             while these products still run
 //     O += P V of the last half
-//     O / rowsum, LSE
-//   At its end the one that copies brings to the L2 what comes next (copies.cuh). Where two blocks share an SM, each
-//   has registers for one half's scores: S_j is started with the product before it, and both are waited for. A thread
-//   of a consumer copies, as there is no other warpgroup. In tiles with a mask and in the first without, nothing is
-//   started ahead, and the references of the softmax follow the scores. From then on they stay; where q_hat carries the
-//   scale, there are none at all. Where a row turns out to need better ones, the block starts again with references
-//   that follow.
+//   Epilogue: O / rowsum and LSE to global memory; the producer prefetches to the L2 what the SM's next block reads.
+//   Where two blocks share an SM, each has registers for one half's scores: S_j is issued with the product before it,
+//   and both are waited for. In tiles with a mask and in the first without, nothing is issued ahead, and the references
+//   of the softmax follow the scores. From then on they stay; where q_hat carries the scale, there are none at all.
+//   Where a row turns out to need better ones, the block makes another pass, with references that follow.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/early.cuh"
 #include "cuda/rows.cuh"
 #include "cuda/sm90/config.h"
-#include "cuda/sm90/copies.cuh"
+#include "cuda/sm90/pass.cuh"
+#include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/products.cuh"
 #include "cuda/sm90/ptx.cuh"
-#include "cuda/sm90/ring.cuh"
 #include "cuda/sm90/softmax.cuh"
-#include "cuda/sm90/summed_keys.cuh"
 
 namespace distr::cuda::sm90 {
 
 // Of the first pass, in tiles without a mask.
 template <class C>
-inline constexpr References kFirstPass = C::kScores == Scores::raw ? References::stay : References::none;
+inline constexpr References kFirstPass = C::kScaleIn == ScaleIn::softmax ? References::stay : References::none;
 
 inline constexpr unsigned kAllRows = 3;  // of a thread, a bit each
 
@@ -46,7 +47,7 @@ inline constexpr unsigned kAllRows = 3;  // of a thread, a bit each
 template <class C>
 __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const Softmax<C>& softmax,
                                          bool all_followed) {
-  if (C::kWithout != Without::nothing) {
+  if (!C::Stages::kRepeatsRows) {
     return kAllRows;
   }
   const unsigned lane = threadIdx.x % 32;
@@ -68,7 +69,7 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const
   return rows;
 }
 
-// Of a thread's two rows those of `rows`.
+// The epilogue of a thread's two rows, of those in `rows`.
 template <class C>
 __device__ inline void store(const ForwardParameters& p, const Rows& work, int first_row, unsigned rows,
                              const float (&o)[C::kValues / 2], const Softmax<C>& softmax) {
@@ -101,230 +102,248 @@ __device__ __forceinline__ int whole_tiles(const DeviceProblem& problem, int row
   return static_cast<int>(seen / C::kKeys);
 }
 
-// The tiles from n on, of which there is one at least: products are started before the exponentials of the half before
-// theirs. The functions are compute()'s.
-template <class Scores, class Output, class Weigh>
-__device__ __forceinline__ void compute_ahead(int n, int tiles, const Scores& scores, const Output& output,
-                                              const Weigh& weigh) {
-  scores.template operator()<0>(n);
+// The halves of a tile, as arguments whose value is known when the kernel is compiled. The upper one is taken first, as
+// the last tile is.
+template <int kFirstKey>
+using Half = std::integral_constant<int, kFirstKey>;
+// Products that were issued later than one, and may be under way still.
+template <int kProducts>
+using Later = std::integral_constant<int, kProducts>;
+
+// The tiles from n on, of which there is one at least: products are issued before the exponentials of the half before
+// theirs. The functions are consume()'s.
+template <class C, class Scores, class Output, class Exponentials>
+__device__ __forceinline__ void consume_ahead(int n, int tiles, const Scores& issue_scores, const Output& issue_output,
+                                              const Exponentials& exponentials) {
+  constexpr Half<C::kHalf> upper;
+  constexpr Half<0> lower;
+  issue_scores(upper, n);
 #pragma unroll 1
   for (; n < tiles - 1; ++n) {
-    output.template operator()<1>(n - 1);
-    scores.template operator()<1>(n);
-    weigh.template operator()<0, 2>(n);
-    output.template operator()<0>(n);
-    scores.template operator()<0>(n + 1);
-    weigh.template operator()<1, 2>(n);
+    issue_output(lower, n - 1);
+    issue_scores(lower, n);
+    exponentials(upper, n, Later<2>{});
+    issue_output(upper, n);
+    issue_scores(upper, n + 1);
+    exponentials(lower, n, Later<2>{});
   }
-  output.template operator()<1>(n - 1);
-  scores.template operator()<1>(n);
-  weigh.template operator()<0, 2>(n);
-  output.template operator()<0>(n);
-  weigh.template operator()<1, 1>(n);
+  issue_output(lower, n - 1);
+  issue_scores(lower, n);
+  exponentials(upper, n, Later<2>{});
+  issue_output(upper, n);
+  exponentials(lower, n, Later<1>{});
 }
 
-// A consumer's 64 queries over all keys. `used`: tiles that went through the ring before. `references`: in the tiles
-// without a mask; none: in all. Returns which of the thread's two rows came out right, a bit each.
+// A consumer's 64 queries in one pass. row: the thread's first. `references`: in the tiles without a mask; none: in
+// all. Returns which of the thread's two rows came out right, a bit each.
 template <class C>
-__device__ __forceinline__ unsigned compute(const ForwardParameters& p, const Rows& work, const Shared<C>& shared,
-                                            int consumer, int row, int tiles, int used, References references,
+__device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, int row, References references,
                                             float (&o)[C::kValues / 2], Softmax<C>& softmax) {
-  const DeviceProblem& problem = p.problem;
-  const auto release_keys = [&](int n) { release(shared.keys_empty(Turn<C>(used + n).stage)); };
-  const auto release_values = [&](int n) { release(shared.values_empty(Turn<C>(used + n).stage)); };
-
-  const int whole = whole_tiles<C>(problem, work.row);
-  CopiesBetween<C> copies(p, work, shared, tiles, used);
-  float s[C::kScoreBuffers][C::kHalf / 2];      // of the upper and the lower half of a tile, if there are two
+  constexpr Half<C::kHalf> upper;
+  constexpr Half<0> lower;
   constexpr int kAhead = C::kScoreBuffers - 1;  // products that may be under way where P of a half is made
+  const DeviceProblem& problem = pass.p.problem;
+  const Shared<C>& shared = pass.shared;
+  const int tiles = pass.tiles;
+  const int whole = whole_tiles<C>(problem, pass.work.row);
+  typename C::KeyLoader::template LoadsOfConsumer<C> loads(pass);
+  float s[C::kScoreBuffers][C::kHalf / 2];
   std::uint32_t probabilities[C::kHalf / 16][4];
   ptx::barrier_wait(shared.queries_full(), 0);
   const Queries<C> queries(shared.queries(consumer), 0);
 
-  // The products of a half of tile n: the upper one, 0, goes first, as the last tile does.
-  const auto scores = [&]<int kPart>(int n) {
-    const Turn<C> turn(used + n);
-    if constexpr (kPart == 0) {
-      ptx::barrier_wait(shared.keys_full(turn.stage), turn.parity);
+  const auto free_keys = [&](int n) { arrive_warp(shared.keys_empty(pass.slot(n).stage)); };
+  const auto free_values = [&](int n) { arrive_warp(shared.values_empty(pass.slot(n).stage)); };
+  const auto scores_of = [&](auto part) -> auto& { return s[part == upper ? 0 : kAhead]; };
+
+  const auto issue_scores = [&](auto part, int n) {
+    const auto slot = pass.slot(n);
+    if constexpr (part == upper) {
+      ptx::barrier_wait(shared.keys_full(slot.stage), slot.parity);
     }
     ptx::wgmma_fence();
-    start_scores<C>(s[kPart * kAhead], queries, shared.keys(turn.stage), (1 - kPart) * C::kHalf);
+    issue_scores_product<C>(scores_of(part), queries, shared.keys(slot.stage), part);
   };
-  const auto output = [&]<int kPart>(int n) {
-    const Turn<C> turn(used + n);
-    if constexpr (kPart == 0 && C::kWithout != Without::values) {
-      ptx::barrier_wait(shared.values_full(turn.stage), turn.parity);
+  const auto issue_output = [&](auto part, int n) {
+    const auto slot = pass.slot(n);
+    if constexpr (part == upper) {
+      C::Stages::values([&] { ptx::barrier_wait(shared.values_full(slot.stage), slot.parity); });
     }
     ptx::wgmma_fence();
-    start_output<C>(o, probabilities, shared.values(turn.stage), (1 - kPart) * C::kHalf);
+    issue_output_product<C>(o, probabilities, shared.values(slot.stage), part);
   };
-  // P of a half whose scores are there; then nothing is under way.
-  const auto weigh_following = [&]<int kPart>(int n) {
-    float(&scores_of)[C::kHalf / 2] = s[kPart * kAhead];
+  // P of a half whose scores are there, with its mask and references that follow; then nothing is under way.
+  const auto exponentials_following = [&](auto part, int n) {
+    auto& scores = scores_of(part);
     if (tiles - 1 - n >= whole) {
-      apply_mask<C>(scores_of, problem, row, (tiles - 1 - n) * C::kKeys + (1 - kPart) * C::kHalf);
+      apply_mask<C>(scores, problem, row, (tiles - 1 - n) * C::kKeys + part);
     }
     float factor[2];
-    const bool moved = references != References::none && softmax.update(scores_of, factor);
-    softmax.template exponentials<References::follow>(scores_of);
+    const bool moved = references != References::none && softmax.update(scores, factor);
+    softmax.template exponentials<References::follow>(scores);
     ptx::wgmma_wait<0>();
     if (moved) {
       rescale(o, factor);
     }
-    pack<C>(scores_of, probabilities);
+    pack<C>(scores, probabilities);
   };
-  // P of a half after whose scores kLater products were started, that of the half before first.
-  const auto weigh = [&]<int kPart, int kLater>(int n) {
-    ptx::wgmma_wait<kLater>();
-    if constexpr (kPart == 1) {
-      release_keys(n);
+  // P of a half after whose scores so many products were issued, that of the half before first.
+  const auto exponentials = [&](auto part, int n, auto later) {
+    auto& scores = scores_of(part);
+    ptx::wgmma_wait<later>();
+    if constexpr (part == lower) {
+      free_keys(n);
     }
-    softmax.template exponentials<kFirstPass<C>>(s[kPart * kAhead]);
-    if constexpr (kLater > 0) {
-      ptx::wgmma_wait<kLater - 1>();
+    softmax.template exponentials<kFirstPass<C>>(scores);
+    if constexpr (later > 0) {
+      ptx::wgmma_wait<later - 1>();
     }
-    if constexpr (kPart == 0) {
-      release_values(n - 1);
+    if constexpr (part == upper) {
+      free_values(n - 1);
     }
-    pack<C>(s[kPart * kAhead], probabilities);
+    pack<C>(scores, probabilities);
   };
   const auto lower_following = [&](int n) {
-    scores.template operator()<1>(n);
-    output.template operator()<0>(n);
+    issue_scores(lower, n);
+    issue_output(upper, n);
     ptx::wgmma_wait<kAhead>();
-    release_keys(n);
-    weigh_following.template operator()<1>(n);
-    copies.follow(n);
+    free_keys(n);
+    exponentials_following(lower, n);
+    loads.follow(n);
   };
 
-  scores.template operator()<0>(0);
+  issue_scores(upper, 0);
   ptx::wgmma_wait<0>();
-  weigh_following.template operator()<0>(0);
+  exponentials_following(upper, 0);
   lower_following(0);
   int n = 1;  // of tiles with a mask and the first that all rows see
   const int followed = references == References::follow ? tiles : min(tiles, tiles - whole + 1);
 #pragma unroll 1
   for (; n < followed; ++n) {
-    scores.template operator()<0>(n);
-    output.template operator()<1>(n - 1);
+    issue_scores(upper, n);
+    issue_output(lower, n - 1);
     ptx::wgmma_wait<kAhead>();
-    weigh_following.template operator()<0>(n);
-    release_values(n - 1);
+    exponentials_following(upper, n);
+    free_values(n - 1);
     lower_following(n);
   }
   if constexpr (C::kScoreBuffers == 1) {
 #pragma unroll 1
     for (; n < tiles; ++n) {
-      scores.template operator()<0>(n);
-      output.template operator()<1>(n - 1);
-      weigh.template operator()<0, 0>(n);
-      scores.template operator()<1>(n);
-      output.template operator()<0>(n);
-      weigh.template operator()<1, 0>(n);
-      copies.follow(n);
+      issue_scores(upper, n);
+      issue_output(lower, n - 1);
+      exponentials(upper, n, Later<0>{});
+      issue_scores(lower, n);
+      issue_output(upper, n);
+      exponentials(lower, n, Later<0>{});
+      loads.follow(n);
     }
   } else if (n < tiles) {
-    compute_ahead(n, tiles, scores, output, weigh);
+    consume_ahead<C>(n, tiles, issue_scores, issue_output, exponentials);
   }
-  output.template operator()<1>(tiles - 1);
+  issue_output(lower, tiles - 1);
   ptx::wgmma_wait<0>();
-  release_values(tiles - 1);
+  free_values(tiles - 1);
   return references == References::follow ? kAllRows : rows_in_range<C>(o, softmax, followed == tiles);
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) forward(const __grid_constant__ ForwardParameters p) {
-  extern __shared__ __align__(1024) std::uint8_t memory[];
-  __shared__ std::uint64_t barriers[Shared<C>::kBarriers];
-  const Shared<C> shared{__shfl_sync(~0U, ptx::shared_address(memory), 0),
-                         __shfl_sync(~0U, ptx::shared_address(barriers), 0)};
+__device__ inline void init_barriers(const Shared<C>& shared) {
+  ptx::barrier_init(shared.queries_full(), 1);
+  for (int stage = 0; stage < C::kStages; ++stage) {
+    ptx::barrier_init(shared.keys_full(stage), C::KeyLoader::kArrivals);
+    ptx::barrier_init(shared.values_full(stage), 1);
+    ptx::barrier_init(shared.keys_empty(stage), 4 * C::kConsumers);  // a warp of a consumer each
+    ptx::barrier_init(shared.values_empty(stage), 4 * C::kConsumers);
+  }
+  C::KeyLoader::init_barriers(shared);
+  ptx::barrier_fence();
+}
 
-  const Rows work = p.tiles.at(blockIdx.x);
+// Tiles of keys that any of the block's queries sees.
+template <class C>
+[[nodiscard]] __device__ inline int seen_tiles(const ForwardParameters& p, const Rows& work) {
   const DeviceProblem& problem = p.problem;
   std::int64_t keys = problem.seq_k;
   if (problem.causal) {
     const std::int64_t last = min(std::int64_t{work.row} + C::kRows, p.row_end) - 1;
     keys = min(max(last + problem.causal_offset + 1, std::int64_t{0}), problem.seq_k);
   }
-  const int tiles = static_cast<int>((keys + C::kKeys - 1) / C::kKeys);
+  return static_cast<int>((keys + C::kKeys - 1) / C::kKeys);
+}
 
+// All passes of a producer: the first, and another one for as long as a consumer has rows left.
+template <class C, class Produce>
+__device__ __forceinline__ void produce_all(Pass<C> pass, const Produce& produce) {
+  do {
+    if (pass.tiles > 0) {
+      produce(pass);
+    }
+    __syncwarp();
+    pass.used += pass.tiles;
+  } while (__syncthreads_or(0) != 0);
+}
+
+// All passes of a consumer.
+template <class C>
+__device__ __forceinline__ void consume_all(Pass<C> pass) {
+  const int consumer = uniform(static_cast<int>(threadIdx.x) / kWarpgroup) - C::kFirstConsumer;
+  const int row = pass.work.row + consumer * 64 + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 +
+                  static_cast<int>(threadIdx.x) % 32 / 4;
+  unsigned rows_left = kAllRows;
+  do {
+    float o[C::kValues / 2];
+#pragma unroll
+    for (float& x : o) {
+      x = __uint_as_float(ptx::opaque(0));  // else the compiler writes the zeros where wgmma is under way, and waits
+    }
+    Softmax<C> softmax(pass.p.problem.scale_log2);
+    unsigned right = kAllRows;
+    if (pass.tiles > 0) {
+      // Where the compiler knows that all references follow, it waits after every single wgmma.
+      const auto references = static_cast<References>(
+          ptx::opaque(static_cast<unsigned>(pass.used > 0 ? References::follow : kFirstPass<C>)));
+      right = consume<C>(pass, consumer, row, references, o, softmax);
+    }
+    store<C>(pass.p, pass.work, row, rows_left & right, o, softmax);
+    rows_left &= ~right;
+    pass.used += pass.tiles;
+  } while (__syncthreads_or(static_cast<int>(rows_left)) != 0);
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kBlocks) forward(const __grid_constant__ ForwardParameters p) {
+  using Loader = typename C::KeyLoader;
+  extern __shared__ __align__(1024) std::uint8_t memory[];
+  const Shared<C> shared(*reinterpret_cast<SharedStorage<C>*>(memory));
+  static_assert(fits<SharedStorage<C>>(C::kBlocks));
+
+  const Rows work = p.tiles.at(blockIdx.x);
+  const Pass<C> pass{p, work, shared, seen_tiles<C>(p, work), 0};
   if (threadIdx.x == 0) {
-    ptx::barrier_init(shared.queries_full(), 1);
-    for (int stage = 0; stage < C::kStages; ++stage) {
-      ptx::barrier_init(shared.keys_full(stage), kArrivals<C>);
-      ptx::barrier_init(shared.values_full(stage), 1);
-      ptx::barrier_init(shared.keys_empty(stage), 4 * C::kConsumers);  // a warp of a consumer each
-      ptx::barrier_init(shared.values_empty(stage), 4 * C::kConsumers);
-    }
-    for (int stage = 0; stage < C::Source::kStages; ++stage) {
-      ptx::barrier_init(shared.source_full(stage), 1);
-      ptx::barrier_init(shared.source_empty(stage), C::kWarpgroup / 32);
-    }
-    ptx::barrier_fence();
+    init_barriers<C>(shared);
   }
   if (!p.is_second) {
     wait_for_inputs();
   }
   release_dependent();  // after the wait: is_second counts on the first launch's inputs being there
   __syncthreads();
-  const auto again = [&](unsigned rows_left) { return __syncthreads_or(static_cast<int>(rows_left)) != 0; };
-  if (!C::kShares && threadIdx.x < C::kWarpgroup) {
-    ptx::give_registers<C::kFirstRegisters>();
-    int used = 0;
-    do {
-      if (tiles > 0) {
-        if constexpr (C::kSums) {
-          sum_all<C>(p, work, shared, tiles, used);
-        } else {
-          copy_all<C>(p, work, shared, tiles, used);
-        }
-      }
-      __syncwarp();
-      used += tiles;
-    } while (again(0));
+  if (C::kProducers > 0 && threadIdx.x < kWarpgroup) {
+    ptx::setmaxnreg_dec<C::kRegisters.producer>();
+    produce_all<C>(pass, [](const Pass<C>& each) { Loader::produce(each); });
     if (p.is_second) {
       wait_for_inputs();
     }
-  } else if (C::kSums && threadIdx.x >= C::kWarpgroup * (C::kWarpgroups - 1)) {
-    ptx::give_registers<C::kAskRegisters>();
-    int used = 0;
-    do {
-      if constexpr (C::kSums) {
-        if (tiles > 0) {
-          ask_all<C>(p, work, shared, tiles, used);
-        }
-      }
-      __syncwarp();
-      used += tiles;
-    } while (again(0));
-  } else {
-    if constexpr (!C::kShares) {
-      ptx::take_registers<C::kComputeRegisters>();
+  } else if (C::kProducers > 1 && threadIdx.x >= kWarpgroup * (C::kWarpgroups - 1)) {
+    if constexpr (C::kProducers > 1) {
+      ptx::setmaxnreg_dec<C::kRegisters.second_producer>();
+      produce_all<C>(pass, [](const Pass<C>& each) { Loader::produce_second(each); });
     }
-    // The same for all threads of a warp, which the compiler cannot see.
-    const int consumer = __shfl_sync(~0U, static_cast<int>(threadIdx.x) / C::kWarpgroup, 0) - C::kFirstConsumer;
-    const int row = work.row + consumer * 64 + static_cast<int>(threadIdx.x) % C::kWarpgroup / 32 * 16 +
-                    static_cast<int>(threadIdx.x) % 32 / 4;
-    int used = 0;
-    unsigned rows_left = kAllRows;
-    do {
-      float o[C::kValues / 2];
-#pragma unroll
-      for (float& x : o) {
-        x = __uint_as_float(ptx::opaque(0));  // else the compiler writes the zeros where wgmma is under way, and waits
-      }
-      Softmax<C> softmax(problem.scale_log2);
-      unsigned right = kAllRows;
-      if (tiles > 0) {
-        // Where the compiler knows that all references follow, it waits after every single wgmma.
-        const auto references =
-            static_cast<References>(ptx::opaque(static_cast<unsigned>(used > 0 ? References::follow : kFirstPass<C>)));
-        right = compute<C>(p, work, shared, consumer, row, tiles, used, references, o, softmax);
-      }
-      store<C>(p, work, row, rows_left & right, o, softmax);
-      rows_left &= ~right;
-      used += tiles;
-    } while (again(rows_left));
+  } else {
+    if constexpr (C::kProducers > 0) {
+      ptx::setmaxnreg_inc<C::kRegisters.consumer>();
+    }
+    consume_all<C>(pass);
   }
 }
 

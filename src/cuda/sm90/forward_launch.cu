@@ -22,9 +22,9 @@ using Variants = std::span<const Variant>;
 
 // What a launch needs of a compiled kernel, but for its rows.
 struct Wanted {
-  Scores scores;
+  ScaleIn scale_in;
   std::int64_t columns;
-  KeySource source = KeySource::copied;
+  KeyLoad load = KeyLoad::tma;
 };
 
 // The narrowest shape of so many rows, and blocks an SM, that the problem fits; null: there is none.
@@ -32,8 +32,8 @@ struct Wanted {
                                   int blocks = 1) {
   const Variant* found = nullptr;
   for (const Variant& variant : variants) {
-    const bool fits = variant.dtype == problem.dtype && variant.scores == wanted.scores &&
-                      variant.source == wanted.source && variant.columns >= wanted.columns &&
+    const bool fits = variant.dtype == problem.dtype && variant.scale_in == wanted.scale_in &&
+                      variant.load == wanted.load && variant.columns >= wanted.columns &&
                       variant.values >= problem.head_dim_v && variant.rows == rows && variant.blocks == blocks;
     const auto width = [](const Variant& of) { return of.columns + of.values; };
     if (fits && (found == nullptr || width(variant) < width(*found))) {
@@ -50,7 +50,7 @@ struct Wanted {
 // One launch of a kernel.
 struct Launch {
   const Variant* variant;
-  const Variant* with_lse;  // where LSE is asked for: of as many rows, with raw scores
+  const Variant* with_lse;  // where LSE is asked for: of as many rows, with the scale in the softmax
   Tiles tiles;
   std::int64_t row_end;
   unsigned next_tile;
@@ -90,7 +90,7 @@ class ForwardPlan {
   Extent q_hat_extent_{}, k_hat_extent_{};
   Part<std::uint16_t> q_hat_;            // or Q~
   Part<std::uint16_t> k_hat_;            // Product::made
-  Part<std::uint16_t> keys_transposed_;  // Product::picked
+  Part<std::uint16_t> keys_transposed_;  // Product::gathered
 };
 
 ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& grouping, std::int64_t tile_rows,
@@ -105,7 +105,7 @@ ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& gr
   }
   const std::int64_t exact_rows = common::count_exact_rows(p, grouping);
   if (exact_rows > 0) {
-    exact_ = launches_of(variants, p, {Scores::raw, p.head_dim}, 0, exact_rows, tile_rows);
+    exact_ = launches_of(variants, p, {ScaleIn::softmax, p.head_dim}, 0, exact_rows, tile_rows);
   }
   if (exact_rows < p.seq_q) {
     plan_grouped(variants, p, grouping, exact_rows, tile_rows, workspace);
@@ -117,7 +117,7 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
                                std::int64_t tile_rows, WorkspaceLayout& workspace) {
   const DeviceProblem& sizes = parameters_.problem;
   product_ = product_of(p, grouping);
-  // In bf16 q_hat takes the scale in (Config's Scores), unless LSE is asked for: that rounding would be in it, and a
+  // In bf16 q_hat takes the scale in (ScaleIn), unless LSE is asked for: that rounding would be in it, and a
   // backward that reads it has none.
   scales_ = p.dtype == DType::bf16;
   const Groups groups{p.dtype, p.heads_q, sizes.members, sizes.groups};
@@ -130,15 +130,15 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
     parameters_.keys_of_query_head = true;
     k_hat_extent_ = estimations[1].result(groups);
     k_hat_ = Part<std::uint16_t>(workspace, "k_hat", packed_count(k_hat_extent_));
-  } else if (product_ == Product::picked) {
+  } else if (product_ == Product::gathered) {
     keys_transposed_ = Part<std::uint16_t>(workspace, "K^T", transposed_count(k_.extent()));
     parameters_.column_stride = transposed_stride(p.seq_k);
   }
   estimates_.emplace(groups, std::span(estimations).first(product_ == Product::made ? 2 : 1));
-  const KeySource source = product_ == Product::picked   ? KeySource::picked
-                           : product_ == Product::summed ? KeySource::summed
-                                                         : KeySource::copied;
-  grouped_ = launches_of(variants, p, {scales_ ? Scores::logarithms : Scores::raw, q_hat_extent_.columns, source}, row,
+  const KeyLoad load = product_ == Product::gathered ? KeyLoad::gather
+                       : product_ == Product::fused  ? KeyLoad::fuse
+                                                     : KeyLoad::tma;
+  grouped_ = launches_of(variants, p, {scales_ ? ScaleIn::queries : ScaleIn::softmax, q_hat_extent_.columns, load}, row,
                          p.seq_q, tile_rows);
 }
 
@@ -161,8 +161,8 @@ std::vector<Launch> ForwardPlan::launches_of(Variants variants, const Problem& p
   const auto add = [&](const Variant& variant, std::int64_t from, std::int64_t to) {
     const std::int64_t blocks = processors * variant.blocks;  // that run at the same time
     const int together = heads_together(p, Tiles::of_head(from, to, variant.rows), blocks);
-    const Wanted raw{Scores::raw, wanted.columns, wanted.source};
-    result.push_back({&variant, find(variants, p, raw, variant.rows, variant.blocks),
+    const Wanted with_lse{ScaleIn::softmax, wanted.columns, wanted.load};
+    result.push_back({&variant, find(variants, p, with_lse, variant.rows, variant.blocks),
                       Tiles(parameters_.problem, together, from, to, variant.rows), to, static_cast<unsigned>(blocks),
                       !result.empty()});
   };
@@ -212,11 +212,11 @@ void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q
     return;
   }
   estimates_->make(tensors.order, std::span(&made_of_q, 1), stream);
-  if (product_ == Product::picked) {
+  if (product_ == Product::gathered) {
     transpose(k, keys_transposed_.in(workspace), stream);
     p.keys_transposed = keys_transposed_.in(workspace);
   }
-  launch(grouped_, p, q_hat, product_ == Product::picked ? nullptr : &k, v, stream);
+  launch(grouped_, p, q_hat, product_ == Product::gathered ? nullptr : &k, v, stream);
 }
 
 void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters& p, const Operand& q, const Operand* k,
@@ -232,7 +232,7 @@ void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters&
     const Variant& variant = p.lse == nullptr ? *of.variant : *of.with_lse;
     p.q = map(q, kConsumerRows, variant.columns);
     if (k != nullptr) {
-      p.k = map(*k, variant.keys, variant.source == KeySource::summed ? variant.values : variant.columns);
+      p.k = map(*k, variant.keys, variant.load == KeyLoad::fuse ? variant.values : variant.columns);
     }
     p.v = map(v, variant.keys, variant.values);
     p.tiles = of.tiles;

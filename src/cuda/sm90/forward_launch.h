@@ -16,8 +16,8 @@ namespace distr::cuda::sm90 {
 [[nodiscard]] std::string forward_blocks_supports(const Problem& problem, const Grouping& grouping);
 [[nodiscard]] KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& grouping,
                                                       const Execution& execution);
-// The same with other compiled shapes than the library's. Where these have none whose scores are raw, LSE cannot be
-// asked for.
+// The same with other compiled shapes than the library's. Where these have none with the scale in the softmax, LSE
+// cannot be asked for.
 [[nodiscard]] KernelPlan<ForwardTensors> plan_forward_among(std::span<const Variant> variants, const Problem& problem,
                                                             const Grouping& grouping, const Execution& execution);
 

@@ -19,10 +19,10 @@ namespace distr::cuda::sm90 {
 
 // The product that makes grouped scores.
 enum class Product : std::uint8_t {
-  made,    // q_hat k_hat^T, both made beforehand: one grouping for the whole sequence
-  picked,  // q_hat k_hat^T, where k_hat^T is rows of K^T: groups of one column, by blocks
-  summed,  // q_hat k_hat^T, where k_hat is sums of columns of K: few groups, by blocks
-  spread   // Q~ K^T, where Q~ is q_hat spread over the d columns: other groupings by blocks
+  made,      // q_hat k_hat^T, both made beforehand: one grouping for the whole sequence
+  gathered,  // q_hat k_hat^T, where k_hat^T is rows of K^T: groups of one column, by blocks
+  fused,     // q_hat k_hat^T, where k_hat is sums of columns of K: few groups, by blocks
+  spread     // Q~ K^T, where Q~ is q_hat spread over the d columns: other groupings by blocks
 };
 
 // By blocks, sums of K's columns for each block of queries cost as much as products of d/2 columns save, and pay for
@@ -32,7 +32,7 @@ enum class Product : std::uint8_t {
 [[nodiscard]] inline Product product_of(const Problem& problem, const Grouping& grouping) {
   constexpr std::int64_t kFusingRows = 128;  // of a thread block, which makes k_hat for all of them
   constexpr std::int64_t kFewKeys = 4096;
-  constexpr std::int64_t kFewPicked = 16, kFewSummed = 32;  // groups
+  constexpr std::int64_t kFewGathered = 16, kFewFused = 32;  // groups
   if (!is_by_blocks(problem, grouping)) {
     return Product::made;
   }
@@ -42,9 +42,9 @@ enum class Product : std::uint8_t {
   const std::int64_t groups = num_groups(problem, grouping);
   const bool is_wide = problem.head_dim > 64;
   if (common::members_of(grouping) == 1) {
-    return is_wide || (groups <= kFewPicked && problem.seq_k > kFewKeys) ? Product::picked : Product::spread;
+    return is_wide || (groups <= kFewGathered && problem.seq_k > kFewKeys) ? Product::gathered : Product::spread;
   }
-  return is_wide && groups <= kFewSummed ? Product::summed : Product::spread;
+  return is_wide && groups <= kFewFused ? Product::fused : Product::spread;
 }
 
 // Whether sm80/forward is quicker, which splits the keys between thread blocks: few queries with many keys.

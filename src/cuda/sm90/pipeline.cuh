@@ -1,35 +1,88 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles that the copy engine brings to rings of buffers in shared memory.
+// Rings of tiles in shared memory between producers and consumers: TMA fills a slot and its full barrier says so;
+// consumers free it by its empty barrier.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/ptx.cuh"
 #include "cuda/sm90/config.h"
 #include "cuda/sm90/ptx.cuh"
 
 namespace distr::cuda::sm90 {
 
-// The n-th use of a ring of Ring::kStages buffers.
-template <class Ring>
-struct Turn {
+// The slot of a ring of kStages that its n-th use takes.
+template <int kStages>
+struct Slot {
   int stage;
-  unsigned parity;  // of the phase that its use ends
-  __device__ explicit Turn(int n) : stage(n % Ring::kStages), parity(static_cast<unsigned>(n / Ring::kStages) % 2) {}
+  unsigned parity;  // of the phase that its full barrier ends in this use
+  __device__ explicit Slot(int n) : stage(n % kStages), parity(static_cast<unsigned>(n / kStages) % 2) {}
 };
 
-template <class P>
-__device__ inline void copy_tile(std::uint32_t tile, const CUtensorMap& map, std::uint32_t barrier, int row, int head,
-                                 int batch) {
-#pragma unroll
-  for (int panel = 0; panel < P::kCount; ++panel) {
-    ptx::copy_box(tile + static_cast<std::uint32_t>(panel * P::kPanelBytes), map, barrier, panel * P::kPanelColumns,
-                  row, head, batch);
+// The same for all threads of a warp, which the compiler then knows.
+template <class X>
+[[nodiscard]] __device__ __forceinline__ X uniform(X x) {
+  return __shfl_sync(~0U, x, 0);
+}
+
+// The addresses of what is in a kernel's Storage, as instructions take them. They are counted from one of the storage
+// and one of its barriers that the compiler does not know: else it keeps many constants in registers.
+template <class Storage>
+class SharedAddresses {
+ public:
+  __device__ __forceinline__ explicit SharedAddresses(Storage& at)
+      : storage(at),
+        base_(uniform(ptx::shared_address(&at))),
+        barriers_(uniform(static_cast<std::uint32_t>(base_ + offsetof(Storage, barriers)))) {}
+
+  Storage& storage;
+
+ protected:
+  // Of one of several tiles of so many bytes, the first of which lies `offset` bytes behind the storage's beginning.
+  [[nodiscard]] __device__ std::uint32_t tile(std::size_t offset, int bytes, int index) const {
+    return base_ + static_cast<std::uint32_t>(offset) + static_cast<std::uint32_t>(index * bytes);
+  }
+  // The same for barriers, behind the first of them.
+  [[nodiscard]] __device__ std::uint32_t barrier(std::size_t offset, int index = 0) const {
+    return barriers_ + static_cast<std::uint32_t>(static_cast<int>(offset) + index * static_cast<int>(sizeof(Barrier)));
+  }
+
+ private:
+  std::uint32_t base_;
+  std::uint32_t barriers_;
+};
+
+// For a free slot. The first use of each waits for nothing.
+__device__ __forceinline__ void wait_empty(std::uint32_t barrier, unsigned parity) {
+  ptx::barrier_wait(barrier, parity ^ 1);
+}
+// By all threads of a warp, when it is through with what the barrier guards.
+__device__ __forceinline__ void arrive_warp(std::uint32_t barrier) {
+  if (threadIdx.x % 32 == 0) {
+    ptx::barrier_arrive(barrier);
   }
 }
 
+// Whether it is the block's first warp, of which ptx::elect() then names the thread that issues TMA. Of threadIdx.x ==
+// 0, and of both in one function, the compiler does not see that it is one thread: every load becomes a loop over the
+// warp's.
+__device__ inline bool is_first_warp() { return uniform(static_cast<int>(threadIdx.x) / 32) == 0; }
+
 template <class P>
-__device__ inline void prefetch_tile(const CUtensorMap& map, int row, int head, int batch) {
+__device__ inline void tma_load_tile(std::uint32_t tile, const CUtensorMap& map, std::uint32_t barrier, int row,
+                                     int head, int batch) {
 #pragma unroll
   for (int panel = 0; panel < P::kCount; ++panel) {
-    ptx::prefetch_box(map, panel * P::kPanelColumns, row, head, batch);
+    ptx::tma_load(tile + static_cast<std::uint32_t>(panel * P::kPanelBytes), map, barrier, panel * P::kPanelColumns,
+                  row, head, batch);
+  }
+}
+template <class P>
+__device__ inline void tma_prefetch_tile(const CUtensorMap& map, int row, int head, int batch) {
+#pragma unroll
+  for (int panel = 0; panel < P::kCount; ++panel) {
+    ptx::tma_prefetch(map, panel * P::kPanelColumns, row, head, batch);
   }
 }
 

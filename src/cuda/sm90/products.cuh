@@ -20,12 +20,12 @@ struct SharedOperand {
   __device__ explicit SharedOperand(std::uint32_t tile) : start((tile & 0x3FFFF) / 16) {}
 
   // Columns 16 step .. of the rows from `first` on, which lie along k.
-  [[nodiscard]] __device__ std::uint64_t along_k(int first, int step) const {
+  [[nodiscard]] __device__ std::uint64_t k_major(int first, int step) const {
     constexpr int kStepsAPanel = P::kPanelColumns / 16;
     return descriptor(1, step / kStepsAPanel * P::kPanelBytes + first * P::kRowBytes + step % kStepsAPanel * 32);
   }
   // The 16 rows from `row` on, which lie along k, of the columns from `column` on, which begin a panel.
-  [[nodiscard]] __device__ std::uint64_t across_k(int row, int column) const {
+  [[nodiscard]] __device__ std::uint64_t mn_major(int row, int column) const {
     return descriptor(P::kPanelBytes / 16, column / P::kPanelColumns * P::kPanelBytes + row * P::kRowBytes);
   }
 
@@ -40,7 +40,6 @@ template <class P>
 class RegisterOperand {
  public:
   __device__ __forceinline__ RegisterOperand(std::uint32_t tile, int first) {
-    constexpr unsigned kWarpgroup = 128;  // threads
     const unsigned lane = threadIdx.x % 32;
     const unsigned row = static_cast<unsigned>(first) + threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
     constexpr unsigned kPieces = P::kRowBytes / 16;  // of 16 bytes in a row of a panel
@@ -51,7 +50,7 @@ class RegisterOperand {
       ptx::ldmatrix_x4(rows_[step], tile + piece / kPieces * P::kPanelBytes + row * P::kRowBytes + place * 16);
     }
   }
-  template <class T, ptx::Rows kRight = ptx::Rows::along_k, int kSums>
+  template <class T, ptx::Major kRight = ptx::Major::k, int kSums>
   __device__ __forceinline__ void multiply(float (&sum)[kSums], int step, std::uint64_t right,
                                            unsigned /*nothing*/) const {
     ptx::wgmma<kRight>(sum, rows_[step], right, step > 0, T{});
@@ -67,10 +66,9 @@ class SharedOperandRows {
  public:
   __device__ __forceinline__ SharedOperandRows(std::uint32_t tile, int first)
       : rows_(tile + static_cast<std::uint32_t>(first) * P::kRowBytes) {}
-  template <class T, ptx::Rows kRight = ptx::Rows::along_k, int kSums>
+  template <class T, ptx::Major kRight = ptx::Major::k, int kSums>
   __device__ __forceinline__ void multiply(float (&sum)[kSums], int step, std::uint64_t right, unsigned nothing) const {
-    ptx::wgmma<ptx::Rows::along_k, kRight>(sum, SharedOperand<P>(rows_ + nothing).along_k(0, step), right, step > 0,
-                                           T{});
+    ptx::wgmma<ptx::Major::k, kRight>(sum, SharedOperand<P>(rows_ + nothing).k_major(0, step), right, step > 0, T{});
   }
 
  private:
@@ -79,36 +77,39 @@ class SharedOperandRows {
 
 // q_hat of a consumer's 64 rows.
 template <class C>
-using Queries = std::conditional_t<C::kQueriesStay, SharedOperandRows<typename C::QueryTile>,
+using Queries = std::conditional_t<C::kQueriesInShared, SharedOperandRows<typename C::QueryTile>,
                                    RegisterOperand<typename C::QueryTile>>;
 
-// Starts S = q_hat k_hat^T for half a tile.
+// Issues S = q_hat k_hat^T for half a tile.
 template <class C>
-__device__ __forceinline__ void start_scores(float (&s)[C::kHalf / 2], const Queries<C>& queries, std::uint32_t tile,
-                                             int first) {
+__device__ __forceinline__ void issue_scores_product(float (&s)[C::kHalf / 2], const Queries<C>& queries,
+                                                     std::uint32_t tile, int first) {
+  using T = typename C::Element;
   const SharedOperand<typename C::KeyTile> keys(tile);
 #pragma unroll
   for (int step = 0; step < C::kColumns / 16; ++step) {
-    constexpr auto kRight = C::kPicks ? ptx::Rows::along_n : ptx::Rows::along_k;
-    queries.template multiply<typename C::Element, kRight>(
-        s, step, C::kPicks ? keys.across_k(step * 16, first) : keys.along_k(first, step), 0);
+    if constexpr (C::KeyLoader::kTransposed) {
+      queries.template multiply<T, ptx::Major::mn>(s, step, keys.mn_major(step * 16, first), 0);
+    } else {
+      queries.template multiply<T, ptx::Major::k>(s, step, keys.k_major(first, step), 0);
+    }
   }
   ptx::wgmma_commit();
 }
 
-// Starts O += P V for half a tile.
+// Issues O += P V for half a tile.
 template <class C>
-__device__ __forceinline__ void start_output(float (&o)[C::kValues / 2],
-                                             const std::uint32_t (&probabilities)[C::kHalf / 16][4], std::uint32_t tile,
-                                             int first) {
-  if constexpr (C::kWithout != Without::values) {
+__device__ __forceinline__ void issue_output_product(float (&o)[C::kValues / 2],
+                                                     const std::uint32_t (&probabilities)[C::kHalf / 16][4],
+                                                     std::uint32_t tile, int first) {
+  C::Stages::values([&] {
     const SharedOperand<typename C::ValueTile> values(tile);
 #pragma unroll
     for (int step = 0; step < C::kHalf / 16; ++step) {
-      ptx::wgmma<ptx::Rows::along_n>(o, probabilities[step], values.across_k(first + step * 16, 0), true,
-                                     typename C::Element{});
+      ptx::wgmma<ptx::Major::mn>(o, probabilities[step], values.mn_major(first + step * 16, 0), true,
+                                 typename C::Element{});
     }
-  }
+  });
   ptx::wgmma_commit();
 }
 

@@ -14,7 +14,7 @@ namespace distr::cuda::ptx {
 __device__ inline void barrier_init(std::uint32_t barrier, unsigned arrivals) {
   asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(barrier), "r"(arrivals) : "memory");
 }
-// Makes the barriers' initial state visible to the copy engine.
+// Makes the barriers' initial state visible to TMA.
 __device__ inline void barrier_fence() { asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory"); }
 __device__ inline void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
@@ -52,7 +52,7 @@ __device__ inline bool elect() {
 }
 
 // Copies the box of `map` at (column, row, head, batch) to shared memory; zeros where that is outside the tensor.
-__device__ inline void copy_box(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int column,
+__device__ inline void tma_load(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int column,
                                 int row, int head, int batch) {
   asm volatile(
       "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6}], "
@@ -61,25 +61,25 @@ __device__ inline void copy_box(std::uint32_t shared, const CUtensorMap& map, st
       : "memory");
 }
 
-// Brings what copy_box() would copy to the L2.
-__device__ inline void prefetch_box(const CUtensorMap& map, int column, int row, int head, int batch) {
+// Brings what tma_load() would copy to the L2.
+__device__ inline void tma_prefetch(const CUtensorMap& map, int column, int row, int head, int batch) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(column),
                "r"(row), "r"(head), "r"(batch)
                : "memory");
 }
 
 // `bytes` from global to shared memory, both aligned to 16 bytes, counted by the barrier.
-__device__ inline void copy_bulk(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t barrier) {
+__device__ inline void bulk_load(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t barrier) {
   asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(shared),
                "l"(global), "r"(bytes), "r"(barrier)
                : "memory");
 }
-// The other way, by the copy engine too: writes, or adds fp32 to what is there. Both join this thread's next group.
-__device__ inline void store_bulk(void* global, std::uint32_t shared, unsigned bytes) {
+// The other way, by TMA too: writes, or adds fp32 to what is there. Both join this thread's next group.
+__device__ inline void bulk_store(void* global, std::uint32_t shared, unsigned bytes) {
   asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global), "r"(shared), "r"(bytes)
                : "memory");
 }
-__device__ inline void add_bulk(float* global, std::uint32_t shared, unsigned bytes) {
+__device__ inline void bulk_add(float* global, std::uint32_t shared, unsigned bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global), "r"(shared),
                "r"(bytes)
                : "memory");
@@ -95,7 +95,7 @@ __device__ inline void bulk_wait() {
   asm volatile("cp.async.bulk.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-// Between ordinary accesses of shared memory and those of the copy engine or wgmma, in the thread that made the former;
+// Between ordinary accesses of shared memory and those of TMA or wgmma, in the thread that made the former;
 // and the same for global memory, which waits until the whole GPU sees them.
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
@@ -124,11 +124,11 @@ __device__ inline void store_release(unsigned* global, unsigned x) {
 
 // Registers of a thread, for all warps of a warpgroup at once.
 template <int kRegisters>
-__device__ inline void give_registers() {
+__device__ inline void setmaxnreg_dec() {
   asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 template <int kRegisters>
-__device__ inline void take_registers() {
+__device__ inline void setmaxnreg_inc() {
   asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
 }
 
@@ -151,12 +151,12 @@ __device__ __forceinline__ void settle(float (&x)[kN]) {
 
 // d[64, N] (+)= a[64, 16] b[16, N] of a warpgroup, N = 2 * elements of d, sums in fp32. a is in registers, b the
 // descriptor of a tile in shared memory whose rows lie along k or along N.
-enum class Rows : std::uint8_t { along_k, along_n };
+enum class Major : std::uint8_t { k, mn };
 
 #define DISTR_F4(d, i) "+f"(d[i]), "+f"(d[i + 1]), "+f"(d[i + 2]), "+f"(d[i + 3])
 #define DISTR_F16(d, i) DISTR_F4(d, i), DISTR_F4(d, i + 4), DISTR_F4(d, i + 8), DISTR_F4(d, i + 12)
 
-template <Rows kRows>
+template <Major kMajor>
 __device__ inline void wgmma(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __half) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
@@ -164,10 +164,10 @@ __device__ inline void wgmma(float (&d)[16], const std::uint32_t (&a)[4], std::u
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
       "{%16, %17, %18, %19}, %20, p, 1, 1, %22;\n}"
       : DISTR_F16(d, 0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kRows == Rows::along_n));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kMajor == Major::mn));
 }
 
-template <Rows kRows>
+template <Major kMajor>
 __device__ inline void wgmma(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __nv_bfloat16) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %21, 0;\n"
@@ -175,10 +175,10 @@ __device__ inline void wgmma(float (&d)[16], const std::uint32_t (&a)[4], std::u
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
       "{%16, %17, %18, %19}, %20, p, 1, 1, %22;\n}"
       : DISTR_F16(d, 0)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kRows == Rows::along_n));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kMajor == Major::mn));
 }
 
-template <Rows kRows>
+template <Major kMajor>
 __device__ inline void wgmma(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __half) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -187,10 +187,10 @@ __device__ inline void wgmma(float (&d)[32], const std::uint32_t (&a)[4], std::u
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
       "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
       : DISTR_F16(d, 0), DISTR_F16(d, 16)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kRows == Rows::along_n));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kMajor == Major::mn));
 }
 
-template <Rows kRows>
+template <Major kMajor>
 __device__ inline void wgmma(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __nv_bfloat16) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %37, 0;\n"
@@ -199,10 +199,10 @@ __device__ inline void wgmma(float (&d)[32], const std::uint32_t (&a)[4], std::u
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
       "{%32, %33, %34, %35}, %36, p, 1, 1, %38;\n}"
       : DISTR_F16(d, 0), DISTR_F16(d, 16)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kRows == Rows::along_n));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kMajor == Major::mn));
 }
 
-template <Rows kRows>
+template <Major kMajor>
 __device__ inline void wgmma(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __half) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
@@ -213,10 +213,10 @@ __device__ inline void wgmma(float (&d)[64], const std::uint32_t (&a)[4], std::u
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
       "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
       : DISTR_F16(d, 0), DISTR_F16(d, 16), DISTR_F16(d, 32), DISTR_F16(d, 48)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kRows == Rows::along_n));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kMajor == Major::mn));
 }
 
-template <Rows kRows>
+template <Major kMajor>
 __device__ inline void wgmma(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __nv_bfloat16) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %69, 0;\n"
@@ -227,11 +227,11 @@ __device__ inline void wgmma(float (&d)[64], const std::uint32_t (&a)[4], std::u
       "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
       "{%64, %65, %66, %67}, %68, p, 1, 1, %70;\n}"
       : DISTR_F16(d, 0), DISTR_F16(d, 16), DISTR_F16(d, 32), DISTR_F16(d, 48)
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kRows == Rows::along_n));
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "r"(static_cast<int>(add)), "n"(kMajor == Major::mn));
 }
 
 // The same with a, too, in shared memory, whose rows lie along k or along the 64 rows of d.
-template <Rows kRowsA, Rows kRowsB>
+template <Major kMajorA, Major kMajorB>
 __device__ inline void wgmma(float (&d)[8], std::uint64_t a, std::uint64_t b, bool add, __half) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
@@ -239,10 +239,10 @@ __device__ inline void wgmma(float (&d)[8], std::uint64_t a, std::uint64_t b, bo
       "{%0, %1, %2, %3, %4, %5, %6, %7}, "
       "%8, %9, p, 1, 1, %11, %12;\n}"
       : DISTR_F4(d, 0), DISTR_F4(d, 4)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kRowsA == Rows::along_n), "n"(kRowsB == Rows::along_n));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA == Major::mn), "n"(kMajorB == Major::mn));
 }
 
-template <Rows kRowsA, Rows kRowsB>
+template <Major kMajorA, Major kMajorB>
 __device__ inline void wgmma(float (&d)[8], std::uint64_t a, std::uint64_t b, bool add, __nv_bfloat16) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %10, 0;\n"
@@ -250,10 +250,10 @@ __device__ inline void wgmma(float (&d)[8], std::uint64_t a, std::uint64_t b, bo
       "{%0, %1, %2, %3, %4, %5, %6, %7}, "
       "%8, %9, p, 1, 1, %11, %12;\n}"
       : DISTR_F4(d, 0), DISTR_F4(d, 4)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kRowsA == Rows::along_n), "n"(kRowsB == Rows::along_n));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA == Major::mn), "n"(kMajorB == Major::mn));
 }
 
-template <Rows kRowsA, Rows kRowsB>
+template <Major kMajorA, Major kMajorB>
 __device__ inline void wgmma(float (&d)[16], std::uint64_t a, std::uint64_t b, bool add, __half) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
@@ -261,10 +261,10 @@ __device__ inline void wgmma(float (&d)[16], std::uint64_t a, std::uint64_t b, b
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
       "%16, %17, p, 1, 1, %19, %20;\n}"
       : DISTR_F16(d, 0)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kRowsA == Rows::along_n), "n"(kRowsB == Rows::along_n));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA == Major::mn), "n"(kMajorB == Major::mn));
 }
 
-template <Rows kRowsA, Rows kRowsB>
+template <Major kMajorA, Major kMajorB>
 __device__ inline void wgmma(float (&d)[16], std::uint64_t a, std::uint64_t b, bool add, __nv_bfloat16) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %18, 0;\n"
@@ -272,10 +272,10 @@ __device__ inline void wgmma(float (&d)[16], std::uint64_t a, std::uint64_t b, b
       "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15}, "
       "%16, %17, p, 1, 1, %19, %20;\n}"
       : DISTR_F16(d, 0)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kRowsA == Rows::along_n), "n"(kRowsB == Rows::along_n));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA == Major::mn), "n"(kMajorB == Major::mn));
 }
 
-template <Rows kRowsA, Rows kRowsB>
+template <Major kMajorA, Major kMajorB>
 __device__ inline void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add, __half) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -284,10 +284,10 @@ __device__ inline void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, b
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
       "%32, %33, p, 1, 1, %35, %36;\n}"
       : DISTR_F16(d, 0), DISTR_F16(d, 16)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kRowsA == Rows::along_n), "n"(kRowsB == Rows::along_n));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA == Major::mn), "n"(kMajorB == Major::mn));
 }
 
-template <Rows kRowsA, Rows kRowsB>
+template <Major kMajorA, Major kMajorB>
 __device__ inline void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add, __nv_bfloat16) {
   asm volatile(
       "{\n.reg .pred p;\nsetp.ne.b32 p, %34, 0;\n"
@@ -296,7 +296,7 @@ __device__ inline void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, b
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
       "%32, %33, p, 1, 1, %35, %36;\n}"
       : DISTR_F16(d, 0), DISTR_F16(d, 16)
-      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kRowsA == Rows::along_n), "n"(kRowsB == Rows::along_n));
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA == Major::mn), "n"(kMajorB == Major::mn));
 }
 
 #undef DISTR_F16

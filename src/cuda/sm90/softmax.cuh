@@ -67,16 +67,16 @@ struct Softmax {
   __device__ void exponentials(float (&s)[C::kHalf / 2]) {
     const float shift[2] = {finite(reference[0]) * scale, finite(reference[1]) * scale};
     const auto exponent = [&](int i) {
-      if constexpr (C::kScores == Scores::raw) {
+      if constexpr (C::kScaleIn == ScaleIn::softmax) {
         return fmaf(s[i], scale, -shift[i / 2 % 2]);
       } else {
         return kReferences == References::none ? s[i] : s[i] - shift[i / 2 % 2];
       }
     };
-    const auto power = [](int i, float x) { return C::by_polynomial(i) ? exp2_by_polynomial(x) : ptx::exp2(x); };
 #pragma unroll
     for (int i = 0; i < C::kHalf / 2; ++i) {
-      s[i] = C::kWithout == Without::exponential ? exponent(i) : power(i, exponent(i));
+      s[i] = C::Stages::exponential(
+          exponent(i), [&](float x) { return C::by_polynomial(i) ? exp2_by_polynomial(x) : ptx::exp2(x); });
       sum[i / 2 % 2] += s[i];
     }
   }

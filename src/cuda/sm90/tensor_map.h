@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tensors as the copy engine reads them.
+// Tensors as TMA reads them.
 #pragma once
 
 #include <cuda.h>
@@ -8,7 +8,7 @@
 
 namespace distr::cuda::sm90 {
 
-// A tensor as the copy engine reads it: itself, or a packed copy.
+// A tensor as TMA reads it: itself, or a packed copy.
 [[nodiscard]] Input copied(const char* name, const Strides& strides, const Extent& extent, WorkspaceLayout& workspace);
 
 // What is copied at a time: columns up to 64, a panel of the tile (config.h, Panels).

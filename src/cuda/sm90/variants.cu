@@ -2,7 +2,7 @@
 // The list of compiled shapes of the kernel in forward.cuh, for both element types:
 //   d = 64    r = 64, r = 32, r = 16    two consumers and three; r = 64, two blocks an SM: heuristics.h
 //   d = 128   r = 128, r = 64, r = 32   two: more registers
-// and where k_hat is picked two consumers, d = 64 for r = d / 4, d = 128 for r = d / 2 and d / 4; where it is summed
+// and where k_hat is gathered two consumers, d = 64 for r = d / 4, d = 128 for r = d / 2 and d / 4; where it is fused
 // d = 128 for r = d / 4. Columns are padded with zeros, so each serves every smaller r and dv as well. A new head dim
 // is a line here.
 #include "cuda/sm90/variants.h"
@@ -10,31 +10,36 @@
 #include <algorithm>
 #include <array>
 
+#include "cuda/sm90/fuse_keys.cuh"
+#include "cuda/sm90/gather_keys.cuh"
+#include "cuda/sm90/tma_keys.cuh"
 #include "cuda/sm90/variants.cuh"
+#include "cuda/stages.cuh"
 
 namespace distr::cuda::sm90 {
 namespace {
 
-template <class T, int kColumns, int kValues, int kConsumers, Scores kScores, KeySource kSource = KeySource::copied,
+template <class T, int kColumns, int kValues, int kConsumers, ScaleIn kScaleIn, class KeyLoader = TmaKeys,
           int kBlocks = 1>
-constexpr Variant kVariant =
-    variant<Config<T, kColumns, kValues, kConsumers, kScores, kSource, Without::nothing, kBlocks>>();
+constexpr Variant kVariant = variant<Config<T, kColumns, kValues, kConsumers, kScaleIn, KeyLoader, kBlocks, Stages>>();
 
-template <class T, Scores kScores>
-constexpr std::array kShapes = {kVariant<T, 16, 64, 2, kScores>,
-                                kVariant<T, 16, 64, 3, kScores>,
-                                kVariant<T, 32, 64, 2, kScores>,
-                                kVariant<T, 32, 64, 3, kScores>,
-                                kVariant<T, 64, 64, 2, kScores>,
-                                kVariant<T, 64, 64, 3, kScores>,
-                                kVariant<T, 64, 64, 2, kScores, KeySource::copied, 2>,
-                                kVariant<T, 32, 128, 2, kScores>,
-                                kVariant<T, 64, 128, 2, kScores>,
-                                kVariant<T, 128, 128, 2, kScores>,
-                                kVariant<T, 16, 64, 2, kScores, KeySource::picked>,
-                                kVariant<T, 32, 128, 2, kScores, KeySource::picked>,
-                                kVariant<T, 64, 128, 2, kScores, KeySource::picked>,
-                                kVariant<T, 32, 128, 2, kScores, KeySource::summed>};
+template <class T, ScaleIn kScaleIn>
+constexpr std::array kShapes = {kVariant<T, 32, 64, 2, kScaleIn>,
+                                kVariant<T, 32, 64, 3, kScaleIn>,
+                                kVariant<T, 64, 64, 2, kScaleIn>,
+                                kVariant<T, 64, 64, 3, kScaleIn>,
+                                kVariant<T, 32, 128, 2, kScaleIn>,
+                                kVariant<T, 64, 128, 2, kScaleIn>,
+                                kVariant<T, 128, 128, 2, kScaleIn>,
+                                kVariant<T, 64, 64, 2, kScaleIn, ConsumerTmaKeys, 2>,
+                                kVariant<T, 16, 64, 2, kScaleIn, GatherKeys>,
+                                kVariant<T, 32, 128, 2, kScaleIn, GatherKeys>,
+                                kVariant<T, 64, 128, 2, kScaleIn, GatherKeys>,
+                                kVariant<T, 32, 128, 2, kScaleIn, FuseKeys>};
+
+// Where a forward is all that is run. Before a backward, of which it is a small part, these go by r = d / 2 as well.
+template <class T, ScaleIn kScaleIn>
+constexpr std::array kNarrowShapes = {kVariant<T, 16, 64, 2, kScaleIn>, kVariant<T, 16, 64, 3, kScaleIn>};
 
 template <std::size_t... kSizes>
 constexpr auto joined(const std::array<Variant, kSizes>&... lists) {
@@ -44,9 +49,10 @@ constexpr auto joined(const std::array<Variant, kSizes>&... lists) {
   return all;
 }
 
-// With the scale in q_hat only in bf16, whose range it cannot leave before fp32 would.
-constexpr auto kVariants = joined(kShapes<__half, Scores::raw>, kShapes<__nv_bfloat16, Scores::raw>,
-                                  kShapes<__nv_bfloat16, Scores::logarithms>);
+// With the scale in q_hat only in bf16, whose range it cannot leave before fp32 would, and only without LSE.
+constexpr auto kVariants = joined(kShapes<__half, ScaleIn::softmax>, kNarrowShapes<__half, ScaleIn::softmax>,
+                                  kShapes<__nv_bfloat16, ScaleIn::softmax>, kShapes<__nv_bfloat16, ScaleIn::queries>,
+                                  kNarrowShapes<__nv_bfloat16, ScaleIn::queries>);
 
 }  // namespace
 

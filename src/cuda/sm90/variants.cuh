@@ -10,21 +10,21 @@ namespace distr::cuda::sm90 {
 
 template <class C>
 void launch_variant(const ForwardParameters& p, void* stream) {
-  launch_early(forward<C>, dim3(p.tiles.count()), C::kThreads, C::kSharedBytes, stream, p);
+  launch_early(forward<C>, dim3(p.tiles.count()), C::kThreads, sizeof(SharedStorage<C>), stream, p);
 }
 
 template <class C>
 constexpr Variant variant() {
   return {kDTypeOf<typename C::Element>,
-          C::kScores,
+          C::kScaleIn,
           C::kColumns,
           C::kValues,
           C::kRows,
           C::kKeys,
-          C::kSource,
+          C::KeyLoader::kLoad,
           C::kBlocks,
           C::kThreads,
-          C::kSharedBytes,
+          static_cast<int>(sizeof(SharedStorage<C>)),
           &launch_variant<C>};
 }
 

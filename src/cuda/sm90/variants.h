@@ -10,9 +10,9 @@ namespace distr::cuda::sm90 {
 
 struct Variant {
   DType dtype;
-  Scores scores;
+  ScaleIn scale_in;
   int columns, values, rows, keys;  // Config's, as all that follow
-  KeySource source;
+  KeyLoad load;
   int blocks, threads, shared_bytes;
   void (*launch)(const ForwardParameters& parameters, void* stream);
 };

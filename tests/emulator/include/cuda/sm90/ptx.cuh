@@ -39,23 +39,23 @@ inline void store_release(unsigned* global, unsigned x) { *global = x; }
 
 inline bool elect() { return emulator::elect(); }
 
-inline void prefetch_box(const CUtensorMap& map, int column, int row, int head, int batch) {
+inline void tma_prefetch(const CUtensorMap& map, int column, int row, int head, int batch) {
   const int place[] = {column, row, head, batch};
   emulator::prefetch_box(map, place, 4);
 }
-inline void copy_box(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int column, int row, int head,
+inline void tma_load(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int column, int row, int head,
                      int batch) {
   const int place[] = {column, row, head, batch};
   emulator::copy_box_in(shared, map, barrier, place, 4);
 }
-inline void copy_bulk(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t barrier) {
+inline void bulk_load(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t barrier) {
   emulator::copy_bulk_in(shared, global, bytes, barrier);
 }
-inline void store_bulk(void* global, std::uint32_t shared, unsigned bytes) {
+inline void bulk_store(void* global, std::uint32_t shared, unsigned bytes) {
   emulator::copy_bulk_out(global, shared, bytes, emulator::Reduction::none);
 }
 // fp32.
-inline void add_bulk(float* global, std::uint32_t shared, unsigned bytes) {
+inline void bulk_add(float* global, std::uint32_t shared, unsigned bytes) {
   emulator::copy_bulk_out(global, shared, bytes, emulator::Reduction::add);
 }
 inline void bulk_commit() { emulator::copy_bulk_commit(); }
@@ -69,11 +69,11 @@ inline void bulk_wait() {
 }
 
 template <int kRegisters>
-inline void give_registers() {
+inline void setmaxnreg_dec() {
   emulator::set_registers(kRegisters);
 }
 template <int kRegisters>
-inline void take_registers() {
+inline void setmaxnreg_inc() {
   emulator::set_registers(kRegisters);
 }
 
@@ -88,63 +88,63 @@ inline void wgmma_wait() {
 template <int kN>
 inline void settle(float (&)[kN]) {}
 
-enum class Rows : std::uint8_t { along_k, along_n };
+enum class Major : std::uint8_t { k, mn };
 
-template <Rows kRows>
+template <Major kMajor>
 inline void wgmma(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __half) {
-  emulator::begin_product({d, 32, a, {}, {b, kRows == Rows::along_k}, add, emulator::Element::f16});
+  emulator::begin_product({d, 32, a, {}, {b, kMajor == Major::k}, add, emulator::Element::f16});
 }
-template <Rows kRows>
+template <Major kMajor>
 inline void wgmma(float (&d)[16], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __nv_bfloat16) {
-  emulator::begin_product({d, 32, a, {}, {b, kRows == Rows::along_k}, add, emulator::Element::bf16});
+  emulator::begin_product({d, 32, a, {}, {b, kMajor == Major::k}, add, emulator::Element::bf16});
 }
-template <Rows kRows>
+template <Major kMajor>
 inline void wgmma(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __half) {
-  emulator::begin_product({d, 64, a, {}, {b, kRows == Rows::along_k}, add, emulator::Element::f16});
+  emulator::begin_product({d, 64, a, {}, {b, kMajor == Major::k}, add, emulator::Element::f16});
 }
-template <Rows kRows>
+template <Major kMajor>
 inline void wgmma(float (&d)[32], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __nv_bfloat16) {
-  emulator::begin_product({d, 64, a, {}, {b, kRows == Rows::along_k}, add, emulator::Element::bf16});
+  emulator::begin_product({d, 64, a, {}, {b, kMajor == Major::k}, add, emulator::Element::bf16});
 }
-template <Rows kRows>
+template <Major kMajor>
 inline void wgmma(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __half) {
-  emulator::begin_product({d, 128, a, {}, {b, kRows == Rows::along_k}, add, emulator::Element::f16});
+  emulator::begin_product({d, 128, a, {}, {b, kMajor == Major::k}, add, emulator::Element::f16});
 }
-template <Rows kRows>
+template <Major kMajor>
 inline void wgmma(float (&d)[64], const std::uint32_t (&a)[4], std::uint64_t b, bool add, __nv_bfloat16) {
-  emulator::begin_product({d, 128, a, {}, {b, kRows == Rows::along_k}, add, emulator::Element::bf16});
+  emulator::begin_product({d, 128, a, {}, {b, kMajor == Major::k}, add, emulator::Element::bf16});
 }
 
 // The same with a, too, in shared memory, whose rows lie along k or along the 64 rows of d.
-template <Rows kRowsA, Rows kRowsB>
+template <Major kMajorA, Major kMajorB>
 inline void wgmma(float (&d)[8], std::uint64_t a, std::uint64_t b, bool add, __half) {
   emulator::begin_product(
-      {d, 16, nullptr, {a, kRowsA == Rows::along_k}, {b, kRowsB == Rows::along_k}, add, emulator::Element::f16});
+      {d, 16, nullptr, {a, kMajorA == Major::k}, {b, kMajorB == Major::k}, add, emulator::Element::f16});
 }
-template <Rows kRowsA, Rows kRowsB>
+template <Major kMajorA, Major kMajorB>
 inline void wgmma(float (&d)[8], std::uint64_t a, std::uint64_t b, bool add, __nv_bfloat16) {
   emulator::begin_product(
-      {d, 16, nullptr, {a, kRowsA == Rows::along_k}, {b, kRowsB == Rows::along_k}, add, emulator::Element::bf16});
+      {d, 16, nullptr, {a, kMajorA == Major::k}, {b, kMajorB == Major::k}, add, emulator::Element::bf16});
 }
-template <Rows kRowsA, Rows kRowsB>
+template <Major kMajorA, Major kMajorB>
 inline void wgmma(float (&d)[16], std::uint64_t a, std::uint64_t b, bool add, __half) {
   emulator::begin_product(
-      {d, 32, nullptr, {a, kRowsA == Rows::along_k}, {b, kRowsB == Rows::along_k}, add, emulator::Element::f16});
+      {d, 32, nullptr, {a, kMajorA == Major::k}, {b, kMajorB == Major::k}, add, emulator::Element::f16});
 }
-template <Rows kRowsA, Rows kRowsB>
+template <Major kMajorA, Major kMajorB>
 inline void wgmma(float (&d)[16], std::uint64_t a, std::uint64_t b, bool add, __nv_bfloat16) {
   emulator::begin_product(
-      {d, 32, nullptr, {a, kRowsA == Rows::along_k}, {b, kRowsB == Rows::along_k}, add, emulator::Element::bf16});
+      {d, 32, nullptr, {a, kMajorA == Major::k}, {b, kMajorB == Major::k}, add, emulator::Element::bf16});
 }
-template <Rows kRowsA, Rows kRowsB>
+template <Major kMajorA, Major kMajorB>
 inline void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add, __half) {
   emulator::begin_product(
-      {d, 64, nullptr, {a, kRowsA == Rows::along_k}, {b, kRowsB == Rows::along_k}, add, emulator::Element::f16});
+      {d, 64, nullptr, {a, kMajorA == Major::k}, {b, kMajorB == Major::k}, add, emulator::Element::f16});
 }
-template <Rows kRowsA, Rows kRowsB>
+template <Major kMajorA, Major kMajorB>
 inline void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add, __nv_bfloat16) {
   emulator::begin_product(
-      {d, 64, nullptr, {a, kRowsA == Rows::along_k}, {b, kRowsB == Rows::along_k}, add, emulator::Element::bf16});
+      {d, 64, nullptr, {a, kMajorA == Major::k}, {b, kMajorB == Major::k}, add, emulator::Element::bf16});
 }
 
 }  // namespace distr::cuda::ptx

@@ -1,0 +1,166 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a thread block of the backward works on, where that lies in shared memory, and the producer warpgroup: tiles in
+// by TMA, dQ out.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/place.cuh"
+#include "cuda/sm90/backward_config.h"
+#include "cuda/sm90/backward_sums.cuh"
+#include "cuda/sm90/pipeline.cuh"
+
+namespace distr::cuda::sm90 {
+
+// The keys that belong to a thread block, and the queries that it meets.
+template <class C>
+struct KeyBlock {
+  int batch, head, head_kv;
+  int number;  // of the block of keys
+  int key;     // the first
+  int tiles;   // of queries, from the one that begins at last_row down
+  int last_row;
+
+  __device__ static KeyBlock of(unsigned block, const BackwardParameters& p) {
+    const DeviceProblem& problem = p.problem;
+    const int heads = static_cast<int>(problem.heads_q);
+    const Place place = Place::of(block, heads, problem.batch,
+                                  static_cast<unsigned>((problem.seq_k + C::kKeys - 1) / C::kKeys), p.section);
+    KeyBlock result{};
+    result.batch = place.batch;
+    result.head = place.head;
+    result.head_kv = place.head / (heads / static_cast<int>(problem.heads_kv));
+    result.number = place.tile;
+    result.key = place.tile * C::kKeys;
+    const int end = static_cast<int>((problem.seq_q + C::kRows - 1) / C::kRows);
+    result.tiles = max(end - first_query_tile(problem, result.key), 0);
+    result.last_row = (end - 1) * C::kRows;
+    return result;
+  }
+  [[nodiscard]] __device__ int row(int n) const { return last_row - n * C::kRows; }  // the n-th tile's first
+};
+
+template <class C>
+class BackwardShared : public SharedAddresses<BackwardStorage<C>> {
+  using Storage = BackwardStorage<C>;
+  using Barriers = typename Storage::Barriers;
+
+ public:
+  using SharedAddresses<Storage>::SharedAddresses;
+
+  [[nodiscard]] __device__ std::uint32_t keys() const {
+    return this->tile(offsetof(Storage, keys), C::KeyTile::kBytes, 0);
+  }
+  [[nodiscard]] __device__ std::uint32_t values() const {
+    return this->tile(offsetof(Storage, values), C::ValueTile::kBytes, 0);
+  }
+  [[nodiscard]] __device__ std::uint32_t queries(int stage) const {
+    return this->tile(offsetof(Storage, queries), C::QueryTile::kBytes, stage);
+  }
+  [[nodiscard]] __device__ std::uint32_t outputs(int stage) const {  // dO
+    return this->tile(offsetof(Storage, outputs), C::OutputTile::kBytes, stage);
+  }
+  [[nodiscard]] __device__ std::uint32_t gradients(int n) const {  // dS^T
+    return this->tile(offsetof(Storage, gradients), C::GradientTile::kBytes, (n + C::kGradients) % C::kGradients);
+  }
+  [[nodiscard]] __device__ std::uint32_t sums(int n) const {  // dQ
+    return this->tile(offsetof(Storage, sums), C::kSumsBytes, n % C::kStages);
+  }
+  [[nodiscard]] __device__ std::uint32_t stats(int stage) const {
+    return this->tile(offsetof(Storage, stats), C::kStatsBytes, stage);
+  }
+
+  [[nodiscard]] __device__ std::uint32_t keys_full() const { return this->barrier(offsetof(Barriers, keys_full)); }
+  [[nodiscard]] __device__ std::uint32_t values_full() const { return this->barrier(offsetof(Barriers, values_full)); }
+  [[nodiscard]] __device__ std::uint32_t queries_full(int stage) const {
+    return this->barrier(offsetof(Barriers, queries_full), stage);
+  }
+  [[nodiscard]] __device__ std::uint32_t queries_empty(int stage) const {
+    return this->barrier(offsetof(Barriers, queries_empty), stage);
+  }
+  [[nodiscard]] __device__ std::uint32_t outputs_full(int stage) const {
+    return this->barrier(offsetof(Barriers, outputs_full), stage);
+  }
+  [[nodiscard]] __device__ std::uint32_t outputs_empty(int stage) const {
+    return this->barrier(offsetof(Barriers, outputs_empty), stage);
+  }
+  [[nodiscard]] __device__ std::uint32_t sums_full(int stage) const {
+    return this->barrier(offsetof(Barriers, sums_full), stage);
+  }
+  [[nodiscard]] __device__ std::uint32_t sums_empty(int stage) const {
+    return this->barrier(offsetof(Barriers, sums_empty), stage);
+  }
+  [[nodiscard]] __device__ std::uint32_t gradients_full(int n) const {
+    return this->barrier(offsetof(Barriers, gradients_full), n % C::kGradients);
+  }
+  [[nodiscard]] __device__ std::uint32_t exponentials_turn(int consumer) const {
+    return this->barrier(offsetof(Barriers, exponentials_turn), consumer);
+  }
+};
+
+// By one thread: K and V, and then tile after tile of Q and dO.
+template <class C>
+__device__ inline void load_all(const BackwardParameters& p, const KeyBlock<C>& work, const BackwardShared<C>& shared) {
+  const int key_head = p.keys_of_query_head ? work.head : work.head_kv;
+  const float2* const stats = p.stats + (std::int64_t{work.batch} * p.problem.heads_q + work.head) * p.stats_rows;
+  const auto load_queries = [&](int n) {
+    const Slot<C::kStages> slot(n);
+    wait_empty(shared.queries_empty(slot.stage), slot.parity);
+    const std::uint32_t full = shared.queries_full(slot.stage);
+    ptx::barrier_arrive_expect(full, C::QueryTile::kBytes + C::kStatsBytes);
+    tma_load_tile<typename C::QueryTile>(shared.queries(slot.stage), p.q, full, work.row(n), work.head, work.batch);
+    ptx::bulk_load(shared.stats(slot.stage), stats + work.row(n), C::kStatsBytes, full);
+  };
+  const auto load_outputs = [&](int n) {
+    const Slot<C::kStages> slot(n);
+    const std::uint32_t full = shared.outputs_full(slot.stage);
+    wait_empty(shared.outputs_empty(slot.stage), slot.parity);
+    ptx::barrier_arrive_expect(full, C::OutputTile::kBytes);
+    tma_load_tile<typename C::OutputTile>(shared.outputs(slot.stage), p.d_o, full, work.row(n), work.head, work.batch);
+  };
+  ptx::barrier_arrive_expect(shared.keys_full(), C::KeyTile::kBytes);
+  tma_load_tile<typename C::KeyTile>(shared.keys(), p.k, shared.keys_full(), work.key, key_head, work.batch);
+  load_queries(0);
+  ptx::barrier_arrive_expect(shared.values_full(), C::ValueTile::kBytes);
+  tma_load_tile<typename C::ValueTile>(shared.values(), p.v, shared.values_full(), work.key, work.head_kv, work.batch);
+  load_outputs(0);
+  for (int n = 1; n < work.tiles; ++n) {
+    load_queries(n);
+    load_outputs(n);
+  }
+}
+
+// By one thread for each of the kStages buffers: adds dQ of its tiles to their sums in memory, when it is their turn.
+template <class C>
+__device__ inline void reduce_all(const BackwardParameters& p, const KeyBlock<C>& work, const BackwardShared<C>& shared,
+                                  int buffer) {
+  const auto number = static_cast<unsigned>(work.number);
+  const std::int64_t tiles = (p.problem.seq_q + C::kRows - 1) / C::kRows;
+  const std::int64_t of_head = (std::int64_t{work.batch} * p.problem.heads_q + work.head) * tiles;
+  const bool ordered = p.turns != nullptr;
+  for (int n = buffer; n < work.tiles; n += C::kStages) {
+    const Slot<C::kStages> slot(n);
+    const std::int64_t tile = of_head + work.row(n) / C::kRows;
+    float* const sums = p.sums + tile * (C::kRows * C::kColumns);
+    if (ordered) {
+      wait_for_turn(p.turns + tile, number);
+    }
+    ptx::barrier_wait(shared.sums_full(slot.stage), slot.parity);
+    ptx::fence_proxy_async_global();  // what others added before our turn comes before what TMA adds now
+    if (ordered && number == 0) {
+      ptx::bulk_store(sums, shared.sums(n), C::kSumsBytes);
+    } else {
+      ptx::bulk_add(sums, shared.sums(n), C::kSumsBytes);
+    }
+    ptx::bulk_commit();
+    ptx::bulk_wait_read<0>();
+    ptx::barrier_arrive(shared.sums_empty(slot.stage));
+    ptx::bulk_wait<0>();
+    if (ordered) {
+      ptx::store_release(p.turns + tile, number + 1);
+    }
+  }
+}
+
+}  // namespace distr::cuda::sm90

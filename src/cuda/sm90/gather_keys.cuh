@@ -1,0 +1,164 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles of k_hat^T of a block's own grouping by energy, gathered from K^T as they are needed (paper, Section 3.3: the
+// fusion on chip). Its groups have one member, so a row of k_hat^T is a row of K^T.
+//
+//   All threads of the producer warpgroup together copy kRowsAPass rows of a tile [columns][keys] at once by cp.async,
+//   8 keys each. What they copied becomes visible to wgmma by a proxy fence, before the tile is full: a tile is
+//   published when the next one is on its way.
+#pragma once
+
+#include <cstddef>
+
+#include "cuda/rows.cuh"
+#include "cuda/sm90/config.h"
+#include "cuda/sm90/pass.cuh"
+#include "cuda/sm90/pipeline.cuh"
+#include "cuda/sm90/ptx.cuh"
+#include "cuda/sm90/tma_keys.cuh"
+#include "cuda/tile.cuh"
+
+namespace distr::cuda::sm90 {
+
+template <class C>
+class Gatherer;
+
+struct GatherKeys {
+  static constexpr KeyLoad kLoad = KeyLoad::gather;
+  static constexpr int kProducers = 1;
+  static constexpr int kStages = 3;
+  static constexpr unsigned kArrivals = kWarpgroup / 32;  // that make a tile full: of the warps that gather it
+  static constexpr bool kTransposed = true;
+  static constexpr Registers registers(int /*consumers*/) { return {40, 232}; }
+
+  template <int kColumns, int kKeys>
+  using KeyTile = Panels<kColumns, kKeys>;
+  template <class C>
+  using LoadsOfConsumer = NoLoads;
+  template <class C>
+  struct Storage {
+    unsigned row_of[C::kColumns];  // where the rows of K^T begin that a tile has, in bytes
+  };
+  struct Barriers {};
+
+  template <class C>
+  __device__ static void init_barriers(const Shared<C>& /*shared*/) {}
+
+  template <class C>
+  __device__ static void produce(const Pass<C>& pass) {
+    const bool issues = is_first_warp() && ptx::elect();
+    if (pass.used == 0 && issues) {
+      load_queries(pass);
+    }
+    Gatherer<C> gatherer(pass);
+#pragma unroll 1
+    for (int n = 0; n < pass.tiles; ++n) {
+      gatherer.load(n);
+      if (is_first_warp() && ptx::elect()) {
+        load_values(pass, n);
+      }
+      __syncwarp();
+    }
+    gatherer.finish();
+    if (pass.used == 0 && issues) {
+      prefetch_next<C>(pass.p);
+    }
+  }
+
+  template <class C>
+  __device__ static void prefetch(const ForwardParameters& /*p*/, const Rows& /*next*/) {}
+};
+
+template <class C>
+class Gatherer {
+ public:
+  __device__ __forceinline__ explicit Gatherer(const Pass<C>& pass)
+      : pass_(pass), last_(pass.p.column_stride - kChunk) {
+    const ForwardParameters& p = pass.p;
+    const Rows& work = pass.work;
+    const DeviceProblem& problem = p.problem;
+    const int columns = problem.head_dim;  // the row of K^T after them is zero
+    const std::int64_t query_head = work.batch * problem.heads_q + work.head;
+    const std::int32_t* order =
+        p.order + (query_head * problem.blocks + static_cast<unsigned>(work.row) / problem.rows_of_block) * columns;
+    // A warp's rows by a part of the table that no other warp has, so that it needs no barrier: loads straight to
+    // registers cost too many.
+    constexpr int kWarpRows = kRowsAPass * 32 / kWarpgroup;
+    const int first = static_cast<int>(threadIdx.x) / 32 * kWarpRows;
+    auto& row_of = pass.shared.storage.loader.row_of;
+#pragma unroll 1
+    for (int i = static_cast<int>(threadIdx.x) % 32; i < kPasses * kWarpRows; i += 32) {
+      const int group = i / kWarpRows * kRowsAPass + first + i % kWarpRows;
+      row_of[group] = static_cast<unsigned>(group < problem.groups ? order[group] : columns) *
+                      static_cast<unsigned>(p.column_stride * sizeof(typename C::Element));
+    }
+    __syncwarp();
+#pragma unroll
+    for (int i = 0; i < kPasses; ++i) {
+      rows_[i] = row_of[i * kRowsAPass + static_cast<int>(threadIdx.x) / kChunks];
+    }
+    const std::int64_t head = work.batch * problem.heads_kv + work.head_kv;
+    k_ = static_cast<const std::uint16_t*>(p.keys_transposed) + head * (columns + 1) * p.column_stride;
+  }
+
+  // k_hat^T of tile n. What is read past the last key is hidden by the mask, and need not be this row's.
+  __device__ __forceinline__ void load(int n) {
+    const auto slot = pass_.slot(n);
+    wait_empty(pass_.shared.keys_empty(slot.stage), slot.parity);
+    const std::uint32_t tile = pass_.shared.keys(slot.stage);
+    C::Stages::fusion([&] {
+      const std::int64_t key =
+          min(std::int64_t{pass_.first_key(n)} + static_cast<int>(threadIdx.x) % kChunks * kChunk, last_);
+      const std::byte* const keys =
+          ptx::opaque(reinterpret_cast<const std::byte*>(k_ + key));  // else it is made anew for every row
+#pragma unroll
+      for (int i = 0; i < kPasses; ++i) {
+        ptx::cp_async_16(place(tile, i), keys + rows_[i], true);
+      }
+    });
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<1>();
+    publish_last();
+    last_full_ = pass_.shared.keys_full(slot.stage);
+  }
+
+  // Publishes what is still on its way.
+  __device__ __forceinline__ void finish() {
+    ptx::cp_async_wait<0>();
+    publish_last();
+  }
+
+ private:
+  static constexpr int kChunks = C::kKeys / kChunk;  // of a row
+  static constexpr int kRowsAPass = kWarpgroup / kChunks;
+  static constexpr int kPasses = C::kColumns / kRowsAPass;
+
+  // Where this thread's piece of its i-th row lies.
+  [[nodiscard]] __device__ static std::uint32_t place(std::uint32_t tile, int i) {
+    constexpr unsigned kPieces = 8;  // of 16 bytes in a row of a panel, swizzled by the row's number
+    const unsigned row = threadIdx.x / kChunks;
+    const unsigned piece = threadIdx.x % kChunks;
+    const std::uint32_t first = tile + piece / kPieces * C::KeyTile::kPanelBytes + row * C::KeyTile::kRowBytes +
+                                (piece % kPieces ^ row % kPieces) * 16;
+    const auto later = static_cast<unsigned>(i * kRowsAPass);
+    return (first ^ later % kPieces * 16) + later * C::KeyTile::kRowBytes;
+  }
+
+  __device__ void publish_last() const {
+    if (last_full_ == 0) {
+      return;
+    }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      ptx::barrier_arrive(last_full_);
+    }
+  }
+
+  const Pass<C>& pass_;
+  const std::uint16_t* k_;       // K^T of the head
+  std::int64_t last_;            // where the last 8 keys of a row begin
+  std::uint32_t last_full_ = 0;  // the full barrier of the tile before
+  unsigned rows_[kPasses];       // where this thread's rows of K^T begin, in bytes
+};
+
+}  // namespace distr::cuda::sm90

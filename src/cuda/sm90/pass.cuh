@@ -1,0 +1,111 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the warpgroups of a forward block share: the addresses of their storage, one pass over the keys, and the loads
+// that every key loader has, of q_hat and V.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "cuda/rows.cuh"
+#include "cuda/sm90/config.h"
+#include "cuda/sm90/pipeline.cuh"
+
+namespace distr::cuda::sm90 {
+
+template <class C>
+class Shared : public SharedAddresses<SharedStorage<C>> {
+  using Storage = SharedStorage<C>;
+  using Barriers = typename Storage::Barriers;
+
+ public:
+  using SharedAddresses<Storage>::SharedAddresses;
+
+  [[nodiscard]] __device__ std::uint32_t queries(int consumer) const {
+    return this->tile(offsetof(Storage, queries), C::QueryTile::kBytes, consumer);
+  }
+  [[nodiscard]] __device__ std::uint32_t keys(int stage) const {
+    return this->tile(offsetof(Storage, keys), C::KeyTile::kBytes, stage);
+  }
+  [[nodiscard]] __device__ std::uint32_t values(int stage) const {
+    return this->tile(offsetof(Storage, values), C::ValueTile::kBytes, stage);
+  }
+  [[nodiscard]] __device__ std::uint32_t queries_full() const {
+    return this->barrier(offsetof(Barriers, queries_full));
+  }
+  [[nodiscard]] __device__ std::uint32_t keys_full(int stage) const {
+    return this->barrier(offsetof(Barriers, keys_full), stage);
+  }
+  [[nodiscard]] __device__ std::uint32_t keys_empty(int stage) const {
+    return this->barrier(offsetof(Barriers, keys_empty), stage);
+  }
+  [[nodiscard]] __device__ std::uint32_t values_full(int stage) const {
+    return this->barrier(offsetof(Barriers, values_full), stage);
+  }
+  [[nodiscard]] __device__ std::uint32_t values_empty(int stage) const {
+    return this->barrier(offsetof(Barriers, values_empty), stage);
+  }
+  // Of what is `offset` bytes behind the beginning of the key loader's storage or barriers.
+  [[nodiscard]] __device__ std::uint32_t loader_tile(std::size_t offset, int bytes, int stage) const {
+    return this->tile(offsetof(Storage, loader) + offset, bytes, stage);
+  }
+  [[nodiscard]] __device__ std::uint32_t loader_barrier(std::size_t offset, int stage) const {
+    return this->barrier(offsetof(Barriers, loader) + offset, stage);
+  }
+};
+
+// One pass over the tiles of keys. They are taken from the last to the first, so that those with a mask come first.
+template <class C>
+struct Pass {
+  const ForwardParameters& p;
+  const Rows& work;  // the block's queries
+  const Shared<C>& shared;
+  int tiles;  // of keys
+  int used;   // uses of the rings before this pass: 0 in the first
+
+  [[nodiscard]] __device__ __forceinline__ Slot<C::kStages> slot(int n) const { return Slot<C::kStages>(used + n); }
+  [[nodiscard]] __device__ __forceinline__ int first_key(int n) const { return (tiles - 1 - n) * C::kKeys; }
+};
+
+template <class C>
+__device__ inline void load_queries(const Pass<C>& pass) {
+  const std::uint32_t full = pass.shared.queries_full();
+  ptx::barrier_arrive_expect(full, C::kConsumers * C::QueryTile::kBytes);
+  for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
+    tma_load_tile<typename C::QueryTile>(pass.shared.queries(consumer), pass.p.q, full, pass.work.row + 64 * consumer,
+                                         pass.work.head, pass.work.batch);
+  }
+}
+
+// V of tile n, as soon as there is a free slot.
+template <class C>
+__device__ __forceinline__ void load_values(const Pass<C>& pass, int n) {
+  C::Stages::values([&] {
+    const auto slot = pass.slot(n);
+    const std::uint32_t full = pass.shared.values_full(slot.stage);
+    wait_empty(pass.shared.values_empty(slot.stage), slot.parity);
+    ptx::barrier_arrive_expect(full, C::ValueTile::kBytes);
+    tma_load_tile<typename C::ValueTile>(pass.shared.values(slot.stage), pass.p.v, full, pass.first_key(n),
+                                         pass.work.head_kv, pass.work.batch);
+  });
+}
+
+// Brings to the L2 what is read soon: the queries of the block that this SM has next, more or less, and of its head's
+// keys and values those from the number of its first query on, so that a head's blocks together bring most of them.
+template <class C>
+__device__ inline void prefetch_next(const ForwardParameters& p) {
+  const unsigned index = blockIdx.x + p.next_tile;
+  if (index >= gridDim.x) {
+    return;
+  }
+  const Rows next = p.tiles.at(index);
+#pragma unroll
+  for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
+    tma_prefetch_tile<typename C::QueryTile>(p.q, next.row + 64 * consumer, next.head, next.batch);
+  }
+  if (next.row < p.problem.seq_k) {
+    C::KeyLoader::template prefetch<C>(p, next);
+    C::Stages::values([&] { tma_prefetch_tile<typename C::ValueTile>(p.v, next.row, next.head_kv, next.batch); });
+  }
+}
+
+}  // namespace distr::cuda::sm90

@@ -1,0 +1,125 @@
+// SPDX-License-Identifier: Apache-2.0
+// Tiles [keys][columns] of k_hat that was made beforehand, or of K, come by TMA. A thread of the producer warpgroup
+// issues all loads: q_hat, and then k_hat and V tile by tile.
+#pragma once
+
+#include "cuda/rows.cuh"
+#include "cuda/sm90/config.h"
+#include "cuda/sm90/pass.cuh"
+#include "cuda/sm90/pipeline.cuh"
+#include "cuda/sm90/ptx.cuh"
+
+namespace distr::cuda::sm90 {
+
+// What a consumer does beside a producer warpgroup to get tiles loaded: nothing.
+struct NoLoads {
+  template <class Pass>
+  __device__ explicit NoLoads(const Pass& /*pass*/) {}
+  __device__ void follow(int /*n*/) {}
+};
+
+template <class C>
+class ConsumerLoads;
+
+struct TmaKeys {
+  static constexpr KeyLoad kLoad = KeyLoad::tma;
+  static constexpr int kProducers = 1;
+  static constexpr int kStages = 2;
+  static constexpr unsigned kArrivals = 1;  // that make a tile full: of the thread that issues TMA
+  static constexpr bool kTransposed = false;
+  static constexpr Registers registers(int consumers) {
+    return consumers == 2 ? Registers{24, 240} : Registers{32, 160};
+  }
+
+  template <int kColumns, int kKeys>
+  using KeyTile = Panels<kKeys, kColumns>;
+  template <class C>
+  using LoadsOfConsumer = NoLoads;
+  template <class C>
+  struct Storage {};
+  struct Barriers {};
+
+  template <class C>
+  __device__ static void init_barriers(const Shared<C>& /*shared*/) {}
+
+  // k_hat of tile n, as soon as there is a free slot.
+  template <class C>
+  __device__ __forceinline__ static void load(const Pass<C>& pass, int n) {
+    using Keys = typename C::KeyTile;
+    const auto slot = pass.slot(n);
+    const std::uint32_t full = pass.shared.keys_full(slot.stage);
+    wait_empty(pass.shared.keys_empty(slot.stage), slot.parity);
+    ptx::barrier_arrive_expect(full, Keys::kBytes);
+    tma_load_tile<Keys>(pass.shared.keys(slot.stage), pass.p.k, full, pass.first_key(n),
+                        pass.p.keys_of_query_head ? pass.work.head : pass.work.head_kv, pass.work.batch);
+  }
+
+  // What the producer warpgroup does in a pass.
+  template <class C>
+  __device__ static void produce(const Pass<C>& pass) {
+    if (!is_first_warp() || !ptx::elect()) {
+      return;
+    }
+    if (pass.used == 0) {
+      load_queries(pass);
+    }
+#pragma unroll 1
+    for (int n = 0; n < pass.tiles; ++n) {
+      load(pass, n);
+      load_values(pass, n);
+    }
+    if (pass.used == 0) {
+      prefetch_next<C>(pass.p);
+    }
+  }
+
+  template <class C>
+  __device__ static void prefetch(const ForwardParameters& p, const Rows& next) {
+    tma_prefetch_tile<typename C::KeyTile>(p.k, next.row, p.keys_of_query_head ? next.head : next.head_kv, next.batch);
+  }
+};
+
+// The same without a producer, so that two blocks have room on an SM: a thread of the first consumer issues TMA between
+// its halves of tiles.
+struct ConsumerTmaKeys : TmaKeys {
+  static constexpr int kProducers = 0;
+  static constexpr int kStages = 3;
+  template <class C>
+  using LoadsOfConsumer = ConsumerLoads<C>;
+};
+
+template <class C>
+class ConsumerLoads {
+ public:
+  __device__ __forceinline__ explicit ConsumerLoads(const Pass<C>& pass) : pass_(pass), loads_here_(is_first_warp()) {
+    if (loads_here_ && ptx::elect()) {
+      if (pass.used == 0) {
+        load_queries(pass);
+      }
+      for (int n = 0; n < min(C::kStages, pass.tiles); ++n) {
+        load(n);
+      }
+    }
+    __syncwarp();
+  }
+
+  // This warp is through with tile n, so the others soon will be with the one before, whose slots are free then.
+  __device__ __forceinline__ void follow(int n) {
+    const int next = n - 1 + C::kStages;
+    if (loads_here_ && n > 0 && next < pass_.tiles && ptx::elect()) {
+      load(next);
+    }
+    __syncwarp();
+  }
+
+ private:
+  __device__ __forceinline__ void load(int n) const {
+    TmaKeys::load(pass_, n);
+    load_values(pass_, n);
+  }
+
+  const Pass<C>& pass_;
+  const bool loads_here_;
+};
+
+}  // namespace distr::cuda::sm90
