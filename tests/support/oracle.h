@@ -57,5 +57,8 @@ using Forward = void (*)(const Problem&, const Grouping&, const ForwardTensors&,
 // Likewise for `backward`, from O and LSE of the textbook and random upstream gradients.
 using Backward = void (*)(const Problem&, const Grouping&, const BackwardTensors&, const Execution&);
 [[nodiscard]] std::string check_backward(Backward backward, Instance& instance);
+// From O and LSE of a forward instead, as its caller has them. Where |LSE| is so large that its rounding decides P, the
+// plain implementation's is of its own scores as well.
+[[nodiscard]] std::string check_own_backward(Forward forward, Backward backward, Instance& instance);
 
 }  // namespace distr::test
