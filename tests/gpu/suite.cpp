@@ -17,6 +17,7 @@
 #include "gpu/time_inputs.h"
 #include "gpu/watchdog.h"
 #include "gpu/wrong.h"
+#include "support/magnitudes.h"
 #include "support/oracle.h"
 
 namespace distr::test {
@@ -48,6 +49,17 @@ constexpr const char* kSmall[] = {"smallest",
                                   "energy, G 3 of 64",
                                   "energy, one column",
                                   "energy, previous, more queries"};
+
+// Whose scores are made as large and as small as they can be: one case for each way that a kernel gets its scores.
+constexpr const char* kMagnified[] = {"one more than a tile",
+                                      "causal bottom-right, more keys",
+                                      "causal, best key first, far above the others",
+                                      "boolean mask, wide heads, GQA",
+                                      "additive mask",
+                                      "few rows, keys split",
+                                      "lsh, G 4",
+                                      "lsh, one block",
+                                      "energy, wide heads, blocks of 64 rows"};
 
 // Stands for a kernel's name, and for a case's in --filter.
 constexpr const char* kPublic = "public functions";
@@ -116,6 +128,15 @@ class Checker {
         if (reaches_everything(instance) || !needs_finite_values(kernel.name)) {
           check(kernel, instance);
         }
+      }
+    }
+  }
+
+  void check_magnitudes(const Case& test_case) {
+    for (const Instance& instance : magnified(test_case)) {
+      const Watchdog::Guard guard(watchdog_, label(instance.test_case));
+      for (const ForwardKernel& kernel : cuda_backend().forward) {
+        check(kernel, instance);
       }
     }
   }
@@ -269,6 +290,11 @@ class Checker {
   std::map<std::string, Tally> tallies_;
 };
 
+bool is_wanted(const CheckOptions& options, const Case& test_case) {
+  return test_case.name.find(options.filter) != std::string::npos &&
+         (options.name.empty() || test_case.name == options.name);
+}
+
 std::vector<Case> wanted_cases(const CheckOptions& options) {
   std::vector<Case> all;
   if (options.small) {
@@ -282,8 +308,7 @@ std::vector<Case> wanted_cases(const CheckOptions& options) {
   std::vector<Case> result;
   for (const Case& test_case : all) {
     for (const DType dtype : kDTypes) {
-      if (test_case.name.find(options.filter) != std::string::npos &&
-          (options.name.empty() || test_case.name == options.name)) {
+      if (is_wanted(options, test_case)) {
         result.push_back(with_dtype(test_case, dtype));
       }
     }
@@ -297,7 +322,17 @@ std::vector<std::function<void()>> wanted_work(const CheckOptions& options, Chec
   for (const Case& test_case : wanted_cases(options)) {
     work.emplace_back([&checker, test_case] { checker.check(test_case); });
   }
-  if (options.small || !options.filter.empty() || !options.name.empty()) {
+  if (options.small) {
+    return work;
+  }
+  for (const char* name : kMagnified) {
+    for (const DType dtype : kDTypes) {
+      if (const Case test_case = with_dtype(find(name), dtype); is_wanted(options, test_case)) {
+        work.emplace_back([&checker, test_case] { checker.check_magnitudes(test_case); });
+      }
+    }
+  }
+  if (!options.filter.empty() || !options.name.empty()) {
     return work;
   }
   for (const DType dtype : kDTypes) {

@@ -9,7 +9,8 @@
 
 namespace distr::test {
 
-// The case with Q and K times powers of 10, from 1e-30 to 1e30 as far as its dtype holds them, and each score fp32.
+// The case with Q and K times powers of 2, from about 1e-30 to 1e30 as far as its dtype holds them, and its sums of
+// columns.
 [[nodiscard]] std::vector<Instance> magnified(const Case& test_case);
 
 }  // namespace distr::test

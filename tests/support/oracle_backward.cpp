@@ -86,7 +86,7 @@ Gradients textbook_backward(const Instance& instance, const Result& forward, con
   for (std::int64_t n = 0; n < p.batch * p.heads_q * p.seq_q; ++n) {
     const TextbookRow row = rows.row(n);
     const double* d_o = upstream.o.data() + n * p.head_dim_v;
-    double d = 0;  // D = rowsum(dO * O) - dLSE
+    double d = 0;                                            // D = rowsum(dO * O) - dLSE
     for (std::int64_t n_c = 0; n_c < p.head_dim_v; ++n_c) {  // in another order than dP, or what they share cancels
       const std::int64_t c = (n_c + rotation) % p.head_dim_v;
       add(d, d_o[c] * forward.o[size(n * p.head_dim_v + c)]);

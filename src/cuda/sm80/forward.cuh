@@ -7,13 +7,15 @@
 //       S = q_hat k_hat^T                       [kRows, kKeys]       Keys (keys.cuh), one mma after the other
 //       P = 2^(scale * S - reference), rowsum   in registers         Softmax (softmax.cuh)
 //       O += P V                                [kRows, dv]
-//     again, for rows whose references should not have stayed, with some that follow
+//     again, for rows whose references should not have stayed, with some that follow scores that are scaled before
 //     O / rowsum, LSE, or for one piece of the keys (split.h) what merge_pieces() makes them from
 //   Pipeline: two stages of (k_hat, V). While tile j is computed, tile j + 1 is copied by cp.async; columns of K that
 //   must be summed (lsh) come to registers before the second product and are stored after it. One barrier a tile.
 //   Shared memory: Q or q_hat, which the second pass needs as well; the stages, where Q lies while q_hat is made of it;
 //   where the rows of K^T begin; and what there are no registers for (Kept).
 #pragma once
+
+#include <climits>
 
 #include "cuda/early.cuh"
 #include "cuda/rows.cuh"
@@ -50,7 +52,7 @@ template <class C>
 struct Kept {
   Work work;
   int unmasked;                                                // tiles before the first that has a mask
-  int followed;                                                // tiles whose scores the references follow
+  int followed;                                                // tiles whose scores the references follow, or kAllTiles
   const std::uint16_t *keys, *values;                          // of the head
   std::uint8_t rows[C::kKeepsInShared ? C::kThreads / 4 : 1];  // of each quad: those that are unwritten yet
 
@@ -70,15 +72,19 @@ struct Kept {
   }
 };
 
+// Of Kept::followed: all tiles, whose scores are scaled before they are used.
+inline constexpr int kAllTiles = INT_MAX;
+
 // Of a thread's rows, 2 for each of the warp's m16 tiles, a bit each.
 template <class C>
 inline constexpr unsigned kAllRows = (1U << 2 * C::kRowTiles) - 1;
 
 // Those for which references that stayed were good enough: no score was so far above its row's reference that P left
-// the element's range, which O shows, or O fp32's, and there was one. By each row alone, as its bits must not depend on
-// those beside it, which may be later ones.
+// the element's range, which O shows, or O fp32's; there was one, unless all tiles were followed, and it was not too
+// large. By each row alone, as its bits must not depend on those beside it, which may be later ones.
 template <class C>
-__device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
+__device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax,
+                                         bool all_followed) {
   const unsigned quad = 0xFU << ptx::opaque(threadIdx.x) % 32 / 4 * 4;
   unsigned rows = 0;
 #pragma unroll
@@ -91,8 +97,10 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim 
         zero = fmaf(o[tile][n][half * 2], 0.0F, fmaf(o[tile][n][half * 2 + 1], 0.0F, zero));
       }
       const float sum = quad_sum(softmax.sum[tile][half]);
-      const bool has_reference = softmax.reference[tile][half] != Softmax<C>::kNone;
-      const bool fits = zero == 0.0F && sum < Softmax<C>::kMostSum && has_reference;
+      const float reference = softmax.reference[tile][half];
+      const bool is_exact =
+          fabsf(reference) < Softmax<C>::kMostReference || (all_followed && reference == Softmax<C>::kNone);
+      const bool fits = zero == 0.0F && sum < Softmax<C>::kMostSum && is_exact;
       rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << (tile * 2 + half) : 0;
     }
   }
@@ -172,6 +180,12 @@ __device__ __forceinline__ void weigh(const ForwardParameters& p, const Kept<C>&
   if (!is_plain) {
     // As other code, or the compiler would take it out of both arms.
     other_scores(static_cast<int>(ptx::opaque(static_cast<unsigned>(j))));
+    if (kept.followed == kAllTiles) {
+#pragma unroll
+      for (Scores<C>& part : s) {
+        scale_scores(part, p.problem.scale_log2);
+      }
+    }
     if (j >= kept.unmasked) {
 #pragma unroll
       for (int part = 0; part < C::kParts; ++part) {
@@ -238,7 +252,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     const bool follows = C::kMasks && problem.mask.kind != MaskKind::none;
     kept->work = work;
     kept->unmasked = unmasked_tiles<C>(p, work);
-    kept->followed = follows ? work.last : work.first + 1;
+    kept->followed = follows ? kAllTiles : work.first + 1;
     kept->keys = C::Keys::source(p, work);
     kept->values = head_of(p.v, problem.v, work.batch, work.head_kv);
   }
@@ -261,7 +275,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
   bool again;
   do {
     float o[C::kRowTiles][C::kDim / 8][4] = {};
-    Softmax<C> softmax(score_scale<C>(problem));
+    Softmax<C> softmax(kept->followed == kAllTiles ? 1.0F : problem.scale_log2);
     const int first = kept->work.first;
     const int last = kept->work.last;
     if (first < last) {
@@ -312,7 +326,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     }
 
     const unsigned rows = kept->unwritten();
-    const unsigned right = kept->followed >= kept->work.last ? kAllRows<C> : rows_in_range<C>(o, softmax);
+    const int followed = kept->followed;
+    const unsigned right =
+        followed == kAllTiles ? kAllRows<C> : rows_in_range<C>(o, softmax, followed >= kept->work.last);
     const unsigned block = ptx::opaque(blockIdx.x);
     if (p.split.at(block).count > 1) {
       store_piece<C>(p.split, block - p.split.begin, warp_row_of(thread()), rows & right, o, softmax);
@@ -324,7 +340,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     again = __syncthreads_or(static_cast<int>(rows & ~right)) != 0;
     if (again) {  // for all threads alike
       if (!C::kKeepsInShared || thread() == 0) {
-        kept->followed = kept->work.last;
+        kept->followed = kAllTiles;
       }
       __syncthreads();  // it is read before the next barrier
     }
