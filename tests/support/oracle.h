@@ -58,7 +58,8 @@ using Forward = void (*)(const Problem&, const Grouping&, const ForwardTensors&,
 using Backward = void (*)(const Problem&, const Grouping&, const BackwardTensors&, const Execution&);
 [[nodiscard]] std::string check_backward(Backward backward, Instance& instance);
 // From O and LSE of a forward instead, as its caller has them. Where |LSE| is so large that its rounding decides P, the
-// plain implementation's is of its own scores as well.
-[[nodiscard]] std::string check_own_backward(Forward forward, Backward backward, Instance& instance);
+// plain implementation's is of its own scores as well. `tolerated`: errors, beside those that the rule allows.
+[[nodiscard]] std::string check_own_backward(Forward forward, Backward backward, Instance& instance,
+                                             double tolerated = 0);
 
 }  // namespace distr::test

@@ -138,7 +138,8 @@ namespace {
 using Before = std::function<Result(Precision, std::int64_t)>;
 
 // Judges what `backward` makes of O and LSE.
-std::string judge_backward(Backward backward, const Instance& instance, const Result& forward, const Before& before) {
+std::string judge_backward(Backward backward, const Instance& instance, const Result& forward, const Before& before,
+                           double tolerated) {
   const Problem& p = instance.test_case.problem;
   Strided o(p.batch, p.heads_q, p.seq_q, p.head_dim_v, p.o, p.dtype);
   Strided d_o = o;
@@ -177,6 +178,7 @@ std::string judge_backward(Backward backward, const Instance& instance, const Re
   const std::pair<const char*, std::vector<double> Gradients::*> parts[] = {
       {"dQ: ", &Gradients::d_q}, {"dK: ", &Gradients::d_k}, {"dV: ", &Gradients::d_v}, {"dMask: ", &Gradients::d_mask}};
   std::array<double, 4> errors{};
+  errors.fill(tolerated);
   std::string fault;
   for (std::int64_t rotation = 0; rotation < kPlainOrders; ++rotation) {
     Gradients plain =
@@ -208,15 +210,16 @@ std::string check_backward(Backward backward, Instance& instance) {
   };
   round(forward.o, p.dtype);  // as a forward leaves them
   round(forward.lse, p.lse_dtype());
-  return judge_backward(backward, instance, forward, [&](Precision, std::int64_t) { return forward; });
+  return judge_backward(
+      backward, instance, forward, [&](Precision, std::int64_t) { return forward; }, 0);
 }
 
-std::string check_own_backward(Forward forward, Backward backward, Instance& instance) {
+std::string check_own_backward(Forward forward, Backward backward, Instance& instance, double tolerated) {
   const Problem& p = instance.test_case.problem;
   forward(p, instance.test_case.grouping, instance.forward(), {});
   return judge_backward(
       backward, instance, written(p, instance.o, instance.lse),
-      [&](Precision precision, std::int64_t rotation) { return textbook(instance, precision, rotation); });
+      [&](Precision precision, std::int64_t rotation) { return textbook(instance, precision, rotation); }, tolerated);
 }
 
 }  // namespace distr::test
