@@ -95,7 +95,9 @@ void forward(const Problem& problem, const Grouping& grouping, const ForwardTens
              const Execution& execution = {});
 
 /// Gradients of forward() with the order held constant. P is rebuilt as exp(S - LSE), so O and LSE may be those of a
-/// merge() over shards of the keys; its relative error is |LSE| times the rounding of LSE.
+/// merge() over shards of the keys; its relative error is |LSE| times the rounding of LSE, and P is 1 at most. Where
+/// |LSE| exceeds 2^24, P is 1 for every key whose S equals LSE; the tensor-core kernels ("sm80/...", "sm90/...") leave
+/// out rows with |LSE| above 2.9 million, whose P is 0 in all gradients.
 void backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
               const Execution& execution = {});
 

@@ -51,10 +51,9 @@ class MaskView {
     return static_cast<const std::uint8_t*>(data_)[index] != 0 ? 0 : -std::numeric_limits<double>::infinity();
   }
 
-  // Adds mask * unit to the scores of query i and the keys first .. first + count - 1. `unit` is the unit of the
-  // scores: log2(e) where they are base-2 logarithms.
-  void add(float* scores, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t first, std::int64_t count,
-           float unit) const noexcept {
+  // Adds the mask to the scores of query i and the keys first .. first + count - 1.
+  void add(float* scores, std::int64_t b, std::int64_t h, std::int64_t i, std::int64_t first,
+           std::int64_t count) const noexcept {
     const std::int64_t start = b * strides_[0] + h * strides_[1] + i * strides_[2] + first * strides_[3];
     if (kind_ == MaskKind::boolean) {
       const auto* keep = static_cast<const std::uint8_t*>(data_) + start;
@@ -65,20 +64,20 @@ class MaskView {
       with_element(dtype_, [&]<class T>(std::type_identity<T>) {
         const T* bias = static_cast<const T*>(data_) + start;
         for (std::int64_t j = 0; j < count; ++j) {
-          scores[j] = add_bias(scores[j], to_double(bias[j * strides_[3]]), unit);
+          scores[j] = add_bias(scores[j], to_double(bias[j * strides_[3]]));
         }
       });
     }
   }
 
  private:
-  // A key hidden by -inf stays hidden whatever its score is, NaN and infinity included. A finite bias hides nothing,
-  // not even the lowest one, which would overflow in the scores' unit.
-  [[nodiscard]] static float add_bias(float score, double bias, float unit) noexcept {
+  // A key hidden by -inf stays hidden whatever its score is, NaN and infinity included; a finite bias hides nothing,
+  // even the lowest there is, where the sum would overflow.
+  [[nodiscard]] static float add_bias(float score, double bias) noexcept {
     constexpr float kLowest = std::numeric_limits<float>::lowest();
     return bias == -std::numeric_limits<double>::infinity()
                ? -std::numeric_limits<float>::infinity()
-               : std::max(score + static_cast<float>(std::max(bias * unit, static_cast<double>(kLowest))),
+               : std::max(score + static_cast<float>(std::max(bias, static_cast<double>(kLowest))),
                           score < kLowest ? score : kLowest);
   }
 

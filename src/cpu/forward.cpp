@@ -14,7 +14,6 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <numbers>
 
 #include "common/block.h"
 #include "common/mask.h"
@@ -47,8 +46,7 @@ class ForwardTask {
         h_kv_(tile.h / (problem.heads_q / problem.heads_kv)),
         d_stride_(padded(problem.head_dim)),
         dv_stride_(padded(problem.head_dim_v)),
-        scale_(problem.softmax_scale() * std::numbers::log2e),
-        plain_scores_(mask_.none() && problem.softmax_scale() > 0) {
+        unit_(problem, mask_) {
     const ForwardScratch offsets(problem, grouping);
     q_hat_ = scratch + offsets.q_hat;
     k_transposed_ = scratch + offsets.k_transposed;
@@ -85,7 +83,7 @@ class ForwardTask {
       store_row(o_row(n), problem_.head_dim_v, o + i * problem_.o.row);
       if (tensors_.lse != nullptr) {
         static_cast<float*>(tensors_.lse)[(tile_.b * problem_.heads_q + tile_.h) * problem_.seq_q + i] =
-            state.sum == 0 ? kHidden : state.maximum * std::numbers::ln2_v<float> + std::log(state.sum);
+            state.sum == 0 ? kHidden : scaled(state.maximum, unit_.to_natural) + std::log(state.sum);
       }
     }
   }
@@ -110,8 +108,8 @@ class ForwardTask {
         continue;  // saw no key
       }
       const float maximum = std::max(state.maximum, other.maximum);
-      const float keep = state.maximum == maximum ? 1.0F : power_of_2(state.maximum - maximum);
-      const float take = other.maximum == maximum ? 1.0F : power_of_2(other.maximum - maximum);
+      const float keep = state.maximum == maximum ? 1.0F : power_of_2((state.maximum - maximum) * unit_.to_log2);
+      const float take = other.maximum == maximum ? 1.0F : power_of_2((other.maximum - maximum) * unit_.to_log2);
       state = {maximum, state.sum * keep + other.sum * take};
       scale_or_clear_row(o_row(n), dv_stride_, keep);
       for (std::int64_t c = 0; c < dv_stride_ && take != 0; ++c) {
@@ -158,13 +156,12 @@ class ForwardTask {
   void take_softmax(std::int64_t n, float* scores, std::int64_t first_key, std::int64_t keys,
                     std::int64_t padded_keys) {
     // Rows that see all keys of a full tile are scaled on the way through the softmax.
-    const bool plain =
-        plain_scores_ && keys == padded_keys && common::visible_keys(problem_, tile_.first + n) >= first_key + keys;
-    if (!plain) {
-      finish_scores(problem_, mask_, tile_, n, first_key, keys, padded_keys, scores);
+    const bool finished =
+        unit_.is_raw && keys == padded_keys && common::visible_keys(problem_, tile_.first + n) >= first_key + keys;
+    if (!finished) {
+      finish_scores(problem_, mask_, unit_, tile_, n, first_key, keys, padded_keys, scores);
     }
-    online_softmax(scores, padded_keys, plain ? scale_ : one_, states_[static_cast<std::size_t>(n)], o_row(n),
-                   dv_stride_);
+    online_softmax(scores, padded_keys, unit_.to_log2, states_[static_cast<std::size_t>(n)], o_row(n), dv_stride_);
   }
 
   // O += P V without the keys of probability 0, hidden ones above all: 0 times NaN or infinity would be NaN. Adds in
@@ -191,9 +188,7 @@ class ForwardTask {
   QueryTile tile_;
   std::int64_t h_kv_;
   std::int64_t d_stride_, dv_stride_;
-  Factor scale_;  // to logarithms to the base 2
-  Factor one_{1};
-  bool plain_scores_;    // nothing is added to them, and the largest stays the largest
+  ScoreUnit unit_;
   float* q_hat_;         // [128, d]
   float* k_transposed_;  // [d, 128]
   float* k_hat_;         // [r, 128]

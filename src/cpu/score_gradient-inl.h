@@ -19,10 +19,11 @@
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
 
-// Turns the scores of a row into P, and d_p = dO V^T into factor * dS. `scale` makes base-2 logarithms of the scores.
-// A hidden key has P = 0 whatever LSE is, and a key of probability 0 has dS = 0 whatever its V is. `count` is a
+// P = exp(S - LSE) and dS of one row from its scores and dP = dO V^T: scores become P, d_p becomes dS * factor.
+// S = to_natural * scores is rounded as the forward rounds the largest, which a huge LSE is: the key that takes all has
+// P = 1 there. A hidden key has P = 0 whatever LSE is, and a key of probability 0 has dS = 0 whatever its V. `count` a
 // multiple of the vector length.
-inline void row_gradient(float* scores, float* d_p, std::int64_t count, const Factor& scale, float lse, float d,
+inline void row_gradient(float* scores, float* d_p, std::int64_t count, const Factor& to_natural, float lse, float d,
                          float factor) {
   const hn::ScalableTag<float> tag;
   const std::int64_t lanes = vector_length();
@@ -31,21 +32,15 @@ inline void row_gradient(float* scores, float* d_p, std::int64_t count, const Fa
     std::fill_n(d_p, count, 0.0F);
     return;
   }
-  // LSE to the base 2 is the sum of two floats: its rounding to one float would weigh as much as that of the scores.
-  const double lse2 = static_cast<double>(lse) * std::numbers::log2e;
-  const auto shift = hn::Set(tag, static_cast<float>(lse2));
-  const auto rest = hn::Set(tag, static_cast<float>(lse2 - static_cast<double>(static_cast<float>(lse2))));
-  const auto high = hn::Set(tag, scale.high);
-  const auto low = hn::Set(tag, scale.low);
+  const auto shift = hn::Set(tag, lse);
+  const auto log2e = hn::Set(tag, std::numbers::log2e_v<float>);
   const auto ds = hn::Set(tag, d);
   const auto factors = hn::Set(tag, factor);
-  const auto most = hn::Set(tag, 127.0F);
   for (std::int64_t j = 0; j < count; j += lanes) {
-    auto score = hn::LoadU(tag, scores + j);
-    score = hn::MulAdd(score, high, hn::Mul(score, low));
+    const auto score = scaled(tag, hn::LoadU(tag, scores + j), to_natural);
     const auto hidden = hn::Eq(score, hn::Set(tag, kHidden));
-    auto x = hn::Sub(hn::Sub(score, shift), rest);
-    x = hn::IfThenElse(hn::Gt(x, most), most, x);  // x may be far above 0 where a huge LSE was rounded
+    auto x = hn::Mul(hn::Sub(score, shift), log2e);
+    x = hn::IfThenElse(hn::Gt(x, hn::Zero(tag)), hn::Zero(tag), x);  // P is 1 at most, whatever the rounding of LSE
     const auto p = hn::IfThenZeroElse(hidden, power_of_2(tag, x));
     const auto gradient = hn::Mul(hn::Mul(p, hn::Sub(hn::LoadU(tag, d_p + j), ds)), factors);
     hn::StoreU(p, tag, scores + j);
@@ -62,7 +57,7 @@ class ScoreGradient {
         grouping_(grouping),
         tensors_(tensors),
         mask_(problem.mask, tensors.mask),
-        scale_(problem.softmax_scale() * std::numbers::log2e),
+        unit_(problem, mask_),
         d_stride_(padded(problem.head_dim)),
         dv_stride_(padded(problem.head_dim_v)) {
     const BackwardScratch offsets(problem, grouping);
@@ -148,12 +143,12 @@ class ScoreGradient {
     const std::int64_t row = (tile.b * problem_.heads_q + tile.h) * problem_.seq_q + tile.first + n;
     const float lse = static_cast<const float*>(tensors_.lse)[row];
     float* scores = p + n * kTileKeys;
-    const bool plain =
-        mask_.none() && keys == padded_keys && common::visible_keys(problem_, tile.first + n) >= first_key_ + keys;
-    if (!plain) {
-      finish_scores(problem_, mask_, tile, n, first_key_, keys, padded_keys, scores);
+    const bool finished =
+        unit_.is_raw && keys == padded_keys && common::visible_keys(problem_, tile.first + n) >= first_key_ + keys;
+    if (!finished) {
+      finish_scores(problem_, mask_, unit_, tile, n, first_key_, keys, padded_keys, scores);
     }
-    row_gradient(scores, d_s + n * kTileKeys, padded_keys, plain ? scale_ : one_, lse, correction(n, row), factor);
+    row_gradient(scores, d_s + n * kTileKeys, padded_keys, unit_.to_natural, lse, correction(n, row), factor);
   }
 
   // D = rowsum(dO * O) - dLSE.
@@ -168,8 +163,7 @@ class ScoreGradient {
   const Grouping& grouping_;
   const BackwardTensors& tensors_;
   common::MaskView mask_;
-  Factor scale_;  // makes base-2 logarithms of scores
-  Factor one_{1};
+  ScoreUnit unit_;
   std::int64_t d_stride_, dv_stride_;
   std::int64_t first_key_ = 0;
   const T* k_ = nullptr;  // of the strip

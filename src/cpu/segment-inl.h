@@ -12,6 +12,7 @@
 
 #include <array>
 #include <cstdint>
+#include <limits>
 #include <numbers>
 
 #include "common/block.h"
@@ -102,14 +103,32 @@ inline void fuse_k(const common::Groups& groups, const float* k_transposed, std:
   }
 }
 
-// Applies scale, mask and causality to the scores of row n of a tile against the `keys` keys from first_key on. The
-// scores become base-2 logarithms, and those behind the last key become -inf.
-inline void finish_scores(const Problem& problem, const common::MaskView& mask, const QueryTile& tile, std::int64_t n,
-                          std::int64_t first_key, std::int64_t keys, std::int64_t padded_keys, float* scores) {
-  constexpr float kLog2E = std::numbers::log2e_v<float>;
+// The unit that the scores of a problem are in when they go to the softmax: q_hat k_hat^T as it is, or S where
+// something is added to them, or where their order or fp32's range asks for it.
+struct ScoreUnit {
+  ScoreUnit(const Problem& problem, const common::MaskView& mask)
+      : scale(problem.softmax_scale()),
+        is_raw(mask.none() && problem.softmax_scale() * std::numbers::log2e >= std::numeric_limits<float>::min() &&
+               problem.softmax_scale() * std::numbers::log2e <= std::numeric_limits<float>::max()),
+        to_log2(static_cast<float>((is_raw ? problem.softmax_scale() : 1) * std::numbers::log2e)),
+        to_natural(is_raw ? problem.softmax_scale() : 1) {}
+
+  Factor scale;
+  bool is_raw;
+  float to_log2;      // from this unit to logarithms to the base 2
+  Factor to_natural;  // from this unit to S
+};
+
+// Row n of q_hat k_hat^T of a tile, against `keys` keys from first_key on, to the unit and under the mask and
+// causality; what is behind the keys becomes -inf.
+inline void finish_scores(const Problem& problem, const common::MaskView& mask, const ScoreUnit& unit,
+                          const QueryTile& tile, std::int64_t n, std::int64_t first_key, std::int64_t keys,
+                          std::int64_t padded_keys, float* scores) {
   const std::int64_t i = tile.first + n;
-  scale_row(scores, padded_keys, Factor(problem.softmax_scale() * std::numbers::log2e));
-  mask.add(scores, tile.b, tile.h, i, first_key, keys, kLog2E);
+  if (!unit.is_raw) {
+    scale_row(scores, padded_keys, unit.scale);
+    mask.add(scores, tile.b, tile.h, i, first_key, keys);
+  }
   const std::int64_t visible = std::clamp<std::int64_t>(common::visible_keys(problem, i) - first_key, 0, keys);
   std::fill(scores + visible, scores + padded_keys, kHidden);
 }

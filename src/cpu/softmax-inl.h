@@ -1,6 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Online softmax of one row, tile by tile (FlashAttention-2). Scores are logarithms to the base 2 here, so that
-// exp(s) is one exp2. Included once for each instruction set.
+// Online softmax of one row, tile by tile (FlashAttention-2). Included once for each instruction set.
+//
+// exp(S_j - S_max) = 2^(to_log2 * (s_j - s_max)), where s are the scores in a unit of their own. The difference comes
+// first, for it has no rounding where it matters; the rounding of a product to_log2 * s_j is as large as P's whole
+// range once |S| reaches 2^28.
 #if defined(DISTR_CPU_SOFTMAX_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DISTR_CPU_SOFTMAX_INL_H_
 #undef DISTR_CPU_SOFTMAX_INL_H_
@@ -22,8 +25,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
-// What the tiles so far say of a row: the sum of 2^(s_j - maximum), where no score exceeds the maximum by more than
-// kSlack. Every key hidden so far: maximum -inf, sum 0.
+// What the tiles so far say of a row: the sum of 2^(to_log2 * (s_j - maximum)), of which no exponent exceeds kSlack.
+// Every key hidden so far: maximum -inf, sum 0.
 struct RowState {
   float maximum = kHidden;
   float sum = 0;
@@ -67,41 +70,39 @@ inline float row_maximum(const float* scores, std::int64_t count) {
   return hn::GetLane(hn::MaxOfLanes(tag, maximum));
 }
 
-// scores = 2^(factor * scores - maximum); returns their sum. `count` a multiple of the vector length.
-inline float exponentials(float* scores, std::int64_t count, const Factor& factor, float maximum) {
+// scores = 2^(to_log2 * (scores - maximum)); returns their sum. `count` a multiple of the vector length.
+inline float exponentials(float* scores, std::int64_t count, float to_log2, float maximum) {
   const hn::ScalableTag<float> tag;
   const std::int64_t lanes = vector_length();
-  const auto shift = hn::Set(tag, -maximum);
-  const auto high = hn::Set(tag, factor.high);
-  const auto low = hn::Set(tag, factor.low);
+  const auto shift = hn::Set(tag, maximum);
+  const auto factor = hn::Set(tag, to_log2);
   auto sum = hn::Zero(tag);
   for (std::int64_t j = 0; j < count; j += lanes) {
     const auto score = hn::LoadU(tag, scores + j);
-    const auto p = power_of_2(tag, hn::MulAdd(score, high, hn::MulAdd(score, low, shift)));
+    const auto p = power_of_2(tag, hn::Mul(hn::Sub(score, shift), factor));
     sum = hn::Add(sum, p);
     hn::StoreU(p, tag, scores + j);
   }
   return hn::GetLane(hn::SumOfLanes(tag, sum));
 }
 
-// What the largest score may exceed RowState::maximum by: growing it less often costs nothing, for sums of powers up to
-// 2^8 are as precise as sums of powers up to 1.
+// What the largest exponent may reach: growing the maximum less often costs nothing, for sums of powers up to 2^8 are
+// as precise as sums of powers up to 1.
 inline constexpr float kSlack = 8;
 
-// Replaces the scores s of a row and a tile of keys by 2^(factor * s - maximum), factor >= 0, and rescales what the row
-// has gathered in o [o_count] when the maximum grows. Both counts are multiples of the vector length.
-inline void online_softmax(float* scores, std::int64_t count, const Factor& factor, RowState& state, float* o,
+// Replaces the scores s of a row and a tile of keys by 2^(to_log2 * (s - maximum)), to_log2 > 0, and rescales what the
+// row has gathered in o [o_count] when the maximum grows. Both counts are multiples of the vector length.
+inline void online_softmax(float* scores, std::int64_t count, float to_log2, RowState& state, float* o,
                            std::int64_t o_count) {
-  const float row = row_maximum(scores, count);
-  const float maximum = std::fma(row, factor.high, row * factor.low);
-  if (maximum > state.maximum + kSlack) {
-    const float shrink = power_of_2(state.maximum - maximum);
+  const float maximum = row_maximum(scores, count);
+  if ((maximum - state.maximum) * to_log2 > kSlack) {
+    const float shrink = power_of_2((state.maximum - maximum) * to_log2);
     state.sum *= shrink;
     state.maximum = maximum;
     scale_or_clear_row(o, o_count, shrink);
   }
   // Where every key is hidden so far, 2^(-inf - 0) = 0 is wanted, not 2^(-inf + inf).
-  state.sum += exponentials(scores, count, factor, state.maximum == kHidden ? 0.0F : state.maximum);
+  state.sum += exponentials(scores, count, to_log2, state.maximum == kHidden ? 0.0F : state.maximum);
 }
 
 }  // namespace distr::cpu::HWY_NAMESPACE

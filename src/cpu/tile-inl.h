@@ -153,14 +153,22 @@ struct Factor {
   float high, low;
 };
 
+// x * factor, of the same bits in every lane and for any vector length.
+template <class Tag, class Vector = hn::Vec<Tag>>
+HWY_INLINE Vector scaled(Tag tag, Vector x, const Factor& factor) {
+  return hn::MulAdd(x, hn::Set(tag, factor.high), hn::Mul(x, hn::Set(tag, factor.low)));
+}
+
+inline float scaled(float x, const Factor& factor) {
+  const hn::CappedTag<float, 1> tag;
+  return hn::GetLane(scaled(tag, hn::Set(tag, x), factor));
+}
+
 inline void scale_row(float* x, std::int64_t count, const Factor& factor) {
   const hn::ScalableTag<float> tag;
   const std::int64_t lanes = vector_length();
-  const auto high = hn::Set(tag, factor.high);
-  const auto low = hn::Set(tag, factor.low);
   for (std::int64_t c = 0; c < count; c += lanes) {
-    const auto value = hn::LoadU(tag, x + c);
-    hn::StoreU(hn::MulAdd(value, high, hn::Mul(value, low)), tag, x + c);
+    hn::StoreU(scaled(tag, hn::LoadU(tag, x + c), factor), tag, x + c);
   }
 }
 

@@ -59,5 +59,9 @@ using Forward = void (*)(const Problem&, const Grouping&, const ForwardTensors&,
 // Does the same for `backward`, from the textbook's O and LSE and random upstream gradients.
 using Backward = void (*)(const Problem&, const Grouping&, const BackwardTensors&, const Execution&);
 [[nodiscard]] std::string check_backward(Backward backward, Instance& instance);
+// From O and LSE of a forward instead, as its caller has them. Where |LSE| is so large that its rounding decides P, the
+// plain implementation's is of its own scores as well. `tolerated`: errors, beside those that the rule allows.
+[[nodiscard]] std::string check_own_backward(Forward forward, Backward backward, Instance& instance,
+                                             double tolerated = 0);
 
 }  // namespace distr::test

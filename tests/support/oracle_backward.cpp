@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // Textbook gradients, and the check of a backward against them.
+#include <functional>
 #include <random>
 #include <utility>
 
@@ -85,8 +86,9 @@ Gradients textbook_backward(const Instance& instance, const Result& forward, con
   for (std::int64_t n = 0; n < p.batch * p.heads_q * p.seq_q; ++n) {
     const TextbookRow row = rows.row(n);
     const double* d_o = upstream.o.data() + n * p.head_dim_v;
-    double d = 0;  // D = rowsum(dO * O) - dLSE
-    for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
+    double d = 0;                                            // D = rowsum(dO * O) - dLSE
+    for (std::int64_t n_c = 0; n_c < p.head_dim_v; ++n_c) {  // in another order than dP, or what they share cancels
+      const std::int64_t c = (n_c + rotation) % p.head_dim_v;
       add(d, d_o[c] * forward.o[size(n * p.head_dim_v + c)]);
     }
     add(d, -upstream.lse[size(n)]);
@@ -130,17 +132,23 @@ Gradients textbook_backward(const Instance& instance, const Result& forward, con
   return result;
 }
 
-std::string check_backward(Backward backward, Instance& instance) {
+namespace {
+
+// The forward's results that the textbook's gradients are made of, by precision and rotation.
+using Before = std::function<Result(Precision, std::int64_t)>;
+
+// Judges what `backward` makes of O and LSE.
+std::string judge_backward(Backward backward, const Instance& instance, const Result& forward, const Before& before,
+                           double tolerated) {
   const Problem& p = instance.test_case.problem;
-  const Result exact = textbook(instance, Precision::float64);
   Strided o(p.batch, p.heads_q, p.seq_q, p.head_dim_v, p.o, p.dtype);
   Strided d_o = o;
   Strided lse(p.batch, p.heads_q, p.seq_q, 1, {p.heads_q * p.seq_q, p.seq_q, 1}, p.lse_dtype());
   Strided d_lse = lse;
-  o.set(exact.o);
-  lse.set(exact.lse);
-  const Result forward{o.dense(), lse.dense()};  // rounded, as a forward leaves them
-  const Result upstream{random_values(exact.o.size(), p.dtype, 5), random_values(exact.lse.size(), p.lse_dtype(), 6)};
+  o.set(forward.o);
+  lse.set(forward.lse);
+  const Result upstream{random_values(forward.o.size(), p.dtype, 5),
+                        random_values(forward.lse.size(), p.lse_dtype(), 6)};
   d_o.set(upstream.o);
   d_lse.set(upstream.lse);
   Strided d_q(p.batch, p.heads_q, p.seq_q, p.head_dim, p.q, p.dtype);
@@ -164,15 +172,17 @@ std::string check_backward(Backward backward, Instance& instance) {
   for (std::int64_t n = 0; additive && n < d_mask.count(); ++n) {
     mask_gradient.push_back(d_mask.at(n));
   }
-  Gradients truth = textbook_backward(instance, forward, upstream, Precision::float64);
+  Gradients truth = textbook_backward(instance, before(Precision::float64, 0), upstream, Precision::float64);
   truth.d_mask.resize(mask_gradient.size());
   const Gradients got{d_q.dense(), d_k.dense(), d_v.dense(), mask_gradient};
   const std::pair<const char*, std::vector<double> Gradients::*> parts[] = {
       {"dQ: ", &Gradients::d_q}, {"dK: ", &Gradients::d_k}, {"dV: ", &Gradients::d_v}, {"dMask: ", &Gradients::d_mask}};
   std::array<double, 4> errors{};
+  errors.fill(tolerated);
   std::string fault;
   for (std::int64_t rotation = 0; rotation < kPlainOrders; ++rotation) {
-    Gradients plain = textbook_backward(instance, forward, upstream, Precision::plain, rotation);
+    Gradients plain =
+        textbook_backward(instance, before(Precision::plain, rotation), upstream, Precision::plain, rotation);
     plain.d_mask.resize(mask_gradient.size());
     fault.clear();
     for (std::size_t n = 0; n < errors.size(); ++n) {
@@ -186,6 +196,30 @@ std::string check_backward(Backward backward, Instance& instance) {
     }
   }
   return fault;
+}
+
+}  // namespace
+
+std::string check_backward(Backward backward, Instance& instance) {
+  const Problem& p = instance.test_case.problem;
+  Result forward = textbook(instance, Precision::float64);
+  const auto round = [](std::vector<double>& values, DType dtype) {
+    for (double& value : values) {
+      value = Rounding{Precision::plain, dtype}.operand(value);
+    }
+  };
+  round(forward.o, p.dtype);  // as a forward leaves them
+  round(forward.lse, p.lse_dtype());
+  return judge_backward(
+      backward, instance, forward, [&](Precision, std::int64_t) { return forward; }, 0);
+}
+
+std::string check_own_backward(Forward forward, Backward backward, Instance& instance, double tolerated) {
+  const Problem& p = instance.test_case.problem;
+  forward(p, instance.test_case.grouping, instance.forward(), {});
+  return judge_backward(
+      backward, instance, written(p, instance.o, instance.lse),
+      [&](Precision precision, std::int64_t rotation) { return textbook(instance, precision, rotation); }, tolerated);
 }
 
 }  // namespace distr::test

@@ -22,6 +22,9 @@ constexpr int kLanes = 8;  // of a row
 constexpr int kRows = kPreparedRows;
 constexpr int kThreads = kRows * kLanes;
 constexpr int kMaxDim = 256;
+// To the base 2: from here on the rounding of LSE and of the scores decides P, which may leave its range. Such a row
+// takes no part: its P is 0, for a bound of 1 would cost the kernels' loops an instruction.
+constexpr float kMostLse = 0x1p22F;
 
 // The sum of x[c] * y[c] over the row, in all of its lanes. aligned: both begin at a multiple of 16 bytes.
 template <class T>
@@ -113,9 +116,11 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
       const float lse = rows.lse[line];
       const float d = product - (rows.d_lse == nullptr ? 0.0F : rows.d_lse[line]);
       const float lse_log2 = lse * kLog2E;
-      // A finite LSE stays finite: the lowest bias hides nothing.
-      const float shift = lse_log2 == -INFINITY ? FLT_MAX : -lse_log2;
-      store_stats(rows, index, lse == -INFINITY ? -INFINITY : shift, lse == -INFINITY ? 0 : d);
+      const bool is_lowest = lse_log2 == -INFINITY && lse != -INFINITY;
+      const bool takes_part = is_lowest || !(fabsf(lse_log2) >= kMostLse);
+      // The lowest bias hides nothing: its LSE stays finite.
+      const float shift = is_lowest ? FLT_MAX : -lse_log2;
+      store_stats(rows, index, takes_part ? shift : -INFINITY, takes_part ? d : 0);
       if (rows.delta != nullptr) {
         rows.delta[line] = d;
       }

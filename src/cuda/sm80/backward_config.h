@@ -99,7 +99,7 @@ struct BackwardParameters {
   const void* k;              // [B, Hkv, Nk, d]
   const void* v;              // [B, Hkv, Nk, dv]
   const void* d_o;            // [B, Hq, Nq, dv]
-  const float2* stats;        // [B, Hq, stats_rows]: -LSE to the base 2, and D; -inf and 0 where no key is seen
+  const float2* stats;        // [B, Hq, stats_rows]: -LSE to the base 2, and D; -inf and 0 where no key counts
   std::int64_t stats_rows;    // Nq, up to a multiple of kStatsRows: the rows of `stats` and of `sums` of a head
   const std::int32_t* order;  // [B, Hq, blocks, d]
   float scale;

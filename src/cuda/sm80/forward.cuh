@@ -17,6 +17,8 @@
 //   their sums after it. There is one barrier for each tile.
 #pragma once
 
+#include <climits>
+
 #include "cuda/early.cuh"
 #include "cuda/rows.cuh"
 #include "cuda/sm80/config.h"
@@ -52,7 +54,7 @@ template <class C>
 struct Kept {
   Work work;
   int unmasked;                                                // tiles before the first one with a mask
-  int followed;                                                // the references follow the scores of tiles before it
+  int followed;                                                // the references follow the tiles before it; kAllTiles
   const std::uint16_t *keys, *values;                          // K (or k_hat) and V of the head
   std::uint8_t rows[C::kKeepsInShared ? C::kThreads / 4 : 1];  // for each quad, the rows that are not written yet
 
@@ -72,16 +74,20 @@ struct Kept {
   }
 };
 
+// A value of Kept::followed: the references follow all tiles, whose scores are scaled before they are used.
+inline constexpr int kAllTiles = INT_MAX;
+
 // All rows of a thread, which has 2 in each of the warp's m16 tiles; one bit stands for one row.
 template <class C>
 inline constexpr unsigned kAllRows = (1U << 2 * C::kRowTiles) - 1;
 
-// The rows for which a reference that stayed was good enough: the row saw a key, and no score was so far above the
-// reference that P left the element type's range or O left fp32's. A P out of range shows in O, which is then not
-// finite. Each row is judged by itself, because its bits must not depend on the rows beside it, which may be later
-// ones.
+// The rows for which a reference that stayed was good enough: the row saw a key (unless all tiles were followed), the
+// reference was not too large, and no score was so far above it that P left the element type's range or O left fp32's.
+// A P out of range shows in O, which is then not finite. Each row is judged by itself, because its bits must not depend
+// on the rows beside it, which may be later ones.
 template <class C>
-__device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
+__device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax,
+                                         bool all_followed) {
   const unsigned quad = 0xFU << ptx::opaque(threadIdx.x) % 32 / 4 * 4;
   unsigned rows = 0;
 #pragma unroll
@@ -94,8 +100,10 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim 
         zero = fmaf(o[tile][n][half * 2], 0.0F, fmaf(o[tile][n][half * 2 + 1], 0.0F, zero));
       }
       const float sum = quad_sum(softmax.sum[tile][half]);
-      const bool has_reference = softmax.reference[tile][half] != Softmax<C>::kNone;
-      const bool fits = zero == 0.0F && sum < Softmax<C>::kMostSum && has_reference;
+      const float reference = softmax.reference[tile][half];
+      const bool is_exact =
+          fabsf(reference) < Softmax<C>::kMostReference || (all_followed && reference == Softmax<C>::kNone);
+      const bool fits = zero == 0.0F && sum < Softmax<C>::kMostSum && is_exact;
       rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << (tile * 2 + half) : 0;
     }
   }
@@ -176,6 +184,12 @@ __device__ __forceinline__ void weigh(const ForwardParameters& p, const Kept<C>&
   if (!is_plain) {
     // The opaque tile keeps the compiler from merging this call with the one in the other branch and hoisting it.
     other_scores(static_cast<int>(ptx::opaque(static_cast<unsigned>(j))));
+    if (kept.followed == kAllTiles) {
+#pragma unroll
+      for (Scores<C>& part : s) {
+        scale_scores(part, p.problem.scale_log2);
+      }
+    }
     if (j >= kept.unmasked) {
 #pragma unroll
       for (int part = 0; part < C::kParts; ++part) {
@@ -243,7 +257,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     const bool follows = C::kMasks && problem.mask.kind != MaskKind::none;
     kept->work = work;
     kept->unmasked = unmasked_tiles<C>(p, work);
-    kept->followed = follows ? work.last : work.first + 1;
+    kept->followed = follows ? kAllTiles : work.first + 1;
     kept->keys = C::Keys::source(p, work);
     kept->values = head_of(p.v, problem.v, work.batch, work.head_kv);
   }
@@ -266,7 +280,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
   bool again;
   do {
     float o[C::kRowTiles][C::kDim / 8][4] = {};
-    Softmax<C> softmax(score_scale<C>(problem));
+    Softmax<C> softmax(kept->followed == kAllTiles ? 1.0F : problem.scale_log2);
     const int first = kept->work.first;
     const int last = kept->work.last;
     if (first < last) {
@@ -319,7 +333,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     }
 
     const unsigned rows = kept->unwritten();
-    const unsigned right = kept->followed >= kept->work.last ? kAllRows<C> : rows_in_range<C>(o, softmax);
+    const int followed = kept->followed;
+    const unsigned right =
+        followed == kAllTiles ? kAllRows<C> : rows_in_range<C>(o, softmax, followed >= kept->work.last);
     const unsigned block = ptx::opaque(blockIdx.x);
     if (p.split.at(block).count > 1) {
       store_piece<C>(p.split, block - p.split.begin, warp_row_of(thread()), rows & right, o, softmax);
@@ -331,7 +347,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
     again = __syncthreads_or(static_cast<int>(rows & ~right)) != 0;
     if (again) {  // the same for all threads
       if (!C::kKeepsInShared || thread() == 0) {
-        kept->followed = kept->work.last;
+        kept->followed = kAllTiles;
       }
       __syncthreads();  // the next pass reads `followed` before its first barrier
     }

@@ -14,14 +14,17 @@ namespace distr::cuda::sm80 {
 // P = 2^(scale * S - reference). The reference of a row is the largest of the first tile's exponents. It follows those
 // of later tiles where it is asked to, and then only when they have grown by kSlack, so that O is hardly ever rescaled:
 // P stays below 2^kSlack, which neither its type nor the sums in fp32 mind. References that stay cost no maximum, and
-// do for rows whose scores are not far above them: rows_in_range().
+// do for rows whose scores are not far above them, nor so large that the rounding of scale * max S moves P:
+// rows_in_range(). Where all references follow the scores are scaled beforehand, and scale is 1: then both are rounded
+// alike, and the subtraction has no rounding where it matters.
 template <class C>
 struct Softmax {
   static constexpr float kSlack = 8.0F;
   static constexpr float kMostSum = 0x1p64F;
-  static constexpr float kNone = -FLT_MAX;  // of a row that has seen no key yet
+  static constexpr float kMostReference = 0x1p20F;  // rounded by 1/32 at most
+  static constexpr float kNone = -FLT_MAX;          // of a row that has seen no key yet
 
-  float scale;  // of the scores, to logarithms to the base 2; positive
+  float scale;  // of the scores as follow() gets them, to logarithms to the base 2; positive
   float reference[C::kRowTiles][2];
   float sum[C::kRowTiles][2] = {};  // of this lane's part of the rows
 
@@ -149,11 +152,19 @@ template <class C, class Work>
   return sum < lowest ? lowest : sum;  // NaN stays NaN
 }
 
-// The factor that turns scores, after apply_mask(), to logarithms to the base 2. Where something is added to them they
-// have been scaled before: a huge bias times a factor would be rounded apart from its own maximum.
+// To logarithms to the base 2.
 template <class C>
-[[nodiscard]] __host__ __device__ inline float score_scale(const DeviceProblem& problem) {
-  return C::kMasks && problem.mask.kind == MaskKind::additive ? 1.0F : problem.scale_log2;
+__device__ __forceinline__ void scale_scores(Scores<C>& s, float scale) {
+#pragma unroll
+  for (auto& tile : s.of) {
+#pragma unroll
+    for (auto& fragment : tile) {
+#pragma unroll
+      for (float& score : fragment) {
+        score *= scale;
+      }
+    }
+  }
 }
 
 template <class C, class Work>
@@ -161,7 +172,6 @@ __device__ __forceinline__ void apply_tensor(float (&s)[C::kPartKeys / 8][4], co
                                              const Work& work, int half, int row, int key, int left) {
   constexpr float kLog2E = 1.4426950408889634F;
   const DeviceMask& mask = p.problem.mask;
-  const float scale = mask.kind == MaskKind::additive ? p.problem.scale_log2 : 1.0F;
   const std::int64_t start = work.batch * mask.batch + work.head * mask.head + row * mask.row + key * mask.key;
 #pragma unroll
   for (int n = 0; n < C::kPartKeys / 8; ++n) {
@@ -169,7 +179,7 @@ __device__ __forceinline__ void apply_tensor(float (&s)[C::kPartKeys / 8][4], co
     for (int i = 0; i < 2; ++i) {
       if (n * 8 + i < left) {
         float& score = s[n][half * 2 + i];
-        score = masked(score * scale, mask, start + (n * 8 + i) * mask.key, kLog2E);
+        score = masked(score, mask, start + (n * 8 + i) * mask.key, kLog2E);
       }
     }
   }

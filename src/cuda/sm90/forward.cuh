@@ -41,9 +41,9 @@ inline constexpr References kFirstPass = C::kScaleIn == ScaleIn::softmax ? Refer
 inline constexpr unsigned kAllRows = 3;  // of a thread, a bit each
 
 // Which of a thread's two rows the references of the first pass were good enough for, a bit each. References that
-// stayed: no score was so far above its own that P left the element's range, which O shows, or O fp32's, and it had
-// one, unless all tiles were followed. None: the sum is neither so large nor so small. By each row alone, as its bits
-// must not depend on those beside it, which may be later ones.
+// stayed: no score was so far above its own that P left the element's range, which O shows, or O fp32's; it had one,
+// unless all tiles were followed, and not too large a one. None: the sum is neither so large nor so small. By each row
+// alone, as its bits must not depend on those beside it, which may be later ones.
 template <class C>
 __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const Softmax<C>& softmax,
                                          bool all_followed) {
@@ -61,8 +61,10 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const
       zero = i / 2 % 2 == half ? fmaf(o[i], 0.0F, zero) : zero;
     }
     const float sum = quad_sum(softmax.sum[half]);
-    const bool is_enough = kFirstPass<C> == References::none ? sum > Softmax<C>::kLeastSum
-                                                             : all_followed || softmax.reference[half] != -INFINITY;
+    const bool is_enough =
+        kFirstPass<C> == References::none
+            ? sum > Softmax<C>::kLeastSum
+            : softmax.has_small_reference(half) || (all_followed && softmax.reference[half] == -INFINITY);
     const bool fits = zero == 0.0F && sum < Softmax<C>::kMostSum && is_enough;
     rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << half : 0;
   }
@@ -180,7 +182,11 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
     }
     float factor[2];
     const bool moved = references != References::none && softmax.update(scores, factor);
-    softmax.template exponentials<References::follow>(scores);
+    const bool subtracted = C::kScaleIn == ScaleIn::softmax && references == References::follow;
+    if (subtracted) {
+      softmax.subtract_references(scores);
+    }
+    softmax.template exponentials<References::follow>(scores, subtracted);
     ptx::wgmma_wait<0>();
     if (moved) {
       rescale(o, factor);

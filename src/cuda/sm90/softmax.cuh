@@ -17,13 +17,15 @@ enum class References : std::uint8_t { follow, stay, none };
 
 // P = 2^(scale * S - scale * reference). The reference of a row is a maximum of its first scores. It follows those of
 // later tiles where it is asked to, and then only when the maximum has grown by 2^kSlack, so that O is hardly ever
-// rescaled. References that stay cost no maximum, and do for rows whose scores are not far above them; none at all
-// saves the subtraction too, and does for sums within the range below: rows_in_range().
+// rescaled. References that stay cost no maximum, and do for rows whose scores are not far above them, nor so large
+// that the rounding of scale * reference moves P; none at all saves the subtraction too, and does for sums within the
+// range below: rows_in_range().
 template <class C>
 struct Softmax {
   static constexpr float kSlack = 8.0F;
   static constexpr float kMostSum = 0x1p64F;
   static constexpr float kLeastSum = 0x1p-32F;
+  static constexpr float kMostShift = 0x1p20F;  // scale * reference, rounded by 1/32 at most
 
   float scale;  // of the scores, to logarithms to the base 2; positive
   float reference[2] = {-INFINITY, -INFINITY};
@@ -62,10 +64,23 @@ struct Softmax {
     return follow;
   }
 
-  // Scores become P.
+  [[nodiscard]] __device__ bool has_small_reference(int half) const {
+    return fabsf(reference[half] * scale) < kMostShift;
+  }
+
+  // Scores become what they are above their references, without a rounding where it matters.
+  __device__ void subtract_references(float (&s)[C::kHalf / 2]) const {
+#pragma unroll
+    for (int i = 0; i < C::kHalf / 2; ++i) {
+      s[i] -= finite(reference[i / 2 % 2]);
+    }
+  }
+
+  // Scores become P. subtracted: by subtract_references().
   template <References kReferences>
-  __device__ void exponentials(float (&s)[C::kHalf / 2]) {
-    const float shift[2] = {finite(reference[0]) * scale, finite(reference[1]) * scale};
+  __device__ void exponentials(float (&s)[C::kHalf / 2], bool subtracted = false) {
+    const float shift[2] = {subtracted ? 0.0F : finite(reference[0]) * scale,
+                            subtracted ? 0.0F : finite(reference[1]) * scale};
     const auto exponent = [&](int i) {
       if constexpr (C::kScaleIn == ScaleIn::softmax) {
         return fmaf(s[i], scale, -shift[i / 2 % 2]);
