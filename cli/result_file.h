@@ -8,23 +8,26 @@
 
 namespace distr::cli {
 
-// The file's text. Bytes that are no UTF-8, as in odd file names, are replaced.
+// Bytes that are no UTF-8, as in odd file names, are replaced.
+[[nodiscard]] inline std::string line_of(const nlohmann::ordered_json& value) {
+  return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
+}
+
+// The file's text.
 [[nodiscard]] inline std::string result_text(const nlohmann::ordered_json& result) {
-  const auto line = [](const nlohmann::ordered_json& value) {
-    return value.dump(-1, ' ', false, nlohmann::ordered_json::error_handler_t::replace);
-  };
   std::string text;
-  for (const auto& [key, value] : result.items()) {
-    text += (text.empty() ? "{\n" : ",\n") + line(key) + ": ";
-    if (!value.is_structured()) {
-      text += line(value);
+  for (auto part = result.begin(); part != result.end(); ++part) {
+    text += (text.empty() ? "{\n" : ",\n") + line_of(part.key()) + ": ";
+    const bool is_object = part->is_object();
+    if (!is_object && !part->is_array()) {
+      text += line_of(*part);
       continue;
     }
     std::string inner;
-    for (const auto& [name, entry] : value.items()) {
-      inner += (inner.empty() ? "\n " : ",\n ") + (value.is_object() ? line(name) + ": " : "") + line(entry);
+    for (auto entry = part->begin(); entry != part->end(); ++entry) {
+      inner += (inner.empty() ? "\n " : ",\n ") + (is_object ? line_of(entry.key()) + ": " : "") + line_of(*entry);
     }
-    text += (value.is_object() ? "{" : "[") + inner + "\n" + (value.is_object() ? "}" : "]");
+    text += (is_object ? "{" : "[") + inner + "\n" + (is_object ? "}" : "]");
   }
   return text + "\n}\n";
 }

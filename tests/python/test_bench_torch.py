@@ -177,10 +177,11 @@ def test_bad_options(arguments, message, tmp_path):
 def test_wrong_attention_is_caught(tmp_path):
     """With attention that is wrong on purpose the command fails: a quick wrong answer must not pass for a success."""
     (tmp_path / "wrong.py").write_text(
-        "import runpy, sys, distrattention\n"
+        "import os, runpy, sys, distrattention\n"
         "right = distrattention.scaled_dot_product_attention\n"
         "distrattention.scaled_dot_product_attention = lambda *a, **k: right(*a, **k) * 1.001\n"
         "sys.argv = sys.argv[1:]\n"
+        "sys.path.insert(0, os.path.dirname(sys.argv[0]))\n"  # as for a script
         "runpy.run_path(sys.argv[0], run_name='__main__')\n"
     )
     sizes = ("--seq", "64", "--head-dim", "8", "--heads", "1", "--dtypes", "f32", "--seconds", "0", "--rounds", "1")
