@@ -40,7 +40,7 @@ STALLS = (
 METRICS |= {f"stall_{name}": f"smsp__average_warps_issue_stalled_{name}_per_issue_active.ratio" for name in STALLS}
 
 
-# Config's parameters behind the element type: columns, values, consumers, where the scale is, key loader, blocks, stages.
+# Config's parameters behind the element type: columns, values, consumers, where the scale is, loader, blocks, stages.
 SHAPE = re.compile(r"Config<__nv_bfloat16, (\d+), (\d+), (\d+), (\d+), (\w+), (\d+), (\w+)>")
 
 

@@ -41,7 +41,8 @@ class Settings:
     seed: of the projections of "lsh", 0 to 2^63 - 1.
     order: an order of the columns to take instead of one that is computed: an integer tensor [B or 1, Hq, blocks or 1,
         d], each row a permutation of 0 to d - 1, for "given" and "energy" the heaviest first. On CUDA a row that is
-        none gives wrong results, or an error of the device. It is not copied; do not change it while the settings are in use.
+        none gives wrong results, or an error of the device. It is not copied: do not change it while the settings are
+        in use.
 
     Two settings with an order are equal if their orders are one and the same tensor. Raises ValueError or TypeError
     naming the value and what is allowed.
