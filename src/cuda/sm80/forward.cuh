@@ -239,7 +239,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
   extern __shared__ __align__(1024) std::uint8_t shared[];
   release_dependent();
   wait_for_inputs();
-
+  const DeviceProblem& problem = p.problem;
   const auto warp_row_of = [](unsigned thread) { return static_cast<int>(thread / 32) * 16 * C::kRowTiles; };
   Kept<C> own;
   Kept<C>* kept = &own;
@@ -253,12 +253,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
   const Work work = Work::of(blockIdx.x, p, C{});
   kept->set_unwritten(kAllRows<C>);
   if (!C::kKeepsInShared || threadIdx.x == 0) {
-    const bool follows = C::kMasks && p.problem.mask.kind != MaskKind::none;
+    const bool follows = C::kMasks && problem.mask.kind != MaskKind::none;
     kept->work = work;
     kept->unmasked = unmasked_tiles<C>(p, work);
     kept->followed = follows ? kAllTiles : work.first + 1;
     kept->keys = C::Keys::source(p, work);
-    kept->values = head_of(p.v, p.problem.v, work.batch, work.head_kv);
+    kept->values = head_of(p.v, problem.v, work.batch, work.head_kv);
   }
   __syncthreads();
   Queries queries(p, work, shared, warp_row_of(threadIdx.x));
