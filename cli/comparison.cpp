@@ -54,7 +54,7 @@ Comparison::Lap Comparison::run_once(const Grouping& grouping) {
     find_order(plan);
     computation_.forward(plan);
   }
-  computation_.forget();
+  computation_.flush_caches();
   computation_.mark();
   const Plan plan = computation_.decide(operation_of(work_), grouping);
   if (work_ != Work::backward) find_order(plan);

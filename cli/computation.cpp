@@ -159,7 +159,7 @@ std::vector<double> Computation::laps() {
   return result;
 }
 
-void Computation::forget() {
+void Computation::flush_caches() {
   if (execution_.device == Device::cpu) return;
   if (!other_content_) other_content_.emplace(kCaches * static_cast<std::size_t>(cuda_device().cache));
   other_content_->fill(0);

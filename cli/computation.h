@@ -66,7 +66,7 @@ class Computation {
   [[nodiscard]] std::vector<double> laps();
 
   // Called before a timed run: evicts the tensors from a GPU's caches, as other work would.
-  void forget();
+  void flush_caches();
 
   // The GPU memory, beyond inputs and outputs, that the last operations needed for order and workspace. 0 on the CPU.
   [[nodiscard]] std::int64_t extra_bytes() const;

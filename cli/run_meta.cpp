@@ -52,7 +52,10 @@ void remember_command(int argc, char** argv) {
 
 Json run_meta(int threads, Device device) {
   const char* commit = std::getenv("DISTR_COMMIT");
-  const char* left_out = std::getenv("DISTR_LEAVE_OUT");
+  const char* disabled = std::getenv("DISTR_DISABLE_KERNELS");
+  if (disabled == nullptr) {
+    disabled = std::getenv("DISTR_LEAVE_OUT");  // its old name
+  }
   const bool on_gpu = device == Device::cuda;
   const CudaDevice gpu = on_gpu ? cuda_device() : CudaDevice{};
   return {{"version", version()},
@@ -67,7 +70,7 @@ Json run_meta(int threads, Device device) {
           {"cudnn", nullptr},
           {"compiler", __VERSION__},
           {"build", DISTR_BUILD_TYPE},
-          {"left_out", left_out == nullptr ? "" : left_out},
+          {"left_out", disabled == nullptr ? "" : disabled},
           {"instruction_set", instruction_set()},
           {"threads", threads > 0 ? threads : processor_count()}};
 }

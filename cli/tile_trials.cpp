@@ -45,7 +45,7 @@ std::vector<Candidate> candidates_of(const Problem& problem, const Grouping& gro
 }
 
 void run_once(Computation& computation, Candidate& candidate, bool counts) {
-  computation.forget();
+  computation.flush_caches();
   computation.mark();
   computation.execution().kernel = kTunedKernel;
   computation.execution().tile_rows = candidate.tile.rows;

@@ -54,13 +54,13 @@ if(DISTR_CUDA_FOUND)
     src/cuda/sm80/backward_variants_bf16.cu
     src/cuda/sm80/backward_variants_f16.cu
     src/cuda/sm80/forward_launch.cu
-    src/cuda/sm80/split.cu
+    src/cuda/sm80/split_kv.cu
     src/cuda/sm80/variants_bf16.cu
     src/cuda/sm80/variants_f16.cu)
   set(DISTR_HOPPER_SOURCES
     src/cuda/prepare/estimate.cu
     src/cuda/sm90/backward_launch.cu
-    src/cuda/sm90/backward_round.cu
+    src/cuda/sm90/backward_convert.cu
     src/cuda/sm90/backward_variants.cu
     src/cuda/sm90/forward_launch.cu
     src/cuda/sm90/tensor_map.cu

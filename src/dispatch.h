@@ -6,8 +6,8 @@
 #include <string>
 #include <vector>
 
+#include "disabled_kernels.h"
 #include "kernel.h"
-#include "left_out.h"
 
 namespace distr {
 
@@ -70,9 +70,9 @@ KernelInfo info_of(const KernelEntry<Tensors>& entry) {
 // Why the kernel does not serve a call on its device; empty: it does.
 template <class Tensors>
 std::string reason_against(const KernelEntry<Tensors>& entry, const Problem& problem, const Grouping& grouping,
-                           bool deterministic, const LeftOut& left_out) {
-  if (left_out.has(entry.name)) {
-    return "is left out by DISTR_LEAVE_OUT";
+                           bool deterministic, const DisabledKernels& disabled) {
+  if (disabled.has(entry.name)) {
+    return "is disabled by DISTR_DISABLE_KERNELS";
   }
   if (OperationOf<Tensors>::kOperation == Operation::grouping && !is_exact(grouping) &&
       traits(grouping.strategy).order == OrderSource::caller) {
@@ -86,12 +86,12 @@ std::string reason_against(const KernelEntry<Tensors>& entry, const Problem& pro
 
 template <class Tensors>
 std::vector<KernelVerdict> judge(const Problem& problem, const Grouping& grouping, Device device, bool deterministic) {
-  const LeftOut left_out;
-  left_out.validate();
+  const DisabledKernels disabled;
+  disabled.validate();
   std::vector<KernelVerdict> verdicts;
   for_each_kernel<Tensors>([&](const KernelEntry<Tensors>& entry) {
     if (entry.device == device) {
-      verdicts.push_back({info_of(entry), reason_against(entry, problem, grouping, deterministic, left_out)});
+      verdicts.push_back({info_of(entry), reason_against(entry, problem, grouping, deterministic, disabled)});
     }
   });
   return verdicts;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dial's gauge: errors of O as computed, of S and P by the float64 equations.
+// Evaluation: errors of O as computed, of S and P by the float64 equations.
 #include "distr/measure.h"
 
 #include <algorithm>
@@ -144,7 +144,7 @@ Errors measure(const Problem& problem, const Grouping& grouping, const ForwardTe
     throw Error(Status::invalid_argument, "O or the exact O is null; allowed: memory of the problem's sizes");
   }
   const std::int64_t heads = problem.batch * problem.heads_q;
-  const std::int64_t rows_a_head =
+  const std::int64_t rows_per_head =
       std::min(problem.seq_q, std::max<std::int64_t>(1, max_rows / std::max<std::int64_t>(heads, 1)));
   std::vector<Sums> of_head(static_cast<std::size_t>(heads));
   Execution run = execution;
@@ -157,9 +157,9 @@ Errors measure(const Problem& problem, const Grouping& grouping, const ForwardTe
     HeadScores head_scores(problem, resolved, tensors, b, h);
     std::vector<double> exact;
     std::vector<double> approximate;
-    for (std::int64_t n = 0; n < rows_a_head; ++n) {
-      head_scores.row(n * problem.seq_q / rows_a_head, exact, approximate);
-      add_row_errors(exact, approximate, head_scores.bias(n * problem.seq_q / rows_a_head), sums);
+    for (std::int64_t n = 0; n < rows_per_head; ++n) {
+      head_scores.row(n * problem.seq_q / rows_per_head, exact, approximate);
+      add_row_errors(exact, approximate, head_scores.bias(n * problem.seq_q / rows_per_head), sums);
     }
   });
   Sums sums;

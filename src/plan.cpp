@@ -77,12 +77,12 @@ KernelEntry<Tensors> choose(const Problem& problem, const Grouping& grouping, co
   if (!execution.kernel.empty()) {
     return named<Tensors>(problem, grouping, execution);
   }
-  const LeftOut left_out;
-  left_out.validate();
+  const DisabledKernels disabled;
+  disabled.validate();
   const KernelEntry<Tensors>* first = nullptr;
   for_each_kernel<Tensors>([&](const KernelEntry<Tensors>& entry) {
     if (first == nullptr && entry.device == execution.device &&
-        reason_against(entry, problem, grouping, execution.deterministic, left_out).empty()) {
+        reason_against(entry, problem, grouping, execution.deterministic, disabled).empty()) {
       first = &entry;
     }
   });

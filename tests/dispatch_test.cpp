@@ -65,15 +65,15 @@ TEST(Explain, SaysWhyAKernelDoesNotServe) {
   EXPECT_EQ(explain(Operation::forward, problem_of(8), grouping_of(Strategy::lsh)).kernel, "cpu/forward");
 }
 
-// DISTR_LEAVE_OUT for as long as this lives.
+// DISTR_DISABLE_KERNELS, or its old name, for as long as this lives.
 struct Environment {
-  explicit Environment(const char* names) { setenv("DISTR_LEAVE_OUT", names, 1); }
+  explicit Environment(const char* names, const char* name = "DISTR_DISABLE_KERNELS") { setenv(name, names, 1); }
   Environment(const Environment&) = delete;
   Environment& operator=(const Environment&) = delete;
-  ~Environment() { unsetenv("DISTR_LEAVE_OUT"); }
+  ~Environment() { unsetenv("DISTR_DISABLE_KERNELS"), unsetenv("DISTR_LEAVE_OUT"); }
 };
 
-TEST(LeaveOut, TakesTheNextKernel) {
+TEST(DisableKernels, TakesTheNextKernel) {
   const auto kernel = [] {
     return explain(Operation::forward, problem_of(8), grouping_of(Strategy::lsh), Device::cpu).kernel;
   };
@@ -83,23 +83,24 @@ TEST(LeaveOut, TakesTheNextKernel) {
     EXPECT_EQ(kernel(), "reference/forward");
     const auto verdicts = explain(Operation::forward, problem_of(8), grouping_of(Strategy::lsh)).verdicts;
     EXPECT_EQ(verdicts.at(0).kernel.name, "cpu/forward");
-    EXPECT_EQ(verdicts.at(0).reason, "is left out by DISTR_LEAVE_OUT");
+    EXPECT_EQ(verdicts.at(0).reason, "is disabled by DISTR_DISABLE_KERNELS");
   }
   EXPECT_EQ(kernel(), "cpu/forward");
+  EXPECT_EQ((Environment("cpu/", "DISTR_LEAVE_OUT"), kernel()), "reference/forward");
   const Environment environment("cpu/backward,reference/forward");
   EXPECT_EQ(kernel(), "cpu/forward");
 }
 
-TEST(LeaveOut, MayLeaveNothing) {
+TEST(DisableKernels, MayLeaveNothing) {
   const Environment environment("cpu/,reference/");
   Call call;
   const auto [status, message] = failure([&] { forward(problem_of(2), grouping_of(Strategy::lsh), call.tensors()); });
   EXPECT_EQ(status, Status::unsupported);
-  EXPECT_NE(message.find("cpu/forward: is left out by DISTR_LEAVE_OUT"), std::string::npos) << message;
+  EXPECT_NE(message.find("cpu/forward: is disabled by DISTR_DISABLE_KERNELS"), std::string::npos) << message;
   EXPECT_EQ(call.o, std::vector<float>(8, 7));
 }
 
-TEST(LeaveOut, RefusesWhatIsNoKernel) {
+TEST(DisableKernels, RefusesWhatIsNoKernel) {
   for (const char* names : {"cpu/,sm70/", ",cpu/", "cpu/,", "cpu/forwards"}) {
     const Environment environment(names);
     const auto [status, message] =

@@ -298,7 +298,7 @@ def meta(options):
         "commit": options.commit or command_output("git", "rev-parse", "--short", "HEAD"),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": shlex.join(sys.argv),
-        "left_out": os.environ.get("DISTR_LEAVE_OUT", ""),
+        "left_out": os.environ.get("DISTR_DISABLE_KERNELS", os.environ.get("DISTR_LEAVE_OUT", "")),
         "built": f"CUDA kernels: {ops.describe().cuda_build}",
         "skipped": {},
     }

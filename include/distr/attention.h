@@ -139,9 +139,9 @@ struct Explanation {
 };
 
 /// What a call would do, without doing it (`deterministic`: Execution's). Kernels whose names begin as one of those
-/// does that the environment variable DISTR_LEAVE_OUT holds, with commas between them ("sm90/,plain/forward"), are
-/// passed over, here and in calls. Throws Error(invalid_argument) for a problem that nothing could serve, and where one
-/// of them is the beginning of no name.
+/// does that the environment variable DISTR_DISABLE_KERNELS holds, with commas between them ("sm90/,plain/forward"),
+/// are passed over, here and in calls (DISTR_LEAVE_OUT, the variable's old name, is read until version 0.2). Throws
+/// Error(invalid_argument) for a problem that nothing could serve, and where one of them is the beginning of no name.
 [[nodiscard]] Explanation explain(Operation operation, const Problem& problem, const Grouping& grouping,
                                   Device device = Device::cpu, bool deterministic = true);
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The dial's gauge: how far an approximation is from exact attention, in float64.
+// Evaluation: how far an approximation is from exact attention, in float64.
 #pragma once
 
 #include "distr/attention.h"

@@ -22,8 +22,8 @@ _HOMES = {  # imported on first use
     "allow_nondeterministic_backward": "determinism",
     "is_nondeterministic_backward_allowed": "determinism",
     "replace_sdpa": "sdpa_mode",
-    "report": "gauge",
-    "Report": "gauge",
+    "report": "evaluation",
+    "Report": "evaluation",
 }
 
 __all__ = ["Settings", "UnavailableError", *_HOMES]

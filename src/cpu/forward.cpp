@@ -134,9 +134,9 @@ class ForwardTask {
     for (const Segment& segment : segments_) {
       KHatRows k_hat_rows;
       fuse_k(segment.groups, k_transposed_, padded_keys, k_hat_, k_hat_rows);
-      for (std::int64_t n = 0; n < segment.rows; n += kRowsAtOnce) {
+      for (std::int64_t n = 0; n < segment.rows; n += kRowsPerStep) {
         const std::int64_t first = segment.first + n;
-        const std::int64_t rows = std::min(kRowsAtOnce, segment.rows - n);
+        const std::int64_t rows = std::min(kRowsPerStep, segment.rows - n);
         multiply({q_hat_ + first * d_stride_, d_stride_, 1, k_hat_rows.data(), scores_, kTileKeys, rows, padded_keys,
                   segment.groups.count, false});
         for (std::int64_t row = 0; row < rows; ++row) {

@@ -44,7 +44,7 @@ inline void add_squares(const float* x, std::int64_t rows, std::int64_t columns,
 
 // Mean and sum of squared differences from it, column by column, over the rows added so far (Chan, Golub and LeVeque,
 // "Updating formulae and a pairwise algorithm for computing sample variances", 1979).
-struct Spread {
+struct Moments {
   Columns mean{};
   Columns squares{};
   std::int64_t rows = 0;
@@ -78,26 +78,26 @@ class GroupingRun {
         tensors_(tensors),
         blocks_(common::num_blocks(problem, grouping)),
         stride_(padded(problem.head_dim)),
-        spread_blocks_(grouping.order_from == OrderFrom::own ? 1 : blocks_),
-        spreads_(static_cast<float*>(workspace)),
-        tiles_(spreads_ + (traits(grouping.strategy).reads_keys
-                               ? problem.batch * problem.heads_kv * spread_blocks_ * stride_
+        moment_blocks_(grouping.order_from == OrderFrom::own ? 1 : blocks_),
+        moments_(static_cast<float*>(workspace)),
+        tiles_(moments_ + (traits(grouping.strategy).reads_keys
+                               ? problem.batch * problem.heads_kv * moment_blocks_ * stride_
                                : 0)) {}
 
   // Spread of the keys that decide each block's energies: all keys once, or block by block ever more of them.
-  void spread_keys(std::int64_t kv_head, int thread) {
-    Spread spread;
+  void find_moments(std::int64_t kv_head, int thread) {
+    Moments moments;
     float* rows = tile(thread);
     const T* k = static_cast<const T*>(tensors_.k) + kv_head / problem_.heads_kv * problem_.k.batch +
                  kv_head % problem_.heads_kv * problem_.k.head;
-    for (std::int64_t block = 0; block < spread_blocks_; ++block) {
+    for (std::int64_t block = 0; block < moment_blocks_; ++block) {
       const std::int64_t end = common::order_keys(problem_, grouping_, block);
-      while (spread.rows < end) {
-        const std::int64_t count = std::min(kTileKeys, end - spread.rows);
-        load_rows(k + spread.rows * problem_.k.row, problem_.k.row, count, problem_.head_dim, stride_, rows, stride_);
-        spread.add(rows, count, stride_);
+      while (moments.rows < end) {
+        const std::int64_t count = std::min(kTileKeys, end - moments.rows);
+        load_rows(k + moments.rows * problem_.k.row, problem_.k.row, count, problem_.head_dim, stride_, rows, stride_);
+        moments.add(rows, count, stride_);
       }
-      std::copy_n(spread.squares.data(), stride_, spread_of(kv_head, block));
+      std::copy_n(moments.squares.data(), stride_, moments_of(kv_head, block));
     }
   }
 
@@ -124,8 +124,8 @@ class GroupingRun {
  private:
   [[nodiscard]] float* tile(int thread) const { return tiles_ + thread * kTileQueries * stride_; }
 
-  [[nodiscard]] float* spread_of(std::int64_t kv_head, std::int64_t block) const {
-    return spreads_ + (kv_head * spread_blocks_ + (spread_blocks_ == 1 ? 0 : block)) * stride_;
+  [[nodiscard]] float* moments_of(std::int64_t kv_head, std::int64_t block) const {
+    return moments_ + (kv_head * moment_blocks_ + (moment_blocks_ == 1 ? 0 : block)) * stride_;
   }
 
   // Calls visit(n, rows) for tiles of the block's rows, loaded to `tile`; n counts within the block.
@@ -181,9 +181,9 @@ class GroupingRun {
     for_each_tile(head, block, tile, [&](std::int64_t /*first*/, std::int64_t count) {
       add_squares(tile, count, stride_, zero.data(), energy.data());
     });
-    const float* spread = spread_of(head / (problem_.heads_q / problem_.heads_kv), block);
+    const float* moments = moments_of(head / (problem_.heads_q / problem_.heads_kv), block);
     for (std::size_t c = 0; c < static_cast<std::size_t>(problem_.head_dim); ++c) {
-      const float e = energy[c] * spread[c];
+      const float e = energy[c] * moments[c];
       energy[c] = std::isnan(e) ? std::numeric_limits<float>::infinity() : e;
     }
     std::iota(order, order + problem_.head_dim, 0);
@@ -199,8 +199,8 @@ class GroupingRun {
   const GroupingTensors& tensors_;
   std::int64_t blocks_;
   std::int64_t stride_;
-  std::int64_t spread_blocks_;
-  float* spreads_;  // [batch * heads_kv, spread_blocks, d]
+  std::int64_t moment_blocks_;
+  float* moments_;  // [batch * heads_kv, moment_blocks, d]
   float* tiles_;    // a thread's rows of Q or K, [128, d]
 };
 
@@ -210,7 +210,7 @@ void grouping_of(const Problem& problem, const Grouping& grouping, const Groupin
   GroupingRun<T> run(problem, grouping, tensors, execution.workspace);
   if (!is_exact(grouping) && traits(grouping.strategy).reads_keys) {
     common::parallel_for(execution, problem.batch * problem.heads_kv,
-                         [&](std::int64_t kv_head, int thread) { run.spread_keys(kv_head, thread); });
+                         [&](std::int64_t kv_head, int thread) { run.find_moments(kv_head, thread); });
   }
   common::parallel_for(execution, problem.batch * problem.heads_q * common::num_blocks(problem, grouping),
                        [&](std::int64_t index, int thread) { run.order_block(index, thread); });
@@ -236,13 +236,13 @@ HWY_EXPORT(grouping);
 KernelPlan<GroupingTensors> plan_grouping(const Problem& problem, const Grouping& grouping,
                                           const Execution& execution) {
   const std::int64_t stride = padded(problem.head_dim);
-  const std::int64_t spread_blocks = grouping.order_from == OrderFrom::own ? 1 : common::num_blocks(problem, grouping);
+  const std::int64_t moment_blocks = grouping.order_from == OrderFrom::own ? 1 : common::num_blocks(problem, grouping);
   const std::int64_t tasks =
       problem.batch * problem.heads_q * std::max<std::int64_t>(1, common::num_blocks(problem, grouping));
   const std::int64_t threads = useful_threads(execution.threads, tasks);
   KernelPlan<GroupingTensors> plan = plan_of<GroupingTensors>(problem, grouping, tasks, threads);
   if (traits(grouping.strategy).reads_keys) {
-    plan.workspace.add("spread of K", bytes_of(problem.batch * problem.heads_kv * spread_blocks * stride));
+    plan.workspace.add("spread of K", bytes_of(problem.batch * problem.heads_kv * moment_blocks * stride));
   }
   plan.workspace.add("tiles of each thread", bytes_of(threads * kTileQueries * stride));
   plan.run = [&problem, &grouping](const GroupingTensors& tensors, const Execution& with) {

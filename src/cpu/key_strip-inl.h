@@ -113,7 +113,7 @@ class KeyStripTask {
       multiply({gradient_.d_o, 1, dv_stride_, p_rows_.data(), dv_transposed_, kTileKeys, problem_.head_dim_v, keys,
                 tile.rows, true});
     } else {
-      add_weighty_dv();
+      add_dv_skipping_zeros();
     }
     for (const Segment& segment : gradient_.segments) {
       add_dk(segment);
@@ -137,7 +137,7 @@ class KeyStripTask {
       multiply({q_hat, 1, d_stride_, ds_rows_.data() + segment.first, dk_hat_, kTileKeys, groups.count, keys,
                 segment.rows, false});
     } else {
-      multiply_weighty_dk(segment, q_hat);
+      multiply_dk_skipping_zeros(segment, q_hat);
     }
     for (std::int64_t g = 0; g < groups.count; ++g) {
       for (std::int64_t member = 0; member < groups.size(g); ++member) {
@@ -160,7 +160,7 @@ class KeyStripTask {
       multiply({d_s, kTileKeys, 1, k_hat_by_key_rows_.data(), dq_hat, d_stride_, segment.rows,
                 round_up(groups.count, vector_length()), gradient_.keys, accumulate});
     } else {
-      add_weighty_dq(segment, dq_hat, accumulate);
+      add_dq_skipping_zeros(segment, dq_hat, accumulate);
     }
   }
 
@@ -192,7 +192,7 @@ class KeyStripTask {
 
   // These products skip keys of probability 0, because 0 times a NaN or an infinity is NaN. They sum in the order of
   // multiply(), so that keys which a row does not see cannot change the bits of its gradient.
-  void add_weighty_dv() {
+  void add_dv_skipping_zeros() {
     for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
       for (std::int64_t j = 0; j < gradient_.keys; ++j) {
         float sum = 0;
@@ -205,7 +205,7 @@ class KeyStripTask {
     }
   }
 
-  void multiply_weighty_dk(const Segment& segment, const float* q_hat) {
+  void multiply_dk_skipping_zeros(const Segment& segment, const float* q_hat) {
     std::fill_n(dk_hat_, segment.groups.count * kTileKeys, 0.0F);
     for (std::int64_t n = 0; n < segment.rows; ++n) {
       for (std::int64_t j = 0; j < gradient_.keys; ++j) {
@@ -218,7 +218,7 @@ class KeyStripTask {
     }
   }
 
-  void add_weighty_dq(const Segment& segment, float* dq_hat, bool accumulate) const {
+  void add_dq_skipping_zeros(const Segment& segment, float* dq_hat, bool accumulate) const {
     for (std::int64_t n = 0; n < segment.rows; ++n) {
       for (std::int64_t g = 0; g < segment.groups.count; ++g) {
         float sum = 0;

@@ -18,12 +18,12 @@ namespace distr::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
 // The register tile: 6 x 4 vectors of C, 4 vectors of B and one broadcast of A fill 32 registers; 6 x 2 fill 16.
-inline constexpr int kTileRowsOfC = 6;
-inline constexpr int kTileVectorsOfC = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
+inline constexpr int kRegisterRows = 6;
+inline constexpr int kRegisterVectors = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
 
 // A is [m, k] with any strides, the rows of B [k, n] may lie anywhere, and C is [m, n] in row-major order. n is a
 // multiple of the vector length.
-struct Product {
+struct MatmulArguments {
   const float* a;
   std::int64_t a_stride;  // from row to row
   std::int64_t a_step;    // from column to column
@@ -36,7 +36,7 @@ struct Product {
 
 // Computes kRows x kVectors vectors of C, from row i and column j on, with all of them in registers.
 template <int kRows, int kVectors>
-void multiply_registers(const Product& product, std::int64_t i, std::int64_t j) {
+void multiply_registers(const MatmulArguments& product, std::int64_t i, std::int64_t j) {
   const hn::ScalableTag<float> tag;
   using Vector = hn::Vec<decltype(tag)>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
@@ -75,18 +75,18 @@ void multiply_registers(const Product& product, std::int64_t i, std::int64_t j) 
   }
 }
 
-using MultiplyRegisters = void (*)(const Product&, std::int64_t, std::int64_t);
+using MultiplyRegisters = void (*)(const MatmulArguments&, std::int64_t, std::int64_t);
 
 template <int kVectors>
 MultiplyRegisters choose_rows(std::int64_t rows) {
-  static constexpr std::array<MultiplyRegisters, kTileRowsOfC> kByRows{
+  static constexpr std::array<MultiplyRegisters, kRegisterRows> kByRows{
       multiply_registers<1, kVectors>, multiply_registers<2, kVectors>, multiply_registers<3, kVectors>,
       multiply_registers<4, kVectors>, multiply_registers<5, kVectors>, multiply_registers<6, kVectors>};
   return kByRows[static_cast<std::size_t>(rows - 1)];
 }
 
 inline MultiplyRegisters choose_registers(std::int64_t rows, std::int64_t vectors) {
-  if constexpr (kTileVectorsOfC == 4) {
+  if constexpr (kRegisterVectors == 4) {
     if (vectors == 4) {
       return choose_rows<4>(rows);
     }
@@ -99,14 +99,14 @@ inline MultiplyRegisters choose_registers(std::int64_t rows, std::int64_t vector
 
 // The rows of the next register tile: 6, except that two tiles share the last 7 to 11 rows evenly.
 inline std::int64_t next_rows(std::int64_t left) {
-  return left <= kTileRowsOfC ? left : left < 2 * kTileRowsOfC ? (left + 1) / 2 : kTileRowsOfC;
+  return left <= kRegisterRows ? left : left < 2 * kRegisterRows ? (left + 1) / 2 : kRegisterRows;
 }
 
-inline void multiply(const Product& product) {
+inline void multiply(const MatmulArguments& product) {
   const hn::ScalableTag<float> tag;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
   for (std::int64_t j = 0; j < product.n;) {
-    const std::int64_t vectors = std::min<std::int64_t>((product.n - j) / lanes, kTileVectorsOfC);
+    const std::int64_t vectors = std::min<std::int64_t>((product.n - j) / lanes, kRegisterVectors);
     for (std::int64_t i = 0; i < product.m;) {
       const std::int64_t rows = next_rows(product.m - i);
       choose_registers(rows, vectors)(product, i, j);

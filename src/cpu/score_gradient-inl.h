@@ -104,9 +104,9 @@ class ScoreGradient {
   void run(float factor) {
     for (const Segment& segment : segments) {
       const float* const* k_hat = fuse(segment);
-      for (std::int64_t n = 0; n < segment.rows; n += kRowsAtOnce) {
+      for (std::int64_t n = 0; n < segment.rows; n += kRowsPerStep) {
         const std::int64_t first = segment.first + n;
-        const std::int64_t rows = std::min(kRowsAtOnce, segment.rows - n);
+        const std::int64_t rows = std::min(kRowsPerStep, segment.rows - n);
         multiply({q_hat + first * d_stride_, d_stride_, 1, k_hat, p + first * kTileKeys, kTileKeys, rows, padded_keys,
                   segment.groups.count, false});
         multiply({d_o + first * dv_stride_, dv_stride_, 1, v_rows_.data(), d_s + first * kTileKeys, kTileKeys, rows,

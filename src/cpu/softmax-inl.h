@@ -25,8 +25,8 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 inline constexpr float kHidden = -std::numeric_limits<float>::infinity();
 
-// What the tiles so far say of a row: the sum of 2^(to_log2 * (s_j - maximum)), of which no exponent exceeds kSlack.
-// Every key hidden so far: maximum -inf, sum 0.
+// What the tiles so far say of a row: the sum of 2^(to_log2 * (s_j - maximum)), of which no exponent exceeds
+// kRescaleThreshold. Every key hidden so far: maximum -inf, sum 0.
 struct RowState {
   float maximum = kHidden;
   float sum = 0;
@@ -88,14 +88,14 @@ inline float exponentials(float* scores, std::int64_t count, float to_log2, floa
 
 // What the largest exponent may reach: growing the maximum less often costs nothing, for sums of powers up to 2^8 are
 // as precise as sums of powers up to 1.
-inline constexpr float kSlack = 8;
+inline constexpr float kRescaleThreshold = 8;
 
 // Replaces the scores s of a row and a tile of keys by 2^(to_log2 * (s - maximum)), to_log2 > 0, and rescales what the
 // row has gathered in o [o_count] when the maximum grows. Both counts are multiples of the vector length.
 inline void online_softmax(float* scores, std::int64_t count, float to_log2, RowState& state, float* o,
                            std::int64_t o_count) {
   const float maximum = row_maximum(scores, count);
-  if ((maximum - state.maximum) * to_log2 > kSlack) {
+  if ((maximum - state.maximum) * to_log2 > kRescaleThreshold) {
     const float shrink = power_of_2((state.maximum - maximum) * to_log2);
     state.sum *= shrink;
     state.maximum = maximum;

@@ -15,7 +15,7 @@ namespace distr::cpu {
 inline constexpr std::int64_t kTileQueries = 128;
 inline constexpr std::int64_t kTileKeys = 128;  // m
 // Rows of a tile whose scores are taken all the way while they lie in the first-level cache: 4 tiles of registers.
-inline constexpr std::int64_t kRowsAtOnce = 24;
+inline constexpr std::int64_t kRowsPerStep = 24;
 // Rows of tiles are padded to the longest vector there is, 64 bytes.
 inline constexpr std::int64_t kPadding = 16;
 // Fewer tasks than this share their keys among several tasks each, of at least kMinimumSplit keys.
@@ -93,7 +93,7 @@ struct ForwardScratch {
     k_transposed = take(d * kTileKeys);
     k_hat = take(is_exact(grouping) ? 0 : num_groups(problem, grouping) * kTileKeys);
     v = take(kTileKeys * dv);
-    scores = take(kRowsAtOnce * kTileKeys);
+    scores = take(kRowsPerStep * kTileKeys);
     o = take(kTileQueries * dv);
   }
 

@@ -81,9 +81,9 @@ const DeviceProperties& device_properties() {
     DeviceProperties properties;
     properties.major = attribute(cudaDevAttrComputeCapabilityMajor, device);
     properties.minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
-    properties.processors = attribute(cudaDevAttrMultiProcessorCount, device);
+    properties.num_sms = attribute(cudaDevAttrMultiProcessorCount, device);
     properties.shared_bytes = attribute(cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
-    properties.shared_bytes_processor = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
+    properties.shared_bytes_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
     found = known.emplace(device, properties).first;
   }
   if (index < kQuickly) {
@@ -131,11 +131,11 @@ std::vector<std::string> cuda_device_names(std::string& reason) {
   const int count = cuda::count_devices(reason);
   try {
     for (int device = 0; device < count; ++device) {
-      const std::string refusal = cuda::too_old(device);
-      if (refusal.empty()) {
+      const std::string unsupported_reason = cuda::too_old(device);
+      if (unsupported_reason.empty()) {
         names.push_back(cuda::name_of(device));
       } else {
-        reason = refusal;
+        reason = unsupported_reason;
       }
     }
   } catch (const Error& error) {

@@ -13,8 +13,8 @@
 #include "cuda/sm80/forward_launch.h"
 #include "cuda/sm90/backward_launch.h"
 #include "cuda/sm90/forward_launch.h"
+#include "disabled_kernels.h"
 #include "kernel.h"
-#include "left_out.h"
 
 namespace distr {
 namespace cuda {
@@ -120,7 +120,7 @@ constexpr std::array<BackwardKernel, 5> kBackward{
 // Whether Hopper's own kernel would serve with another strategy.
 bool is_served_by_hopper(const Problem& problem, Grouping grouping, Strategy strategy) {
   grouping.strategy = strategy;
-  return !LeftOut().has(kHopperForward.name) && kHopperForward.supports(problem, grouping).empty();
+  return !DisabledKernels().has(kHopperForward.name) && kHopperForward.supports(problem, grouping).empty();
 }
 
 }  // namespace

@@ -12,11 +12,11 @@
 // whole runs and the first strips of one more, and the first block has energies of 0, hence the identity.
 // In order_blocks four threads share two columns, and each adds up every fourth run around the mean of the last. The
 // energies go to shared memory, where two threads count the columns that come before one.
-#include "cuda/early.cuh"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/grouping.h"
+#include "cuda/grouping_loads.cuh"
+#include "cuda/grouping_moments.cuh"
 #include "cuda/grouping_rank.cuh"
-#include "cuda/grouping_rows.cuh"
-#include "cuda/grouping_spread.cuh"
 #include "cuda/workspace.h"
 
 namespace distr::cuda::energy {
@@ -40,8 +40,8 @@ struct Arguments {
   int heads_per_kv;     // query heads that share a KV head
   int part_blocks;      // blocks of Q that a thread block orders
   float* squares;       // [pieces of Q, width]
-  Spread* runs;         // [KV heads, runs, width]
-  Spread* strips;       // [KV heads, strips, width]: of a run up to the end of each strip but its last
+  Moments* runs;        // [KV heads, runs, width]
+  Moments* strips;      // [KV heads, strips, width]: of a run up to the end of each strip but its last
   std::int32_t* order;  // [order rows, d]
 };
 
@@ -94,7 +94,7 @@ __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
   };
   const std::byte* pivot_row = middle_of(strip);             // loaded in place of missing rows: its difference is 0
   const bool keeps_pivots = lane.t == 0 && lane.group == 0;  // this lane stores those of its columns
-  Rows rows = a.keys.keys(head, start, a.keys.start(strip + 1));
+  RowSpan rows = a.keys.keys(head, start, a.keys.start(strip + 1));
   int n = 0;
   float pivots[8];
   LaneSums run;
@@ -111,7 +111,7 @@ __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
 #pragma unroll 1
   for (bool begins = true;; begins = false) {
     if (begins) {
-      wait_for_inputs();  // in the loop, so that the compiler does not move the code above behind the wait
+      wait_on_dependent_grids();  // in the loop, so that the compiler does not move the code above behind the wait
     }
     Round round;
     round.load(rows, n, lane, pivot_row);
@@ -125,8 +125,8 @@ __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
     }
     const int next = strip + 1;
     const auto count = static_cast<float>(a.keys.start(next) - start);
-    Spread* spreads = next == end ? a.runs + static_cast<std::int64_t>(blockIdx.x) * a.width
-                                  : a.strips + (static_cast<std::int64_t>(head) * a.keys.strips + strip) * a.width;
+    Moments* moments = next == end ? a.runs + static_cast<std::int64_t>(blockIdx.x) * a.width
+                                   : a.strips + (static_cast<std::int64_t>(head) * a.keys.strips + strip) * a.width;
     float values[16];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
@@ -134,8 +134,8 @@ __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
       values[8 + i] = run.squares[i];
     }
     add_up<kVector>(a, values, lane, shared, [&](int column, const Sums& sums) {
-      spreads[column] = {shared.pivots[column] + (count > 0 ? __fdividef(sums.sum, count) : 0),
-                         squares_around_mean(count, sums.sum, sums.squares)};
+      moments[column] = {shared.pivots[column] + (count > 0 ? __fdividef(sums.sum, count) : 0),
+                         centered_squares(count, sums.sum, sums.squares)};
     });
     if (next == end) {
       break;
@@ -164,13 +164,13 @@ __device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
 template <class T, int kVector>
 __device__ void read_queries(const Arguments& a, std::uint32_t piece, const Lane& lane, Shared& shared) {
   using Round = grouping::Round<T, kVector>;
-  const Rows rows = a.queries.at(piece);
+  const RowSpan rows = a.queries.at(piece);
   LaneSums sums;
   int n = 0;
 #pragma unroll 1
   do {
     if (n == 0) {
-      wait_for_inputs();  // in the loop, as above
+      wait_on_dependent_grids();  // in the loop, as above
     }
     Round round;
     round.load(rows, n, lane);
@@ -185,7 +185,7 @@ __device__ void read_queries(const Arguments& a, std::uint32_t piece, const Lane
 template <class T, int kVector>
 __global__ void __launch_bounds__(kMaxThreads, 2) read_tensors(const Arguments a) {
   __shared__ Shared shared;
-  release_dependent();
+  launch_dependent_grids();
   const Lane lane(a.groups, a.head_dim);
   const auto runs = static_cast<std::uint32_t>(a.keys.count);
   if (blockIdx.x < runs) {
@@ -195,12 +195,12 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_tensors(const Arguments a
   }
 }
 
-// A block of threads orders part_blocks blocks of Q of a head, one after another. Of a warp's 16 columns four lanes
+// A thread block orders part_blocks blocks of Q of a head, one after another. Of a warp's 16 columns four lanes
 // share two neighbours, and two lanes then count one column's rank.
 template <int kLoads>
 __global__ void __maxnreg__(kLoads <= kRunLoads ? 64 : 104) order_blocks(const Arguments a) {
   alignas(16) __shared__ float s_energies[kMaxHeadDim];
-  release_dependent();
+  launch_dependent_grids();
   const auto in_warp = static_cast<int>(threadIdx.x % 32);
   const int warp_columns = static_cast<int>(threadIdx.x) / 32 * 16;
   const int columns = warp_columns + in_warp % 8 * 2;  // the first of two that four lanes share
@@ -214,23 +214,23 @@ __global__ void __maxnreg__(kLoads <= kRunLoads ? 64 : 104) order_blocks(const A
   const float* squares = a.squares + row * pieces * a.width + column;
   std::int32_t* order = a.order + row * a.head_dim;
   const std::int64_t kv_head = head / a.heads_per_kv;
-  const Spread* runs = a.runs + kv_head * a.keys.runs.value() * a.width + columns;
-  const Spread* strips = a.strips + kv_head * a.keys.strips * a.width + columns;
+  const Moments* runs = a.runs + kv_head * a.keys.runs.value() * a.width + columns;
+  const Moments* strips = a.strips + kv_head * a.keys.strips * a.width + columns;
   const auto reader_for = [&](int block) {
-    return SpreadReader(a.keys, runs, strips, a.width, in_warp / 8, a.keys.strips_of(block));
+    return MomentReader(a.keys, runs, strips, a.width, in_warp / 8, a.keys.strips_of(block));
   };
-  SpreadReader reader = reader_for(first);  // before the wait
-  float spread = 0;
+  MomentReader reader = reader_for(first);  // before the wait
+  float centered = 0;
 #pragma unroll 1
   for (int block = first; block < min(first + a.part_blocks, blocks); ++block) {
     if (block == first) {
-      wait_for_inputs();  // in the loop, as above
+      wait_on_dependent_grids();  // in the loop, as above
     }
     const float square = sum_of_pieces(squares, pieces, a.width);
     if (block == first || a.keys.block_strips > 0) {  // else all blocks need the same keys
-      spread = reader.strips() > 0 ? reader.total<kLoads>() : 0;
+      centered = reader.strips() > 0 ? reader.total<kLoads>() : 0;
     }
-    const float product = square * spread;
+    const float product = square * centered;
     if (in_warp < 16) {
       s_energies[column] = column >= a.head_dim ? -1 : isnan(product) ? INFINITY : product;
     }
@@ -254,7 +254,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_only(const Arguments a) {
   using Round = grouping::Round<T, kVector>;
   const Lane lane(a.groups, a.head_dim);
   const auto runs = static_cast<std::uint32_t>(a.keys.count);
-  Rows rows;
+  RowSpan rows;
   if (blockIdx.x < runs) {
     const int first = static_cast<int>(blockIdx.x % a.keys.runs) * a.keys.run_strips;
     const int end = min(first + a.keys.run_strips, a.keys.strips);
@@ -274,14 +274,14 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_only(const Arguments a) {
 }
 
 // Does nothing but wait for the kernel before it.
-__global__ void only_wait(const Arguments /*a*/) { wait_for_inputs(); }
+__global__ void only_wait(const Arguments /*a*/) { wait_on_dependent_grids(); }
 
 // What a call does: it is decided here, and a run decides nothing more.
 struct Plan {
   DType dtype;
   Arguments arguments;  // but for the pointers
   Part<float> squares;
-  Part<Spread> runs, strips;
+  Part<Moments> runs, strips;
   bool aligned_rows;  // of Q and K
   int read_threads;
   dim3 read_grid, order_grid;
@@ -347,9 +347,9 @@ using Run = void (*)(const Plan& plan, const GroupingTensors& tensors, const Exe
 void run_all(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
   const Arguments a = plan.with(tensors, execution.workspace);
   grouping::with_loads(plan.dtype, plan.is_aligned(tensors), [&]<class T, int kVector>() {
-    launch_early(read_tensors<T, kVector>, plan.read_grid, plan.read_threads, 0, execution.stream, a);
+    launch_dependent(read_tensors<T, kVector>, plan.read_grid, plan.read_threads, 0, execution.stream, a);
   });
-  launch_early(plan.order_blocks, plan.order_grid, 2 * a.width, 0, execution.stream, a);
+  launch_dependent(plan.order_blocks, plan.order_grid, 2 * a.width, 0, execution.stream, a);
 }
 
 void run_read_only(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
@@ -360,7 +360,7 @@ void run_read_only(const Plan& plan, const GroupingTensors& tensors, const Execu
 
 void run_read_and_wait(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
   run_read_only(plan, tensors, execution);
-  launch_early(only_wait, dim3(1), 32, 0, execution.stream, plan.with(tensors, nullptr));
+  launch_dependent(only_wait, dim3(1), 32, 0, execution.stream, plan.with(tensors, nullptr));
 }
 
 KernelPlan<GroupingTensors> made(const Problem& problem, const Grouping& grouping, Run run) {
@@ -381,7 +381,7 @@ KernelPlan<GroupingTensors> made(const Problem& problem, const Grouping& groupin
 }  // namespace
 
 std::string supports(const Problem& problem, const Grouping& grouping) {
-  return grouping::refusal(problem, grouping, Strategy::energy);
+  return grouping::unsupported_reason(problem, grouping, Strategy::energy);
 }
 
 KernelPlan<GroupingTensors> plan(const Problem& problem, const Grouping& grouping, const Execution& /*execution*/) {

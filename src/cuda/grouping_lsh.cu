@@ -7,8 +7,8 @@
 //   R     One Philox call draws a row. R lies in shared memory as fragments of mma.m16n8k16 (A = R^T, rows as k). Every
 //         value is exact in f16 and in bf16, and an f32 of Q is the sum of three bf16, so all products are exact; the
 //         sums are fp32.
-//   Q     Warps load it from global memory to registers as B fragments (grouping_rows.cuh). The loads of the next block
-//         of Q are issued before the sums of this one are added up and sorted.
+//   Q     Warps load it from global memory to registers as B fragments (grouping_loads.cuh). The loads of the next
+//         block of Q are issued before the sums of this one are added up and sorted.
 //   sums  Each warp has [16, 64] sums. The warps of a tile are added in shared memory, in a fixed order.
 //   bits  A ballot collects the signs: lane 4 g + t of an accumulator's fragment has bits g and g + 8 of two columns.
 //   sort  For each column two lanes count the columns with a smaller (hash, column): that is the column's position.
@@ -21,10 +21,10 @@
 
 #include "common/half.h"
 #include "common/projection.h"
-#include "cuda/early.cuh"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/grouping.h"
+#include "cuda/grouping_loads.cuh"
 #include "cuda/grouping_rank.cuh"
-#include "cuda/grouping_rows.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/workspace.h"
 
@@ -40,11 +40,11 @@ using grouping::kPieceRows;
 using grouping::kTileColumns;
 using grouping::Lane;
 using grouping::QueryPieces;
-using grouping::Rows;
+using grouping::RowSpan;
 
 constexpr int kFragments = kTileColumns / 8;  // of sums, for a tile: [16 bits, 8 columns] each
 constexpr int kWindowRows = kPieceRows;       // rows of R in shared memory
-constexpr int kWarpsPerProcessor = 16;        // as the launch bounds promise
+constexpr int kWarpsPerSm = 16;               // as the launch bounds promise
 constexpr int kSumThreads = 512;              // of the kernel that adds pieces
 
 struct Arguments {
@@ -182,9 +182,9 @@ __global__ void __launch_bounds__(kMaxThreads, kVector == 1 ? 1 : 2) order_block
   const int round_rows = Round::rows(lane);
   const auto count = static_cast<std::uint32_t>(a.queries.count);
 
-  release_dependent();
-  wait_for_inputs();
-  Rows rows = a.queries.at(blockIdx.x);
+  launch_dependent_grids();
+  wait_on_dependent_grids();
+  RowSpan rows = a.queries.at(blockIdx.x);
   Round round;
   round.load(rows, 0, lane);
   int window = -1;  // the first row of R in shared memory
@@ -211,7 +211,7 @@ __global__ void __launch_bounds__(kMaxThreads, kVector == 1 ? 1 : 2) order_block
       n += round_rows;
       finished = n >= rows.count;
       if (finished) {
-        rows = count - piece > gridDim.x ? a.queries.at(piece + gridDim.x) : Rows{};
+        rows = count - piece > gridDim.x ? a.queries.at(piece + gridDim.x) : RowSpan{};
         n = 0;
       }
       round.load(rows, n, lane);
@@ -259,10 +259,10 @@ __global__ void __launch_bounds__(kMaxThreads, kVector == 1 ? 1 : 2) order_block
 template <int kVector>
 __global__ void __launch_bounds__(kSumThreads, 1) add_pieces(const Arguments a) {
   alignas(16) __shared__ float s_keys[kMaxHeadDim];
-  release_dependent();
+  launch_dependent_grids();
   const auto pieces = static_cast<int>(a.queries.pieces.value());
   const int stride = a.tiles * kFragments * 32;
-  wait_for_inputs();
+  wait_on_dependent_grids();
   for (int i = static_cast<int>(threadIdx.x); i < stride; i += static_cast<int>(blockDim.x)) {
     const float4* sums = a.sums + static_cast<std::int64_t>(blockIdx.x) * pieces * stride + i;
     constexpr int kLoadsAhead = 16;  // in flight at the same time
@@ -293,7 +293,7 @@ __global__ void __launch_bounds__(kMaxThreads, 2) read_blocks(const Arguments a)
   const auto count = static_cast<std::uint32_t>(a.queries.count);
   std::uint32_t seen = 0;
   for (std::uint32_t piece = blockIdx.x; piece < count; piece += gridDim.x) {
-    const Rows rows = a.queries.at(piece);
+    const RowSpan rows = a.queries.at(piece);
     for (int n = 0; n < rows.count; n += Round::rows(lane)) {
       Round round;
       round.load(rows, n, lane);
@@ -330,7 +330,7 @@ struct Plan {
 Plan plan_of(const Problem& problem, const Grouping& grouping, WorkspaceLayout& workspace) {
   const QueryPieces queries(problem, grouping);
   const grouping::Warps warps(problem.head_dim);
-  const std::int64_t resident = device_properties().processors * (kWarpsPerProcessor / warps.count());
+  const std::int64_t resident = device_properties().num_sms * (kWarpsPerSm / warps.count());
   const Arguments arguments{
       queries, static_cast<int>(problem.head_dim), warps.tiles, warps.groups, grouping.seed, nullptr, nullptr};
   const std::int64_t sums = queries.count * warps.tiles * kFragments * 32;
@@ -353,9 +353,9 @@ using Run = void (*)(const Plan& plan, const GroupingTensors& tensors, const Exe
 void run_all(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
   const Arguments a = plan.with(tensors, execution.workspace);
   grouping::with_loads(plan.dtype, plan.is_aligned(tensors), [&]<class T, int kVector>() {
-    launch_early(order_blocks<T, kVector>, plan.grid, plan.threads, plan.shared, execution.stream, a);
+    launch_dependent(order_blocks<T, kVector>, plan.grid, plan.threads, plan.shared, execution.stream, a);
     if (plan.sums.exists()) {
-      launch_early(add_pieces<kVector>, plan.sum_grid, plan.sum_threads, 0, execution.stream, a);
+      launch_dependent(add_pieces<kVector>, plan.sum_grid, plan.sum_threads, 0, execution.stream, a);
     }
   });
 }
@@ -386,7 +386,7 @@ KernelPlan<GroupingTensors> made(const Problem& problem, const Grouping& groupin
 }  // namespace
 
 std::string supports(const Problem& problem, const Grouping& grouping) {
-  return grouping::refusal(problem, grouping, Strategy::lsh);
+  return grouping::unsupported_reason(problem, grouping, Strategy::lsh);
 }
 
 KernelPlan<GroupingTensors> plan(const Problem& problem, const Grouping& grouping, const Execution& /*execution*/) {

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "cuda/grouping_rows.cuh"
+#include "cuda/grouping_loads.cuh"
 
 namespace distr::cuda::grouping {
 

@@ -65,7 +65,7 @@ inline constexpr std::array kAdviceCrossoversOfHopper{common::Crossover{64, 1638
 // How many heads a launch of so many tiles a head takes together, where so many thread blocks run at the same time:
 // none but where it is causal. There, enough for an even end, or all whose K and V stay in the L2 (docs/kernel-log.md,
 // sm90/forward, step 48).
-[[nodiscard]] inline int heads_together(const Problem& problem, std::int64_t tiles_of_head, std::int64_t blocks) {
+[[nodiscard]] inline int interleaved_heads(const Problem& problem, std::int64_t tiles_of_head, std::int64_t blocks) {
   if (problem.causal == Causal::none) {
     return 0;
   }
@@ -81,9 +81,9 @@ inline constexpr std::array kAdviceCrossoversOfHopper{common::Crossover{64, 1638
 // several, where that leaves enough thread blocks for every SM.
 [[nodiscard]] inline std::int64_t estimated_tiles(std::int64_t tiles, std::int64_t tiles_of_block,
                                                   std::int64_t processors) {
-  constexpr std::int64_t kMostTiles = 4;
-  constexpr std::int64_t kBlocksAProcessor = 8;
-  std::int64_t result = std::clamp(tiles / (kBlocksAProcessor * processors), std::int64_t{1}, kMostTiles);
+  constexpr std::int64_t kMaxTiles = 4;
+  constexpr std::int64_t kCtasPerSm = 8;
+  std::int64_t result = std::clamp(tiles / (kCtasPerSm * processors), std::int64_t{1}, kMaxTiles);
   while (result > 1 && tiles_of_block % result != 0) {
     --result;
   }

@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <string>
 
-#include "cuda/start.h"
+#include "cuda/launch_syntax.h"
 #include "distr/error.h"
 
 namespace distr::cuda {
@@ -29,10 +29,10 @@ inline void check(cudaError_t status, const char* call) {
 }
 
 struct DeviceProperties {
-  int major = 0, minor = 0;        // compute capability
-  int processors = 0;              // SMs
-  int shared_bytes = 0;            // the most a block may have
-  int shared_bytes_processor = 0;  // of an SM
+  int major = 0, minor = 0;     // compute capability
+  int num_sms = 0;              // SMs
+  int shared_bytes = 0;         // the most a block may have
+  int shared_bytes_per_sm = 0;  // of an SM
 };
 
 // Of the current device. CUDA is asked once for each device. Throws Error(device_failure) if there is none.
@@ -47,9 +47,9 @@ void allow_shared_memory(const void* kernel, std::size_t bytes);
 
 // Lets the kernel have so many bytes of dynamic shared memory, if more than kernels have without asking.
 template <class... Parameters>
-void raise_limit(void (*kernel)(Parameters...), std::size_t shared) {
-  constexpr std::size_t kWithoutAsking = 48 * 1024;
-  if (shared > kWithoutAsking) {
+void raise_shared_memory_limit(void (*kernel)(Parameters...), std::size_t shared) {
+  constexpr std::size_t kDefaultSharedBytes = 48 * 1024;
+  if (shared > kDefaultSharedBytes) {
     allow_shared_memory(reinterpret_cast<const void*>(kernel), shared);
   }
 }
@@ -58,8 +58,8 @@ void raise_limit(void (*kernel)(Parameters...), std::size_t shared) {
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared, void* stream,
             const Arguments&... arguments) {
-  raise_limit(kernel, shared);
-  start(kernel, grid, threads, shared, stream, arguments...);
+  raise_shared_memory_limit(kernel, shared);
+  launch_kernel(kernel, grid, threads, shared, stream, arguments...);
   check(cudaGetLastError(), "kernel launch");
 }
 

@@ -16,7 +16,7 @@ class MaskGradient {
   MaskGradient(const Problem& problem, const Grouping& grouping);
 
   // Why its grid would be too large; empty: it is not.
-  [[nodiscard]] static std::string refusal(const Problem& problem, const Grouping& grouping);
+  [[nodiscard]] static std::string unsupported_reason(const Problem& problem, const Grouping& grouping);
 
   // Puts the kernel that writes `tensors.d_mask` on the stream, behind those that made delta [B, Hq, Nq], D of every
   // row (method, 3).

@@ -53,8 +53,8 @@ CudaDevice cuda_device() {
   result.name = cuda::device_name();
   result.major = properties.major;
   result.minor = properties.minor;
-  result.processors = properties.processors;
-  result.shared_memory = properties.shared_bytes_processor;
+  result.processors = properties.num_sms;
+  result.shared_memory = properties.shared_bytes_per_sm;
   result.cache = cache;
   check(cudaMemGetInfo(&result.free_memory, &result.memory), "cudaMemGetInfo");
   result.runtime = std::to_string(runtime / 1000) + "." + std::to_string(runtime % 1000 / 10);

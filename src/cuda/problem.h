@@ -12,7 +12,7 @@
 namespace distr::cuda {
 
 // Of shared memory, that a thread block may have on every GPU since sm_80.
-inline constexpr int kMostSharedBytes = 99 * 1024;
+inline constexpr int kMaxSharedBytes = 99 * 1024;
 
 // A mask broadcast to [batch, heads_q, seq_q, seq_k]: strides of 0 along the axes that repeat.
 struct DeviceMask {

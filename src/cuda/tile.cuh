@@ -29,9 +29,9 @@ struct Tile {
   std::uint32_t base;  // a multiple of 1024
 
   [[nodiscard]] __device__ static constexpr int offset(int row, int chunk) {
-    constexpr int kRowsABank = kChunks >= 8 ? 1 : 8 / kChunks;  // rows that share the 32 banks
+    constexpr int kRowsPerBankCycle = kChunks >= 8 ? 1 : 8 / kChunks;  // rows that share the 32 banks
     constexpr int kMix = kChunks >= 8 ? 7 : kChunks - 1;
-    return (row * kChunks + (chunk ^ ((row / kRowsABank) & kMix))) * 16;  // bytes
+    return (row * kChunks + (chunk ^ ((row / kRowsPerBankCycle) & kMix))) * 16;  // bytes
   }
   [[nodiscard]] __device__ std::uint32_t at(int row, int chunk) const {
     return base + static_cast<std::uint32_t>(offset(row, chunk));
@@ -87,7 +87,7 @@ __device__ __forceinline__ void store_pair(T* row, int column, int columns, bool
 
 // How many elements of a row one store may write (8, 2 or 1), where rows are `stride` elements apart.
 template <class T>
-[[nodiscard]] __device__ inline int elements_at_once(const T* base, std::int64_t stride) {
+[[nodiscard]] __device__ inline int vector_width(const T* base, std::int64_t stride) {
   const auto fits = [&](unsigned elements) {
     return reinterpret_cast<std::uintptr_t>(base) % (elements * sizeof(T)) == 0 && stride % elements == 0;
   };
@@ -95,30 +95,30 @@ template <class T>
 }
 
 // Writes a lane's part of a row of a wgmma or mma accumulator with kColumns columns: pair(n) goes to the columns
-// 8 n + 2 (lane % 4) and the next, as far as the row has these columns. Nothing is written where `is_there` is false,
-// but all lanes of the warp must call the function, and with the same `at_once`.
+// 8 n + 2 (lane % 4) and the next, as far as the row has these columns. Nothing is written where `is_valid` is false,
+// but all lanes of the warp must call the function, and with the same `width`.
 template <int kColumns, class T, class Pair>
-__device__ __forceinline__ void store_row(T* row, bool is_there, int columns, int at_once, const Pair& pair) {
+__device__ __forceinline__ void store_row(T* row, bool is_valid, int columns, int width, const Pair& pair) {
   static_assert(kColumns % 32 == 0);
   const int lane = static_cast<int>(ptx::opaque(threadIdx.x)) % 4;
-  if (at_once == 8 && columns == kColumns) {
+  if (width == 8 && columns == kColumns) {
 #pragma unroll
     for (int n = 0; n < kColumns / 8; n += 4) {  // of 4 x 8 columns each lane gets 8 neighbours
       const auto packed = [&](int m) { return ptx::pack(pair(n + m).x, pair(n + m).y, T{}); };
       const uint4 eight = transpose_in_quad({packed(0), packed(1), packed(2), packed(3)});
-      if (is_there) {
+      if (is_valid) {
         *reinterpret_cast<uint4*>(row + (n + lane) * 8) = eight;
       }
     }
     return;
   }
-  if (!is_there) {
+  if (!is_valid) {
     return;
   }
 #pragma unroll
   for (int n = 0; n < kColumns / 8; ++n) {
     const float2 two = pair(n);
-    store_pair(row, n * 8 + lane * 2, columns, at_once > 1, two.x, two.y);
+    store_pair(row, n * 8 + lane * 2, columns, width > 1, two.x, two.y);
   }
 }
 

@@ -87,11 +87,11 @@ std::vector<double> energies(const Matrix& q_block, const Matrix& k, std::int64_
     for (std::int64_t j = 0; j < keys; ++j) {
       mean += k.row(j)[c] / static_cast<double>(keys);
     }
-    double k_spread = 0;
+    double k_deviation = 0;
     for (std::int64_t j = 0; j < keys; ++j) {
-      k_spread += (k.row(j)[c] - mean) * (k.row(j)[c] - mean);
+      k_deviation += (k.row(j)[c] - mean) * (k.row(j)[c] - mean);
     }
-    result[static_cast<std::size_t>(c)] = q_square * k_spread;
+    result[static_cast<std::size_t>(c)] = q_square * k_deviation;
   }
   return result;
 }

@@ -7,9 +7,9 @@
 #include <string>
 #include <vector>
 
-#include "emulator/block.h"
 #include "emulator/shared_memory.h"
 #include "emulator/synchronization.h"
+#include "emulator/thread_block.h"
 
 namespace distr::emulator {
 namespace {
@@ -17,7 +17,7 @@ namespace {
 const TensorMap& tensor_map(const CUtensorMap& map, int rank) {
   const auto& known = reinterpret_cast<const TensorMap&>(map);
   if (known.magic != kTensorMapMagic || known.rank != static_cast<std::uint32_t>(rank)) {
-    block().fail("a tensor map that was not made for " + std::to_string(rank) + " axes");
+    thread_block().fail("a tensor map that was not made for " + std::to_string(rank) + " axes");
   }
   return known;
 }
@@ -84,37 +84,37 @@ struct Box {
 void begin_write(std::uint32_t shared, std::uint32_t bytes, const char* user) {
   static_cast<void>(shared_memory().at(shared, bytes, 16, user));
   shared_memory().begin_write(shared, bytes, user);
-  if (block().random().below(2) == 0) {
-    std::memset(shared_memory().at(shared, bytes, 16, user), static_cast<int>(SharedMemory::garbage(block().random())),
-                bytes);
+  if (thread_block().random().below(2) == 0) {
+    std::memset(shared_memory().at(shared, bytes, 16, user),
+                static_cast<int>(SharedMemory::garbage(thread_block().random())), bytes);
   }
 }
 
 void begin_in(std::string what, std::function<void()> copy, std::uint32_t barrier, std::uint32_t bytes) {
-  static_cast<void>(block().barrier(barrier, "a copy"));
+  static_cast<void>(thread_block().barrier(barrier, "a copy"));
   Transfer transfer;
-  transfer.number = block().next_transfer();
+  transfer.number = thread_block().next_transfer();
   transfer.what = std::move(what);
   transfer.read = std::move(copy);
   transfer.write = [barrier, bytes] { barrier_complete(barrier, bytes, "a copy"); };
-  block().begin_transfer(std::move(transfer));
+  thread_block().begin_transfer(std::move(transfer));
 }
 
 void begin_out(std::string what, std::function<std::vector<std::byte>()> read,
                std::function<void(const std::vector<std::byte>&)> write) {
   const auto bytes = std::make_shared<std::vector<std::byte>>();
   Transfer transfer;
-  transfer.number = block().next_transfer();
+  transfer.number = thread_block().next_transfer();
   transfer.what = std::move(what);
   transfer.read = [bytes, read = std::move(read)] { *bytes = read(); };
   transfer.write = [bytes, write = std::move(write)] { write(*bytes); };
-  block().thread().stores.push_back(transfer.number);
-  block().begin_transfer(std::move(transfer));
+  thread_block().thread().stores.push_back(transfer.number);
+  thread_block().begin_transfer(std::move(transfer));
 }
 
 void require_bulk(const void* global, unsigned bytes) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0 || bytes % 16 != 0 || bytes == 0) {
-    block().fail("a bulk copy of " + std::to_string(bytes) + " bytes, or from an address, not a multiple of 16");
+    thread_block().fail("a bulk copy of " + std::to_string(bytes) + " bytes, or from an address, not a multiple of 16");
   }
 }
 
@@ -136,9 +136,9 @@ std::uint32_t swizzled(std::uint32_t address, std::uint32_t bytes) {
 void copy_async_16(std::uint32_t shared, const void* global, bool valid) {
   static_cast<void>(shared_memory().at(shared, 16, 16, "cp.async"));
   if (valid && reinterpret_cast<std::uintptr_t>(global) % 16 != 0) {
-    block().fail("cp.async from an address that is not a multiple of 16");
+    thread_block().fail("cp.async from an address that is not a multiple of 16");
   }
-  Thread& thread = block().thread();
+  Thread& thread = thread_block().thread();
   begin_write(shared, 16, "cp.async");
   thread.copies.emplace_back([shared, global, valid, self = &thread] {
     std::byte piece[16] = {};
@@ -152,13 +152,13 @@ void copy_async_16(std::uint32_t shared, const void* global, bool valid) {
 }
 
 void copy_async_commit() {
-  Thread& thread = block().thread();
+  Thread& thread = thread_block().thread();
   thread.copy_groups.push_back(std::move(thread.copies));
   thread.copies.clear();
 }
 
 void copy_async_wait(std::size_t pending) {
-  Thread& thread = block().thread();
+  Thread& thread = thread_block().thread();
   while (thread.copy_groups.size() > pending) {
     for (const auto& copy : thread.copy_groups.front()) {
       copy();
@@ -172,16 +172,16 @@ void copy_box_in(std::uint32_t shared, const CUtensorMap& map, std::uint32_t bar
   begin_write(shared, box.bytes, "cp.async.bulk.tensor");
   begin_in(
       "a tensor copy to shared memory", [box] { box.read_tensor(); }, barrier, box.bytes);
-  block().yield();
+  thread_block().yield();
 }
 
-void prefetch_box(const CUtensorMap& map, const int* place, int rank) {
+void tma_prefetch(const CUtensorMap& map, const int* place, int rank) {
   const TensorMap of = tensor_map(map, rank);
   for (int axis = 1; axis < rank; ++axis) {  // a block of three boxes of rows may begin with the tensor's last
     const std::uint64_t end = of.sizes[axis] + (axis == 1 ? 2 * of.box[1] : 0);
     if (place[axis] < 0 || static_cast<std::uint64_t>(place[axis]) >= end) {
-      block().fail("cp.async.bulk.prefetch.tensor of " + std::to_string(place[axis]) + " of " +
-                   std::to_string(of.sizes[axis]) + " along axis " + std::to_string(axis));
+      thread_block().fail("cp.async.bulk.prefetch.tensor of " + std::to_string(place[axis]) + " of " +
+                          std::to_string(of.sizes[axis]) + " along axis " + std::to_string(axis));
     }
   }
 }
@@ -196,7 +196,7 @@ void copy_bulk_in(std::uint32_t shared, const void* global, unsigned bytes, std:
         shared_memory().end_write(shared, bytes);
       },
       barrier, bytes);
-  block().yield();
+  thread_block().yield();
 }
 
 void copy_bulk_out(void* global, std::uint32_t shared, unsigned bytes, Reduction reduction) {
@@ -222,28 +222,28 @@ void copy_bulk_out(void* global, std::uint32_t shared, unsigned bytes, Reduction
           to[n] += more;
         }
       });
-  block().yield();
+  thread_block().yield();
 }
 
 void copy_bulk_commit() {
-  Thread& thread = block().thread();
+  Thread& thread = thread_block().thread();
   thread.store_groups.push_back(std::move(thread.stores));
   thread.stores.clear();
 }
 
 void copy_bulk_wait(std::size_t pending, bool reads) {
-  Thread& thread = block().thread();
+  Thread& thread = thread_block().thread();
   for (std::size_t n = 0; n + pending < thread.store_groups.size(); ++n) {
     for (const std::uint64_t number : thread.store_groups[n]) {
-      if (!block().is_done(number, reads)) {
-        block().advance(number, reads);
+      if (!thread_block().is_done(number, reads)) {
+        thread_block().advance(number, reads);
       }
     }
   }
   while (!reads && thread.store_groups.size() > pending) {
     thread.store_groups.pop_front();
   }
-  block().yield();
+  thread_block().yield();
 }
 
 }  // namespace distr::emulator

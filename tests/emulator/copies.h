@@ -31,7 +31,7 @@ void copy_async_wait(std::size_t pending);
 enum class Reduction { none, add };
 void copy_box_in(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, const int* place, int rank);
 // Checks that there is such a box, or one shortly before it, and does nothing else.
-void prefetch_box(const CUtensorMap& map, const int* place, int rank);
+void tma_prefetch(const CUtensorMap& map, const int* place, int rank);
 void copy_bulk_in(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t barrier);
 void copy_bulk_out(void* global, std::uint32_t shared, unsigned bytes, Reduction reduction);
 void copy_bulk_commit();

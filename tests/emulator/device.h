@@ -101,7 +101,7 @@ T atomicAdd(T* to, T x) {
 }
 
 inline void cudaTriggerProgrammaticLaunchCompletion() {}
-inline void cudaGridDependencySynchronize() { distr::emulator::wait_for_inputs(); }
+inline void cudaGridDependencySynchronize() { distr::emulator::wait_on_dependent_grids(); }
 
 namespace distr::emulator {
 
@@ -120,8 +120,8 @@ void enqueue(void (*kernel)(Parameters...), Launch launch, cudaStream_t stream, 
 template <class... Parameters, class... Arguments>
 cudaError_t cudaLaunchKernelEx(const cudaLaunchConfig_t* config, void (*kernel)(Parameters...),
                                const Arguments&... arguments) {
-  const bool early = config->numAttrs > 0;  // launches use no other attribute
-  distr::emulator::enqueue(kernel, {config->gridDim, config->blockDim, config->dynamicSmemBytes, {}, early},
+  const bool dependent = config->numAttrs > 0;  // launches use no other attribute
+  distr::emulator::enqueue(kernel, {config->gridDim, config->blockDim, config->dynamicSmemBytes, {}, dependent},
                            config->stream, arguments...);
   return cudaSuccess;
 }

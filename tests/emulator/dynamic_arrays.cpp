@@ -6,13 +6,13 @@
 #include <cstdint>
 
 namespace distr::cuda::sm90 {
-alignas(1024) constinit thread_local std::uint8_t memory[emulator::kMostSharedBytes] = {};
+alignas(1024) constinit thread_local std::uint8_t memory[emulator::kMaxSharedBytes] = {};
 }  // namespace distr::cuda::sm90
 namespace distr::cuda::sm80 {
-alignas(1024) constinit thread_local std::uint8_t shared[emulator::kMostSharedBytes] = {};
+alignas(1024) constinit thread_local std::uint8_t shared[emulator::kMaxSharedBytes] = {};
 }  // namespace distr::cuda::sm80
 namespace distr::cuda::lsh {
-alignas(1024) constinit thread_local uint4 s_dynamic[emulator::kMostSharedBytes / sizeof(uint4)] = {};
+alignas(1024) constinit thread_local uint4 s_dynamic[emulator::kMaxSharedBytes / sizeof(uint4)] = {};
 }  // namespace distr::cuda::lsh
 
 namespace distr::emulator {

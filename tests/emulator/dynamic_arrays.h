@@ -10,7 +10,7 @@
 
 namespace distr::emulator {
 
-inline constexpr std::size_t kMostSharedBytes = std::size_t{230} * 1024;
+inline constexpr std::size_t kMaxSharedBytes = std::size_t{230} * 1024;
 
 struct DynamicArray {
   std::span<std::byte> bytes;

@@ -22,8 +22,8 @@ thread_local Fiber* preparing = nullptr;
 std::size_t next_offset() {
   static std::atomic<std::size_t> count = 0;
   constexpr std::size_t kStep = 13 * 64;
-  constexpr std::size_t kMost = 16384;
-  return count++ * kStep % kMost;
+  constexpr std::size_t kMax = 16384;
+  return count++ * kStep % kMax;
 }
 
 }  // namespace

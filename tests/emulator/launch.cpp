@@ -13,9 +13,9 @@
 #include <vector>
 
 #include "distr/error.h"
-#include "emulator/block.h"
 #include "emulator/device_index.h"
 #include "emulator/random.h"
+#include "emulator/thread_block.h"
 
 thread_local constinit uint3 threadIdx{};
 thread_local constinit uint3 blockIdx{};
@@ -31,7 +31,7 @@ std::uint64_t number(const char* name, std::uint64_t absent) {
 }
 
 std::atomic<std::uint64_t> seed = number("DISTR_EMULATOR_SEED", 1) << 32;
-std::atomic<int> most_blocks = static_cast<int>(number("DISTR_EMULATOR_BLOCKS", 3));
+std::atomic<int> max_resident_ctas = static_cast<int>(number("DISTR_EMULATOR_BLOCKS", 3));
 
 // A system thread, which runs blocks of the current launch when it has its turn.
 struct Worker {
@@ -52,7 +52,7 @@ class Pool {
     fault_.clear();
     random_ = Random(launch.seed);
     idle_turns_ = 0;
-    const auto most = static_cast<std::uint64_t>(most_blocks.load());
+    const auto most = static_cast<std::uint64_t>(max_resident_ctas.load());
     const std::size_t count = static_cast<std::size_t>(std::min(blocks_, std::max<std::uint64_t>(most, 1)));
     while (workers_.size() < count) {
       Worker& worker = *workers_.emplace_back(std::make_unique<Worker>());
@@ -84,7 +84,7 @@ class Pool {
     while (true) {
       own.turn.acquire();
       while (next_ < blocks_ && fault_.empty()) {
-        const std::string fault = block().run(*launch_, next_++);
+        const std::string fault = thread_block().run(*launch_, next_++);
         idle_turns_ = 0;
         if (fault_.empty()) {
           fault_ = fault;
@@ -124,7 +124,7 @@ Pool& pool() {
 }  // namespace
 
 void set_seed(std::uint64_t wanted) { seed = wanted << 32; }
-void set_most_blocks(int blocks) { most_blocks = blocks; }
+void set_max_resident_ctas(int blocks) { max_resident_ctas = blocks; }
 bool let_other_block_run() { return pool().let_other_run(); }
 int& idle_turns() { return pool().idle_turns(); }
 
@@ -141,4 +141,4 @@ void run_grid(Launch launch) {
 
 }  // namespace distr::emulator
 
-[[noreturn]] void __trap() { distr::emulator::block().fail("trap"); }
+[[noreturn]] void __trap() { distr::emulator::thread_block().fail("trap"); }

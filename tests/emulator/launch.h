@@ -15,7 +15,7 @@ struct Launch {
   dim3 threads;
   std::size_t shared_bytes = 0;  // dynamic
   std::function<void()> kernel;  // the kernel with its arguments, as one thread calls it
-  bool starts_early = false;     // a dependent launch, which the emulator still runs after the kernel before it
+  bool is_dependent = false;     // a dependent launch, which the emulator still runs after the kernel before it
   std::uint64_t seed = 0;
 };
 
@@ -25,7 +25,7 @@ void run_grid(Launch launch);
 // All later runs depend on the seed and on the number of launches since.
 void set_seed(std::uint64_t seed);
 // How many blocks of a launch may be active at the same time.
-void set_most_blocks(int blocks);
+void set_max_resident_ctas(int blocks);
 
 // Called by a block: runs another active block and returns later. Returns false if the launch has failed and the block
 // must end.

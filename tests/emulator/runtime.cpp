@@ -57,7 +57,7 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
                  : swizzle == CU_TENSOR_MAP_SWIZZLE_64B ? 64
                  : swizzle == CU_TENSOR_MAP_SWIZZLE_32B ? 32
                                                         : 0;
-  constexpr std::uint64_t kMostStride = std::uint64_t{1} << 40;
+  constexpr std::uint64_t kMaxStride = std::uint64_t{1} << 40;
   bool valid = rank >= 1 && rank <= 5 && interleave == CU_TENSOR_MAP_INTERLEAVE_NONE &&
                reinterpret_cast<std::uintptr_t>(base) % 16 == 0 && box[0] * made.element % 16 == 0 &&
                (made.swizzle == 0 || box[0] * made.element <= made.swizzle);
@@ -66,7 +66,7 @@ CUresult encode(CUtensorMap* map, CUtensorMapDataType type, cuuint32_t rank, voi
     made.strides[axis] = axis == 0 ? made.element : strides[axis - 1];
     made.box[axis] = box[axis];
     valid = sizes[axis] >= 1 && sizes[axis] <= std::uint64_t{1} << 32 && box[axis] >= 1 && box[axis] <= 256 &&
-            steps[axis] == 1 && (axis == 0 || (made.strides[axis] % 16 == 0 && made.strides[axis] < kMostStride));
+            steps[axis] == 1 && (axis == 0 || (made.strides[axis] % 16 == 0 && made.strides[axis] < kMaxStride));
   }
   if (!valid) {
     return CUDA_ERROR_INVALID_VALUE;
@@ -120,7 +120,7 @@ cudaError_t cudaDeviceGetAttribute(int* value, cudaDeviceAttr attribute, int /*d
       *value = 0;
       return cudaSuccess;
     case cudaDevAttrMultiProcessorCount:
-      *value = number("DISTR_EMULATED_PROCESSORS", kProcessors);
+      *value = number("DISTR_EMULATED_SMS", kProcessors);
       return cudaSuccess;
     case cudaDevAttrMaxSharedMemoryPerBlockOptin:
       *value = 227 * 1024;

@@ -9,8 +9,8 @@
 #include <span>
 #include <string>
 
-#include "emulator/block.h"
 #include "emulator/dynamic_arrays.h"
+#include "emulator/thread_block.h"
 
 namespace distr::emulator {
 namespace {
@@ -60,7 +60,7 @@ void SharedMemory::start(std::size_t bytes, Random& random) {
   marks_.assign((bytes + 15) / 16, Mark{});
   for (const DynamicArray& array : dynamic_) {
     if (bytes + kGuardBytes > array.bytes.size()) {
-      block().fail("a launch with " + std::to_string(bytes) + " bytes of shared memory");
+      thread_block().fail("a launch with " + std::to_string(bytes) + " bytes of shared memory");
     }
     std::memset(array.bytes.data(), static_cast<int>(filler_), bytes + kGuardBytes);
   }
@@ -85,22 +85,22 @@ std::uint32_t SharedMemory::address(const void* pointer) {
     }
   }
   if (byte < variables_ || byte >= variables_ + variables_bytes_) {
-    block().fail("the shared address of something that is not in shared memory");
+    thread_block().fail("the shared address of something that is not in shared memory");
   }
   return kVariables + static_cast<std::uint32_t>(byte - variables_);
 }
 
 std::byte* SharedMemory::at(std::uint32_t address, std::size_t bytes, std::uint32_t alignment, const char* user) {
   if (address % alignment != 0) {
-    block().fail(std::string(user) + " at shared address " + hexadecimal(address) + ", not a multiple of " +
-                 std::to_string(alignment));
+    thread_block().fail(std::string(user) + " at shared address " + hexadecimal(address) + ", not a multiple of " +
+                        std::to_string(alignment));
   }
   if (address >= kVariables && address - kVariables + bytes <= variables_bytes_) {
     return variables_ + (address - kVariables);
   }
   if (used_ == nullptr || address < base_ || address - base_ + bytes > bytes_) {
-    block().fail(std::string(user) + " at shared address " + hexadecimal(address) + ", outside the " +
-                 std::to_string(bytes_) + " bytes from " + hexadecimal(base_) + " on that the launch asked for");
+    thread_block().fail(std::string(user) + " at shared address " + hexadecimal(address) + ", outside the " +
+                        std::to_string(bytes_) + " bytes from " + hexadecimal(base_) + " on that the launch asked for");
   }
   return used_ + (address - base_);
 }
@@ -116,7 +116,7 @@ std::span<SharedMemory::Mark> SharedMemory::marks(std::uint32_t address, std::si
 
 void SharedMemory::fail(const Mark& mark, const char* user, const std::string& why) const {
   const auto index = static_cast<std::uint32_t>(&mark - marks_.data());
-  block().fail(std::string(user) + " at shared address " + hexadecimal(base_ + index * 16) + ", " + why);
+  thread_block().fail(std::string(user) + " at shared address " + hexadecimal(base_ + index * 16) + ", " + why);
 }
 
 void SharedMemory::stored(std::uint32_t address, std::size_t bytes, const Thread& thread) {
@@ -136,7 +136,7 @@ void SharedMemory::require_settled(std::uint32_t address, std::size_t bytes, Pro
       fail(mark, user, "where a copy is under way");
     }
     if (proxy == Proxy::async && mark.thread != 0 &&
-        block().thread(static_cast<int>(mark.thread) - 1).proxy_fences == mark.fences) {
+        thread_block().thread(static_cast<int>(mark.thread) - 1).proxy_fences == mark.fences) {
       fail(mark, user, "which thread " + std::to_string(mark.thread - 1) + " stored without a proxy fence since");
     }
   }

@@ -14,7 +14,7 @@ void barrier_wait(std::uint32_t barrier, unsigned parity);
 
 void named_barrier_sync(int number, int threads);
 // Waits for the kernels before this one. The emulator has already run them, so it only records the call.
-void wait_for_inputs();
+void wait_on_dependent_grids();
 
 enum class Vote { none, any, all };
 bool block_sync(Vote vote, bool holds);

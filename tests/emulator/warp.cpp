@@ -8,8 +8,8 @@
 #include <vector>
 
 #include "common/half.h"
-#include "emulator/block.h"
 #include "emulator/shared_memory.h"
+#include "emulator/thread_block.h"
 
 namespace distr::emulator {
 namespace {
@@ -22,7 +22,7 @@ std::vector<float> widened_halves() {
   return all;
 }
 
-struct Voice {
+struct Ballot {
   bool holds;
   std::uint32_t result;
 };
@@ -67,7 +67,8 @@ void move(Matrices* const (&all)[32], std::uint32_t) {
         }
       }
       if constexpr (kWay == Way::store) {
-        shared_memory().stored(address, 16, block().thread(block().thread().warp * 32 + matrix * 8 + row));
+        shared_memory().stored(address, 16,
+                               thread_block().thread(thread_block().thread().warp * 32 + matrix * 8 + row));
       }
     }
   }
@@ -118,18 +119,18 @@ float widened(std::uint16_t bits, Element element) {
 
 void warp_sync(std::uint32_t mask) {
   char nothing = 0;
-  block().meet<char>("__syncwarp", mask, nothing, [](char* const(&)[32], std::uint32_t) {});
+  thread_block().meet<char>("__syncwarp", mask, nothing, [](char* const(&)[32], std::uint32_t) {});
 }
 
-bool elect() {
+bool elect_one_sync() {
   bool elected = false;
-  block().meet<bool>("an election", ~0U, elected, [](bool* const(&all)[32], std::uint32_t) { *all[13] = true; });
+  thread_block().meet<bool>("an election", ~0U, elected, [](bool* const(&all)[32], std::uint32_t) { *all[13] = true; });
   return elected;
 }
 
 std::uint32_t ballot(std::uint32_t mask, bool holds) {
-  Voice own{holds, 0};
-  block().meet<Voice>("a vote", mask, own, [](Voice* const(&all)[32], std::uint32_t lanes) {
+  Ballot own{holds, 0};
+  thread_block().meet<Ballot>("a vote", mask, own, [](Ballot* const(&all)[32], std::uint32_t lanes) {
     std::uint32_t result = 0;
     for (std::uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
       const int lane = std::countr_zero(rest);
@@ -144,11 +145,11 @@ std::uint32_t ballot(std::uint32_t mask, bool holds) {
 
 std::uint64_t shuffle(std::uint32_t mask, std::uint64_t bits, int from) {
   Message own{bits, from, bits};
-  block().meet<Message>("a shuffle", mask, own, [](Message* const(&all)[32], std::uint32_t lanes) {
+  thread_block().meet<Message>("a shuffle", mask, own, [](Message* const(&all)[32], std::uint32_t lanes) {
     for (std::uint32_t rest = lanes; rest != 0; rest &= rest - 1) {
       Message& to = *all[std::countr_zero(rest)];
       if ((lanes >> to.from & 1) == 0) {
-        block().fail("a shuffle from lane " + std::to_string(to.from) + ", which takes no part");
+        thread_block().fail("a shuffle from lane " + std::to_string(to.from) + ", which takes no part");
       }
       to.result = all[to.from]->bits;
     }
@@ -158,17 +159,17 @@ std::uint64_t shuffle(std::uint32_t mask, std::uint64_t bits, int from) {
 
 void load_matrices(std::uint32_t (&r)[4], std::uint32_t shared, bool transposed) {
   Matrices own{r, shared, transposed};
-  block().meet<Matrices>("ldmatrix", kAllLanes, own, move<Way::load>);
+  thread_block().meet<Matrices>("ldmatrix", kAllLanes, own, move<Way::load>);
 }
 
 void store_matrices(const std::uint32_t (&r)[4], std::uint32_t shared) {
   Matrices own{const_cast<std::uint32_t*>(r), shared, false};
-  block().meet<Matrices>("stmatrix", kAllLanes, own, move<Way::store>);
+  thread_block().meet<Matrices>("stmatrix", kAllLanes, own, move<Way::store>);
 }
 
 void mma_16x8x16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_t b0, std::uint32_t b1, Element element) {
   Product own{d, a, {b0, b1}, element};
-  block().meet<Product>("mma", kAllLanes, own, multiply);
+  thread_block().meet<Product>("mma", kAllLanes, own, multiply);
 }
 
 }  // namespace distr::emulator

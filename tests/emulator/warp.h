@@ -14,7 +14,7 @@ enum class Element : std::uint8_t { f16, bf16 };
 void warp_sync(std::uint32_t mask);
 [[nodiscard]] std::uint32_t ballot(std::uint32_t mask, bool holds);
 // Elects one lane, always the same. It is not lane 0, which a kernel could wrongly rely on.
-[[nodiscard]] bool elect();
+[[nodiscard]] bool elect_one_sync();
 // The 64 bits of lane `from` of the same segment of `width` lanes.
 [[nodiscard]] std::uint64_t shuffle(std::uint32_t mask, std::uint64_t bits, int from);
 

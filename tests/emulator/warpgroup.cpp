@@ -6,9 +6,9 @@
 #include <limits>
 #include <string>
 
-#include "emulator/block.h"
 #include "emulator/copies.h"
 #include "emulator/shared_memory.h"
+#include "emulator/thread_block.h"
 
 namespace distr::emulator {
 namespace {
@@ -18,20 +18,20 @@ namespace {
 constexpr std::uint32_t kPoisons[] = {0x7FA0DEAD, 0x3F5EAD00};
 
 WarpgroupProducts& products() {
-  auto& own = block().products[block().thread().index / 128];
+  auto& own = thread_block().products[thread_block().thread().index / 128];
   if (own == nullptr) {
     own = std::make_unique<WarpgroupProducts>();
-    own->poison = kPoisons[block().random().below(2)];
+    own->poison = kPoisons[thread_block().random().below(2)];
   }
   return *own;
 }
 
-int member_index() { return block().thread().index % 128; }
+int member_index() { return thread_block().thread().index % 128; }
 
 // The 16-bit element (m, k) of an operand.
 class Reader {
  public:
-  explicit Reader(const SharedMatrix& matrix) : along_k_(matrix.along_k) {
+  explicit Reader(const SharedMatrix& matrix) : k_major_(matrix.k_major) {
     const auto field = [&](int bit, std::uint64_t mask) {
       return static_cast<std::uint32_t>(matrix.descriptor >> bit & mask);
     };
@@ -41,23 +41,23 @@ class Reader {
     constexpr std::uint32_t kBytes[] = {0, 128, 64, 32};
     row_bytes_ = kBytes[field(62, 3)];
     if (field(49, 7) != 0) {
-      block().fail("a descriptor with a base offset, which is not emulated");
+      thread_block().fail("a descriptor with a base offset, which is not emulated");
     }
   }
   // The address of eight elements along the rows: m, k .. k + 7 or m .. m + 7, k.
   [[nodiscard]] std::uint32_t piece(int m, int k) const {
-    return swizzled(start_ + (along_k_ ? along_k(m, k) : across_k(m, k)), row_bytes_);
+    return swizzled(start_ + (k_major_ ? k_major(m, k) : mn_major(m, k)), row_bytes_);
   }
 
  private:
   // Eight rows of 16 bytes lie side by side where there is no pattern, else 16-byte pieces of a row.
-  [[nodiscard]] std::uint32_t along_k(int m, int k) const {
+  [[nodiscard]] std::uint32_t k_major(int m, int k) const {
     const auto row = static_cast<std::uint32_t>(m);
     const auto piece = static_cast<std::uint32_t>(k) / 8;
     return row_bytes_ == 0 ? row % 8 * 16 + row / 8 * stride_ + piece * leading_
                            : row % 8 * row_bytes_ + row / 8 * stride_ + piece * 16;
   }
-  [[nodiscard]] std::uint32_t across_k(int m, int k) const {
+  [[nodiscard]] std::uint32_t mn_major(int m, int k) const {
     const auto piece = static_cast<std::uint32_t>(m) / 8;
     const auto row = static_cast<std::uint32_t>(k);
     const std::uint32_t pieces = row_bytes_ / 16;
@@ -65,7 +65,7 @@ class Reader {
                            : piece % pieces * 16 + piece / pieces * leading_ + row % 8 * row_bytes_ + row / 8 * stride_;
   }
 
-  bool along_k_;
+  bool k_major_;
   std::uint32_t start_ = 0, leading_ = 0, stride_ = 0, row_bytes_ = 0;
 };
 
@@ -73,9 +73,9 @@ class Reader {
 template <class Act>
 void for_pieces(const SharedMatrix& matrix, int count, const Act& act) {
   const Reader reader(matrix);
-  for (int outer = 0; outer < (matrix.along_k ? count : 16); ++outer) {
-    for (int inner = 0; inner < (matrix.along_k ? 16 : count); inner += 8) {
-      matrix.along_k ? act(reader.piece(outer, inner), outer, inner) : act(reader.piece(inner, outer), inner, outer);
+  for (int outer = 0; outer < (matrix.k_major ? count : 16); ++outer) {
+    for (int inner = 0; inner < (matrix.k_major ? 16 : count); inner += 8) {
+      matrix.k_major ? act(reader.piece(outer, inner), outer, inner) : act(reader.piece(inner, outer), inner, outer);
     }
   }
 }
@@ -89,14 +89,14 @@ void begin_read(const SharedMatrix& matrix, int count) {
 }
 
 // to[k][m] of all m.
-template <std::size_t kMost>
-void read_operand(const SharedMatrix& matrix, int count, Element element, float (&to)[16][kMost]) {
+template <std::size_t kMax>
+void read_operand(const SharedMatrix& matrix, int count, Element element, float (&to)[16][kMax]) {
   for_pieces(matrix, count, [&](std::uint32_t address, int m, int k) {
     std::uint16_t piece[8];
     std::memcpy(piece, shared_memory().at(address, 16, 16, "wgmma"), 16);
     shared_memory().end_read(address, 16);
     for (int i = 0; i < 8; ++i) {
-      (matrix.along_k ? to[k + i][m] : to[k][m + i]) = widened(piece[i], element);
+      (matrix.k_major ? to[k + i][m] : to[k][m + i]) = widened(piece[i], element);
     }
   });
 }
@@ -141,8 +141,8 @@ void execute(AsyncProduct& product) {
 
 bool same(const ProductCall& x, const ProductCall& y) {
   return x.columns == y.columns && (x.a == nullptr) == (y.a == nullptr) && x.left.descriptor == y.left.descriptor &&
-         x.left.along_k == y.left.along_k && x.right.descriptor == y.right.descriptor &&
-         x.right.along_k == y.right.along_k && x.add == y.add && x.element == y.element;
+         x.left.k_major == y.left.k_major && x.right.descriptor == y.right.descriptor &&
+         x.right.k_major == y.right.k_major && x.add == y.add && x.element == y.element;
 }
 
 AsyncProduct& product_at(WarpgroupProducts& all, std::uint64_t number) {
@@ -154,7 +154,7 @@ void require_poison(const float* d, int columns, std::uint32_t poison) {
     std::uint32_t bits = 0;
     std::memcpy(&bits, d + i, 4);
     if (bits != poison) {
-      block().fail("an accumulator of wgmma was written to while the product was under way");
+      thread_block().fail("an accumulator of wgmma was written to while the product was under way");
     }
   }
 }
@@ -170,7 +170,7 @@ void retire(WarpgroupProducts& all, WarpgroupProducts::Member& member, int index
   const auto thread = static_cast<std::size_t>(index);
   if (const std::uint32_t* const a = product.a_places[thread];
       a != nullptr && std::memcmp(a, product.a[thread], sizeof product.a[thread]) != 0) {
-    block().fail("an operand of wgmma in registers was written to while the product was under way");
+    thread_block().fail("an operand of wgmma in registers was written to while the product was under way");
   }
   Accumulators& accumulators = *product.accumulators;
   float* const d = accumulators.places[thread];
@@ -189,7 +189,7 @@ void retire(WarpgroupProducts& all, WarpgroupProducts::Member& member, int index
 
 void product_fence() {
   products().members[member_index()].fenced = true;
-  block().yield();
+  thread_block().yield();
 }
 
 void begin_product(const ProductCall& call) {
@@ -197,7 +197,7 @@ void begin_product(const ProductCall& call) {
   const int index = member_index();
   WarpgroupProducts::Member& member = all.members[index];
   if (!member.fenced) {
-    block().fail("wgmma without wgmma.fence since the last wait");
+    thread_block().fail("wgmma without wgmma.fence since the last wait");
   }
   const std::uint64_t number = member.issued;
   if (number == all.first + all.products.size()) {
@@ -209,7 +209,7 @@ void begin_product(const ProductCall& call) {
   }
   AsyncProduct& product = product_at(all, number);
   if (!same(product.call, call)) {
-    block().fail("wgmma with other operands than in other threads of the warpgroup");
+    thread_block().fail("wgmma with other operands than in other threads of the warpgroup");
   }
   std::shared_ptr<Accumulators> accumulators;
   for (std::uint64_t n = member.retired; n < number; ++n) {
@@ -218,7 +218,7 @@ void begin_product(const ProductCall& call) {
     }
   }
   if (accumulators != nullptr && accumulators->columns != call.columns) {
-    block().fail("wgmma adds to accumulators that a product of another shape is written to");
+    thread_block().fail("wgmma adds to accumulators that a product of another shape is written to");
   }
   const auto half = static_cast<std::size_t>(call.columns / 2);
   if (accumulators != nullptr) {
@@ -240,7 +240,7 @@ void begin_product(const ProductCall& call) {
     }
   }
   if (accumulators != nullptr && accumulators != product.accumulators) {
-    block().fail("wgmma with other accumulators than in other threads of the warpgroup");
+    thread_block().fail("wgmma with other accumulators than in other threads of the warpgroup");
   }
   if (call.a != nullptr) {
     product.a_places[index] = call.a;
@@ -249,14 +249,14 @@ void begin_product(const ProductCall& call) {
   ++product.issued;
   ++member.issued;
   if (product.issued == 128) {
-    block().wake(&all);
+    thread_block().wake(&all);
   }
 }
 
 void product_commit() {
   WarpgroupProducts::Member& member = products().members[member_index()];
   member.groups.push_back(member.issued);
-  block().yield();
+  thread_block().yield();
 }
 
 void product_wait(std::size_t pending) {
@@ -267,7 +267,7 @@ void product_wait(std::size_t pending) {
   while (member.groups.size() > pending) {
     while (member.retired < member.groups.front()) {
       while (product_at(all, member.retired).issued < 128) {
-        block().sleep(&all, "wgmma of the whole warpgroup: product", member.retired);
+        thread_block().sleep(&all, "wgmma of the whole warpgroup: product", member.retired);
       }
       retire(all, member, index);
     }
@@ -281,38 +281,38 @@ void product_wait(std::size_t pending) {
     all.products.pop_front();
     ++all.first;
   }
-  block().yield();
+  thread_block().yield();
 }
 
 void require_no_products() {
-  const auto found = block().products.find(block().thread().index / 128);
-  if (found == block().products.end()) {
+  const auto found = thread_block().products.find(thread_block().thread().index / 128);
+  if (found == thread_block().products.end()) {
     return;
   }
   const WarpgroupProducts::Member& member = found->second->members[member_index()];
   if (member.retired < member.issued) {
-    block().fail("the thread ends while its products are under way");
+    thread_block().fail("the thread ends while its products are under way");
   }
 }
 
 // For a warp. A block starts with as many registers for every thread as an SM has for it, in eights, and shares these
 // alone: more would be waited for without end.
 void set_registers(int registers) {
-  Warp& own = block().warp();
+  Warp& own = thread_block().warp();
   if (registers % 8 != 0 || registers < 24 || registers > 240) {
-    block().fail("setmaxnreg " + std::to_string(registers) + "; allowed: multiples of 8 from 24 to 240");
+    thread_block().fail("setmaxnreg " + std::to_string(registers) + "; allowed: multiples of 8 from 24 to 240");
   }
   own.registers = registers;
   constexpr int kRegisters = 65536;  // of an SM
   int all = 0;
   int threads = 0;
-  for (const Warp& warp : block().warps()) {
+  for (const Warp& warp : thread_block().warps()) {
     all += 32 * warp.registers;
     threads += 32;
   }
   if (const int most = threads * (kRegisters / threads / 8 * 8); all > most) {
-    block().fail("the warps of the block ask for " + std::to_string(all) + " registers; allowed: up to " +
-                 std::to_string(most));
+    thread_block().fail("the warps of the block ask for " + std::to_string(all) + " registers; allowed: up to " +
+                        std::to_string(most));
   }
   warp_sync(kAllLanes);
 }

@@ -16,7 +16,7 @@ namespace distr::emulator {
 // An operand in shared memory. Its rows of 16-byte pieces lie along k or along the other axis.
 struct SharedMatrix {
   std::uint64_t descriptor = 0;
-  bool along_k = true;
+  bool k_major = true;
 };
 
 struct ProductCall {

@@ -16,7 +16,7 @@ namespace distr::test {
 [[nodiscard]] std::optional<GroupingKernel> launching_ablation(const GroupingKernel& kernel);
 
 struct ForwardAblation {
-  const char* without;  // the stage: "exponential", "fusion" or "values"
+  const char* stage;  // the stage: "exponential", "fusion" or "values"
   ForwardKernel kernel;
 };
 

@@ -158,7 +158,7 @@ std::string expect_error(Status status, const std::vector<std::string>& words, c
 
 }  // namespace
 
-std::string judge_streams(DType dtype) {
+std::string check_streams(DType dtype) {
   Instance instance(with_dtype(find("lsh, mean"), dtype));
   const Stream stream;
   const Stream reader;
@@ -182,7 +182,7 @@ std::string judge_streams(DType dtype) {
   return nothing_yet ? "" : "something was written before the stream's earlier work was done";
 }
 
-std::string judge_memory() {
+std::string check_memory() {
   CudaMemory memory(1000);
   std::vector<std::uint8_t> bytes(1000, 7);
   memory.copy_from(bytes.data(), 600);

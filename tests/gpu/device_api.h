@@ -10,9 +10,9 @@ namespace distr::test {
 
 // All three operations do everything on the stream they are given: nothing happens before the stream's earlier work is
 // done, the call does not wait for it, and the results are those of any other run.
-[[nodiscard]] std::string judge_streams(DType dtype);
+[[nodiscard]] std::string check_streams(DType dtype);
 
 // include/distr/device.h: copies, times, and the words of memory that cannot be had.
-[[nodiscard]] std::string judge_memory();
+[[nodiscard]] std::string check_memory();
 
 }  // namespace distr::test

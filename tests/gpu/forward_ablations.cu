@@ -32,7 +32,7 @@ struct Shapes {
   static constexpr auto supports = sm80::forward_supports;
   static constexpr auto plan_among = sm80::plan_forward_among;
 
-  static std::string refusal(const Problem& problem, const Grouping& grouping) {
+  static std::string unsupported_reason(const Problem& problem, const Grouping& grouping) {
     if (problem.dtype != DType::bf16 || problem.head_dim % 64 != 0 || problem.causal != Causal::none) {
       return "has ablations for bf16, d = 64 and 128, not causal";
     }

@@ -38,15 +38,15 @@ struct NoValues : Ablation {
 // Shapes: kVariants; refusal(), why there is none for a problem that the kernel serves; and the kernel's own supports()
 // and plan_forward_among().
 template <class Shapes>
-ForwardAblation ablation_of(ForwardKernel kernel, const char* without) {
+ForwardAblation ablation_of(ForwardKernel kernel, const char* stage) {
   kernel.supports = [](const Problem& problem, const Grouping& grouping) {
     const std::string reason = Shapes::supports(problem, grouping);
-    return reason.empty() ? Shapes::refusal(problem, grouping) : reason;
+    return reason.empty() ? Shapes::unsupported_reason(problem, grouping) : reason;
   };
   kernel.plan = [](const Problem& problem, const Grouping& grouping, const Execution& execution) {
     return Shapes::plan_among(Shapes::kVariants, problem, grouping, execution);
   };
-  return {without, kernel};
+  return {stage, kernel};
 }
 
 }  // namespace distr::test

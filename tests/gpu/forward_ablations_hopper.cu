@@ -21,10 +21,10 @@ using sm90::ScaleIn;
 using sm90::TmaKeys;
 
 template <class Stages, int kColumns, int kValues, ScaleIn kScaleIn, class KeyLoader = TmaKeys, int kConsumers = 2,
-          int kBlocks = 1>
+          int kCtasPerSm = 1>
 constexpr sm90::Variant shape() {
   return sm90::variant<
-      sm90::Config<__nv_bfloat16, kColumns, kValues, kConsumers, kScaleIn, KeyLoader, kBlocks, Stages>>();
+      sm90::Config<__nv_bfloat16, kColumns, kValues, kConsumers, kScaleIn, KeyLoader, kCtasPerSm, Stages>>();
 }
 
 std::string refusal_of_shapes(const Problem& problem, const Grouping& grouping) {
@@ -41,7 +41,7 @@ struct Shapes {
   static constexpr auto supports = sm90::forward_supports;
   static constexpr auto plan_among = sm90::plan_forward_among;
 
-  static constexpr auto refusal = refusal_of_shapes;
+  static constexpr auto unsupported_reason = refusal_of_shapes;
 };
 
 template <class Stages>
@@ -53,7 +53,7 @@ struct BlocksShapes {
   static constexpr auto supports = sm90::forward_blocks_supports;
   static constexpr auto plan_among = sm90::plan_forward_among;
 
-  static std::string refusal(const Problem& problem, const Grouping& grouping) {
+  static std::string unsupported_reason(const Problem& problem, const Grouping& grouping) {
     const std::string reason = refusal_of_shapes(problem, grouping);
     const bool gathers = sm90::product_of(problem, grouping) == sm90::Product::gathered;
     return reason.empty() && std::is_same_v<Stages, NoFusion> && !gathers ? "gathers no columns of K" : reason;

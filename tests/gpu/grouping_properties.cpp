@@ -58,7 +58,7 @@ std::string survives_a_large_mean(const GroupingKernel& kernel, DType dtype) {
     for (std::int64_t n = 0; n < instance.k.count(); ++n) {
       instance.k.set(n, instance.k.at(n) + (dtype == DType::bf16 ? 100 : 1000));  // 0.5 apart in bf16 and f16
     }
-    if (const std::string fault = judge_order(instance, order_of(kernel, instance).data()); !fault.empty()) {
+    if (const std::string fault = check_order(instance, order_of(kernel, instance).data()); !fault.empty()) {
       return fault;
     }
   }
@@ -80,7 +80,7 @@ std::string survives_a_far_first_key(const GroupingKernel& kernel, DType dtype) 
       for (std::int64_t c = 0; c < 64; ++c) {
         instance.k.set(c, 1000);
       }
-      fault = judge_order(instance, order_of(kernel, instance).data());
+      fault = check_order(instance, order_of(kernel, instance).data());
       if (!fault.empty()) {
         return "l " + std::to_string(shape.block) + ": " + fault;
       }
@@ -104,7 +104,7 @@ std::string puts_values_that_are_not_finite_first(const GroupingKernel& kernel, 
   return "";
 }
 
-// Without keys energies are 0, but not those of infinite columns: 0 times infinity is no number, and comes first.
+// Ablation keys energies are 0, but not those of infinite columns: 0 times infinity is no number, and comes first.
 std::string puts_infinite_queries_without_keys_first(const GroupingKernel& kernel, DType dtype) {
   const Case test_case = bottom_right_case("infinite, no keys", 100, 20, 40, 16, dtype);
   if (!kernel.supports(test_case.problem, test_case.grouping).empty()) {
@@ -165,7 +165,7 @@ std::string orders_more_than_it_takes_at_a_time(const GroupingKernel& kernel, DT
     test_case.grouping.order_from = shape.from;
     if (kernel.supports(test_case.problem, test_case.grouping).empty()) {
       const Instance instance(test_case);
-      fault = judge_order(instance, order_of(kernel, instance).data());
+      fault = check_order(instance, order_of(kernel, instance).data());
       if (!fault.empty()) {
         return std::to_string(shape.rows) + " rows, " + std::to_string(shape.keys) + " keys, d " +
                std::to_string(shape.d) + ": " + fault;
@@ -184,7 +184,7 @@ std::string orders_few_blocks(const GroupingKernel& kernel, DType dtype) {
     test_case.grouping.order_from = OrderFrom::previous;
     if (kernel.supports(test_case.problem, test_case.grouping).empty()) {
       const Instance instance(test_case);
-      fault = judge_order(instance, order_of(kernel, instance).data());
+      fault = check_order(instance, order_of(kernel, instance).data());
       if (!fault.empty()) {
         return std::to_string(rows) + " rows: " + fault;
       }
@@ -204,9 +204,9 @@ std::string orders_many_blocks(const GroupingKernel& kernel, DType dtype) {
       if (kernel.supports(test_case.problem, test_case.grouping).empty()) {
         const Instance instance(test_case);
         const std::vector<std::int32_t> order = order_of(kernel, instance);
-        // One row of Q is too few bits for judge_order to judge lsh by.
+        // One row of Q is too few bits for check_order to judge lsh by.
         fault = strategy == Strategy::lsh ? (order == instance.order ? "" : "not the reference's order")
-                                          : judge_order(instance, order.data());
+                                          : check_order(instance, order.data());
         if (!fault.empty()) {
           return std::string(from == OrderFrom::own ? "own: " : "previous: ") + fault;
         }

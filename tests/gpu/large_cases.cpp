@@ -46,7 +46,7 @@ std::vector<Case> many_cases() {
     shared.problem = contiguous(shared.problem);
     result.push_back(shared);
   }
-  // Causal heads of which the last are together, and not the first (cuda/rows.cuh).
+  // Causal heads of which the last are together, and not the first (cuda/tile_scheduler.cuh).
   Case mixed = large_case("large, many causal heads", 400, 420, 128, 128, exact, 1, 128);
   mixed.problem.batch = 7;
   mixed.problem.heads_q = mixed.problem.heads_kv = 19;

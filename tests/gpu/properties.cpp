@@ -8,7 +8,7 @@
 #include <utility>
 
 #include "gpu/device_run.h"
-#include "gpu/far_rows.h"
+#include "gpu/large_strides.h"
 #include "support/oracle.h"
 
 namespace distr::test {
@@ -251,7 +251,7 @@ std::vector<Extreme> extremes(DType dtype) {
           infinite_value("an infinity is forgotten when its weight underflows", dtype, 290, 1000, 3)};
 }
 
-std::string judge_extreme(const ForwardKernel& kernel, Instance instance) {
+std::string check_extreme(const ForwardKernel& kernel, Instance instance) {
   const Problem& p = instance.test_case.problem;
   run_on_device(kernel, p, instance.test_case.grouping, instance.forward());
   const Result got = written(p, instance.o, instance.lse);
@@ -287,11 +287,11 @@ std::vector<Property<ForwardKernel>> properties() {
   return {{"LSE is optional", lse_is_optional},
           {"G = 1 is exact", group_size_one_is_exact},
           {"masks of any strides", masks_of_any_strides},
-          {"rows far apart", rows_far_apart},
+          {"rows far apart", check_large_strides},
           {"causal with previous never sees the future", causal_never_sees_the_future}};
 }
 
-std::string judge_refusals() {
+std::string check_unsupported() {
   Instance instance(with_dtype(find("lsh, mean"), DType::f32));
   const Problem& p = instance.test_case.problem;
   const Grouping& g = instance.test_case.grouping;

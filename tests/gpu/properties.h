@@ -17,7 +17,7 @@ struct Extreme {
   Instance instance;
 };
 [[nodiscard]] std::vector<Extreme> extremes(DType dtype);
-[[nodiscard]] std::string judge_extreme(const ForwardKernel& kernel, Instance instance);
+[[nodiscard]] std::string check_extreme(const ForwardKernel& kernel, Instance instance);
 
 // Whether a kernel asks for finite values in V (include/distr/problem.h).
 [[nodiscard]] bool needs_finite_values(const std::string& kernel);
@@ -45,6 +45,6 @@ struct Property {
 [[nodiscard]] std::vector<Property<BackwardKernel>> backward_properties();
 
 // What the public functions refuse on this device, and with which words. Empty: all is well.
-[[nodiscard]] std::string judge_refusals();
+[[nodiscard]] std::string check_unsupported();
 
 }  // namespace distr::test

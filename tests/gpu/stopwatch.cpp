@@ -56,7 +56,7 @@ Memory::~Memory() { cudaFree(data_); }
 
 Times measure(void* stream, double seconds, const std::function<void(int)>& call) {
   constexpr int kFewest = 5;
-  constexpr int kMost = 50;
+  constexpr int kMax = 50;
   constexpr int kWarmUp = 3;
   const auto on = static_cast<cudaStream_t>(stream);
   std::vector<cudaEvent_t> events(2);
@@ -78,7 +78,7 @@ Times measure(void* stream, double seconds, const std::function<void(int)>& call
     warm = one(calls);
   }
   const double wanted = seconds * 1e3 / std::max(warm, 1e-3F);
-  const int runs = static_cast<int>(std::clamp<double>(wanted, kFewest, kMost));
+  const int runs = static_cast<int>(std::clamp<double>(wanted, kFewest, kMax));
   Times times;
   for (int n = 0; n < runs; ++n) {
     times.ms.push_back(one(calls++));

@@ -11,14 +11,14 @@
 #include <thread>
 #include <vector>
 
+#include "gpu/broken_kernels.h"
 #include "gpu/device_api.h"
 #include "gpu/device_run.h"
+#include "gpu/forced_tiles.h"
 #include "gpu/large_cases.h"
-#include "gpu/long_tiles.h"
 #include "gpu/properties.h"
 #include "gpu/time_inputs.h"
 #include "gpu/watchdog.h"
-#include "gpu/wrong.h"
 #include "support/magnitudes.h"
 #include "support/oracle.h"
 
@@ -73,7 +73,7 @@ std::string judge(const GroupingKernel& kernel, Instance instance) {
   std::vector<std::int32_t> order(instance.order.size(), -1);
   run_on_device(kernel, instance.test_case.problem, instance.test_case.grouping,
                 {instance.q_data(), instance.k_data(), order.data()});
-  return order.empty() ? "" : judge_order(instance, order.data());
+  return order.empty() ? "" : check_order(instance, order.data());
 }
 std::string judge(const ForwardKernel& kernel, Instance instance) {
   tested_forward = &kernel;
@@ -154,7 +154,7 @@ class Checker {
         const Case& test_case = extreme.instance.test_case;
         const bool asked_for = test_case.problem.mask.kind != MaskKind::none || !needs_finite_values(kernel.name);
         if (asked_for && wanted(kernel.name) && kernel.supports(test_case.problem, test_case.grouping).empty()) {
-          record(kernel.name, label(test_case), caught([&] { return judge_extreme(kernel, extreme.instance); }));
+          record(kernel.name, label(test_case), caught([&] { return check_extreme(kernel, extreme.instance); }));
         }
       }
     }
@@ -168,10 +168,10 @@ class Checker {
 
   void check_refusals() {
     const Watchdog::Guard guard(watchdog_, kPublic);
-    record(kPublic, "refusals", caught(judge_refusals));
-    record(kPublic, "memory and times", caught(judge_memory));
+    record(kPublic, "refusals", caught(check_unsupported));
+    record(kPublic, "memory and times", caught(check_memory));
     for (const DType dtype : {DType::bf16, DType::f32}) {
-      record(kPublic, std::string("streams, ") + name_of(dtype), caught([dtype] { return judge_streams(dtype); }));
+      record(kPublic, std::string("streams, ") + name_of(dtype), caught([dtype] { return check_streams(dtype); }));
     }
   }
   // Kernels that are wrong in one way each must not pass.
@@ -224,7 +224,7 @@ class Checker {
   template <class Kernel>
   void check_twins(std::span<const Kernel> kernels) {
     for (const Kernel& kernel : kernels) {
-      for (const Wrong<Kernel>& wrong : wrong_kernels(kernel)) {
+      for (const BrokenKernel<Kernel>& wrong : broken_kernels(kernel)) {
         const Case test_case = with_dtype(find(wrong.case_name), DType::f16);
         if (wanted(kernel.name) && kernel.supports(test_case.problem, test_case.grouping).empty()) {
           const Watchdog::Guard guard(watchdog_, std::string(kernel.name) + ", " + wrong.what);
@@ -243,7 +243,7 @@ class Checker {
     for (const auto& kernel : backend.forward) {
       check(kernel, instance);
     }
-    for (const auto& kernel : long_tiles()) {
+    for (const auto& kernel : forced_tiles()) {
       check(kernel, instance);
     }
     for (const auto& kernel : backend.backward) {

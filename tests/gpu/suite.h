@@ -25,6 +25,6 @@ int check(const CheckOptions& options);
 int print_small_cases();
 
 // Why an order is wrong: it must be the reference's but for columns that rounding may move. Empty: it is right.
-std::string judge_order(const Instance& instance, const std::int32_t* order);
+std::string check_order(const Instance& instance, const std::int32_t* order);
 
 }  // namespace distr::test

@@ -79,14 +79,14 @@ double backward_flops(const Problem& p) {
 
 Sets::Sets(const Problem& p, void* stream) {
   constexpr double kCachedBytes = 128e6;  // more than any L2 holds
-  constexpr int kMost = 8;
+  constexpr int kMax = 8;
   const std::int64_t queries = p.batch * p.heads_q * p.seq_q;
   const std::int64_t keys = p.batch * p.heads_kv * p.seq_k;
   const auto memory = [&](std::int64_t count) { return Memory(static_cast<std::size_t>(count) * size_of(p.dtype)); };
   const auto order = order_shape(p, Grouping{});
   const auto inputs = static_cast<double>(queries * p.head_dim + keys * (p.head_dim + p.head_dim_v)) *
                       static_cast<double>(size_of(p.dtype));
-  const int count = std::clamp(static_cast<int>(kCachedBytes / inputs) + 1, 2, kMost);
+  const int count = std::clamp(static_cast<int>(kCachedBytes / inputs) + 1, 2, kMax);
   for (int n = 0; n < count; ++n) {
     Set set{memory(queries * p.head_dim),
             memory(keys * p.head_dim),

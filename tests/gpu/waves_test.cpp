@@ -7,31 +7,31 @@
 namespace distr::cuda::sm90 {
 namespace {
 
-constexpr std::int64_t kProcessors = 132;
+constexpr std::int64_t kNumSms = 132;
 
 TEST(Waves, ThreeConsumersTakeWholeWavesAndTwoTheRest) {
-  const Waves waves{10, 16384, 16384, kProcessors, false};
+  const Waves waves{10, 16384, 16384, kNumSms, false};
   EXPECT_EQ(waves.rows_for_three(), 79 * 192);  // 790 of 792 blocks; 100 blocks of two consumers follow
 }
 
 TEST(Waves, OneKindTakesAllWhereItEndsSooner) {
-  EXPECT_EQ((Waves{10, 1024, 1024, kProcessors, false}.rows_for_three()), 0);     // 80 blocks of 128 rows, one wave
-  EXPECT_EQ((Waves{10, 2304, 2304, kProcessors, false}.rows_for_three()), 2304);  // 120 of 192 rows, or 180 of 128
+  EXPECT_EQ((Waves{10, 1024, 1024, kNumSms, false}.rows_for_three()), 0);     // 80 blocks of 128 rows, one wave
+  EXPECT_EQ((Waves{10, 2304, 2304, kNumSms, false}.rows_for_three()), 2304);  // 120 of 192 rows, or 180 of 128
 }
 
 TEST(Waves, CausalBlocksEndOneByOne) {
-  EXPECT_EQ((Waves{10, 16384, 16384, kProcessors, true}.rows_for_three()), 16384);
-  EXPECT_EQ((Waves{10, 128, 128, kProcessors, true}.rows_for_three()), 0);
+  EXPECT_EQ((Waves{10, 16384, 16384, kNumSms, true}.rows_for_three()), 16384);
+  EXPECT_EQ((Waves{10, 128, 128, kNumSms, true}.rows_for_three()), 0);
 }
 
 // As measured (docs/kernel-log.md, sm90/forward, step 32).
 TEST(Waves, BlocksShareAnSmWhereSequencesAreShort) {
   for (const bool causal : {false, true}) {
-    EXPECT_TRUE((Waves{64, 1024, 1024, kProcessors, causal}.is_quicker_sharing())) << causal;
-    EXPECT_TRUE((Waves{64, 2048, 2048, kProcessors, causal}.is_quicker_sharing())) << causal;
-    EXPECT_FALSE((Waves{10, 1024, 1024, kProcessors, causal}.is_quicker_sharing())) << causal;
-    EXPECT_FALSE((Waves{10, 4096, 4096, kProcessors, causal}.is_quicker_sharing())) << causal;
-    EXPECT_FALSE((Waves{10, 16384, 16384, kProcessors, causal}.is_quicker_sharing())) << causal;
+    EXPECT_TRUE((Waves{64, 1024, 1024, kNumSms, causal}.is_quicker_sharing())) << causal;
+    EXPECT_TRUE((Waves{64, 2048, 2048, kNumSms, causal}.is_quicker_sharing())) << causal;
+    EXPECT_FALSE((Waves{10, 1024, 1024, kNumSms, causal}.is_quicker_sharing())) << causal;
+    EXPECT_FALSE((Waves{10, 4096, 4096, kNumSms, causal}.is_quicker_sharing())) << causal;
+    EXPECT_FALSE((Waves{10, 16384, 16384, kNumSms, causal}.is_quicker_sharing())) << causal;
   }
 }
 
@@ -39,7 +39,7 @@ TEST(Waves, BlocksShareAnSmWhereSequencesAreShort) {
 TEST(Waves, SharesAreWholeTilesAndCostTheLeast) {
   for (const std::int64_t heads : {1, 7, 64, 133}) {
     for (std::int64_t rows = 1; rows < 40000; rows = rows * 3 / 2 + 1) {
-      const Waves waves{heads, rows, rows, kProcessors, false};
+      const Waves waves{heads, rows, rows, kNumSms, false};
       const std::int64_t three = waves.rows_for_three();
       ASSERT_TRUE(three == rows || (three < rows && three % kRowsOfThree == 0)) << heads << " " << rows;
       const double cost = waves.cost(three, kRowsOfThree) + waves.cost(rows - three, kRowsOfTwo);

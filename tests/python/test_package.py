@@ -177,3 +177,16 @@ def test_the_build_never_imports_torch():
     include, requires, without_torch = result.stdout.splitlines()[-3:]
     assert Path(include).samefile(Path(torch.__file__).parent / "include")
     assert "torch" not in requires and "torch>=2.10" in without_torch
+
+
+def test_the_evaluation_has_its_old_name_still():
+    code = """if True:
+        import warnings
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            import distrattention.gauge
+        assert [w.category for w in caught if "evaluation" in str(w.message)] == [DeprecationWarning]
+        from distrattention import evaluation
+        assert all(getattr(distrattention.gauge, name) is getattr(evaluation, name) for name in evaluation.__all__)
+    """
+    subprocess.run([sys.executable, "-c", code], check=True)

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The gauge: its numbers against independent ones, the models it meets, and what it writes."""
+"""The evaluation: its numbers against independent ones, the models it meets, and what it writes."""
 
 import json
 import math
@@ -13,8 +13,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 import distrattention
 from distrattention import Settings, report
-from distrattention.gauge import measure
-from distrattention.gauge.measure import Call, output_errors, total_variations
+from distrattention.evaluation import measure
+from distrattention.evaluation.measure import Call, output_errors, total_variations
 
 SETTINGS = [
     Settings("lsh", 2),

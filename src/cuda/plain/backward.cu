@@ -24,7 +24,7 @@ namespace distr::cuda::plain {
 namespace {
 
 constexpr int kWarps = kThreads / 32;
-constexpr std::int64_t kMostDeltaBlocks = 1 << 20;  // more rows than these have warps are taken in turns
+constexpr std::int64_t kMaxDeltaBlocks = 1 << 20;  // more rows than these have warps are taken in turns
 
 struct alignas(16) BackwardShared {
   union {
@@ -299,7 +299,7 @@ struct Work {
 
   explicit Work(const DeviceProblem& problem)
       : delta_blocks(
-            std::min(common::ceil_div(problem.batch * problem.heads_q * problem.seq_q, kWarps), kMostDeltaBlocks)),
+            std::min(common::ceil_div(problem.batch * problem.heads_q * problem.seq_q, kWarps), kMaxDeltaBlocks)),
         query_tiles(delta_blocks == 0 ? 0 : num_tiles(problem)),
         key_tiles(problem.batch * problem.heads_kv * common::ceil_div(problem.seq_k, kSide)),
         // Rows that attend exactly have a group for each column.

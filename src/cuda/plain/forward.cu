@@ -41,7 +41,7 @@ struct alignas(16) ForwardShared {
 static_assert(sizeof(ForwardShared) <= 48 * 1024);
 
 // What the tiles so far say of this thread's rows.
-struct Rows {
+struct RowState {
   float maximum[4] = {kHidden, kHidden, kHidden, kHidden};
   float sum[4] = {};
   float o[4][8] = {};  // columns column_of(0) .. column_of(7)
@@ -63,7 +63,7 @@ __device__ float row_sum(float x) {
 }
 
 // r_s becomes P relative to the rows' new maximum, which also goes to shared.p.
-__device__ void online_softmax(float (&r_s)[4][4], Rows& rows, ForwardShared& shared) {
+__device__ void online_softmax(float (&r_s)[4][4], RowState& rows, ForwardShared& shared) {
   const int y = static_cast<int>(threadIdx.x) / 16;
   const int x = static_cast<int>(threadIdx.x) % 16;
   for (int row = 0; row < 4; ++row) {
@@ -91,7 +91,7 @@ __device__ void online_softmax(float (&r_s)[4][4], Rows& rows, ForwardShared& sh
 
 template <class T>
 __device__ void store(const ForwardArguments& arguments, const Tile& tile, int first_column, int columns,
-                      const Rows& rows) {
+                      const RowState& rows) {
   const DeviceProblem& problem = arguments.problem;
   const int y = static_cast<int>(threadIdx.x) / 16;
   const int x = static_cast<int>(threadIdx.x) % 16;
@@ -133,7 +133,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const __grid_const
   const T* v =
       static_cast<const T*>(arguments.v) + tile.b * problem.v.batch + tile.h_kv * problem.v.head + first_column;
   const std::int64_t keys = visible_keys(problem, tile.first + tile.rows - 1);
-  Rows rows;
+  RowState rows;
   for (std::int64_t first_key = 0; first_key < keys; first_key += kSide) {
     float r_s[4][4];
     compute_scores(problem, arguments.scale, tile, groups, q, k + first_key * problem.k.row, first_key, shared.staged,

@@ -128,7 +128,7 @@ void launch_kernel(DType dtype, const BackwardArguments& arguments, void* stream
 }  // namespace
 }  // namespace plain
 
-std::string MaskGradient::refusal(const Problem& problem, const Grouping& grouping) {
+std::string MaskGradient::unsupported_reason(const Problem& problem, const Grouping& grouping) {
   return plain::supports(problem, grouping);
 }
 

@@ -16,7 +16,7 @@ namespace distr::cuda::plain {
 inline constexpr int kThreads = 256;      // 16 x 16: thread (y, x) owns 4 rows from 4 y on and 4 columns from 4 x on
 inline constexpr int kDepth = 32;         // columns of q_hat and k_hat that are staged at a time
 inline constexpr int kPitch = kSide + 4;  // floats between rows of a staged tile: 16-byte aligned, fewer bank conflicts
-inline constexpr int kColumns = 128;      // columns of an output that one block of threads takes
+inline constexpr int kColumns = 128;      // columns of an output that one thread block takes
 inline constexpr int kStagedRows = 32;    // rows of the wide factor that are staged at a time
 inline constexpr float kHidden = -INFINITY;
 

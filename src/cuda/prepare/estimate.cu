@@ -12,7 +12,7 @@
 #include <bit>
 
 #include "common/element.h"
-#include "cuda/early.cuh"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/heuristics.h"
 #include "cuda/tile.cuh"
 
@@ -21,9 +21,9 @@ namespace {
 
 constexpr int kThreads = 256;
 constexpr int kRows = 64;
-constexpr int kMostColumns = 128;
-constexpr int kPitch = kMostColumns + kChunk;  // elements of a row in shared memory
-constexpr int kMostKnown = 8;                  // members whose places a thread keeps in registers
+constexpr int kMaxColumns = 128;
+constexpr int kPitch = kMaxColumns + kChunk;  // elements of a row in shared memory
+constexpr int kMaxKnown = 8;                  // members whose places a thread keeps in registers
 
 using Job = Estimates::Job;
 using Arguments = Estimates::Arguments;
@@ -31,8 +31,8 @@ using Arguments = Estimates::Arguments;
 template <class T>
 struct Shared {
   alignas(16) T x[kRows][kPitch];
-  std::int32_t order[kMostColumns];
-  std::uint32_t place[kMostColumns];  // of a column in the order
+  std::int32_t order[kMaxColumns];
+  std::uint32_t place[kMaxColumns];  // of a column in the order
 };
 
 // A column of x_hat: of its group the first place in the order, how many columns count, and their factor.
@@ -41,10 +41,10 @@ struct Column {
   float factor;
 
   __device__ Column(const Job& job, const Arguments& a, const std::uint32_t* place, unsigned column) {
-    const bool is_there = column < job.estimates;
-    const unsigned group = is_there && job.spread ? place[column] / a.members : column;
+    const bool is_valid = column < job.estimates;
+    const unsigned group = is_valid && job.spread ? place[column] / a.members : column;
     begin = group * a.members;
-    const unsigned size = is_there && group < a.groups ? min(a.members, job.columns - begin) : 0;
+    const unsigned size = is_valid && group < a.groups ? min(a.members, job.columns - begin) : 0;
     taken = job.kind == Estimate::first ? min(size, 1U) : size;
     factor = job.kind == Estimate::mean && size > 1 ? job.scale / static_cast<float>(size) : job.scale;
   }
@@ -66,7 +66,7 @@ class ColumnPair {
       for (int m = 0; m < kMembers; ++m) {
         places_[i][m] = static_cast<unsigned>(m) < columns_[i].taken
                             ? static_cast<unsigned>(shared.order[columns_[i].begin + static_cast<unsigned>(m)])
-                            : kMostColumns;
+                            : kMaxColumns;
       }
     }
   }
@@ -108,7 +108,7 @@ class ColumnPair {
 template <class T, int kMembers>
 __global__ void __launch_bounds__(kThreads) estimate_kernel(const __grid_constant__ Arguments a) {
   __shared__ Shared<T> shared;
-  release_dependent();
+  launch_dependent_grids();
   const bool is_second = blockIdx.x >= a.jobs[0].grid;
   const Job& job = a.jobs[is_second ? 1 : 0];
   const unsigned index = blockIdx.x - (is_second ? a.jobs[0].grid : 0);
@@ -132,9 +132,9 @@ __global__ void __launch_bounds__(kThreads) estimate_kernel(const __grid_constan
   };
 
   if (threadIdx.x < kRows) {
-    shared.x[threadIdx.x][kMostColumns] = T(0.0F);
+    shared.x[threadIdx.x][kMaxColumns] = T(0.0F);
   }
-  wait_for_inputs();
+  wait_on_dependent_grids();
   if (threadIdx.x < job.columns) {
     const std::int32_t column =
         a.order[(std::int64_t{head} * job.blocks + begin / job.block) * job.columns + threadIdx.x];
@@ -162,8 +162,8 @@ __global__ void __launch_bounds__(kThreads) estimate_kernel(const __grid_constan
   const std::int64_t heads = extent.batch * groups.heads_q;
   const std::int64_t rows = extent.rows - e.first_row;
   const std::int64_t run_rows =
-      kRows * estimated_tiles(heads * rows / kRows, e.block >= extent.rows ? 0 : e.block / kRows,
-                              device_properties().processors);
+      kRows *
+      estimated_tiles(heads * rows / kRows, e.block >= extent.rows ? 0 : e.block / kRows, device_properties().num_sms);
   const std::int64_t runs = common::ceil_div(rows, run_rows);
   return {nullptr,
           e.strides,
@@ -187,11 +187,11 @@ __global__ void __launch_bounds__(kThreads) estimate_kernel(const __grid_constan
 
 template <class T>
 [[nodiscard]] auto kernel_for(unsigned members) {
-  return members == 1            ? &estimate_kernel<T, 1>
-         : members == 2          ? &estimate_kernel<T, 2>
-         : members <= 4          ? &estimate_kernel<T, 4>
-         : members <= kMostKnown ? &estimate_kernel<T, kMostKnown>
-                                 : &estimate_kernel<T, 0>;
+  return members == 1           ? &estimate_kernel<T, 1>
+         : members == 2         ? &estimate_kernel<T, 2>
+         : members <= 4         ? &estimate_kernel<T, 4>
+         : members <= kMaxKnown ? &estimate_kernel<T, kMaxKnown>
+                                : &estimate_kernel<T, 0>;
 }
 
 }  // namespace
@@ -216,7 +216,7 @@ void Estimates::make(const std::int32_t* order, std::span<const Made> made, void
     a.jobs[n].scale = made[n].scale;
     a.jobs[n].to = static_cast<std::uint32_t*>(made[n].to);
   }
-  launch_early(kernel_, dim3(a.jobs[0].grid + a.jobs[1].grid), kThreads, 0, stream, a);
+  launch_dependent(kernel_, dim3(a.jobs[0].grid + a.jobs[1].grid), kThreads, 0, stream, a);
 }
 
 }  // namespace distr::cuda

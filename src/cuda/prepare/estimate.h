@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // q_hat of every block's grouping, as it is or spread over the d columns, and k_hat of one grouping for the whole
-// sequence (method, 2: steps 4 and 5; 3: Q~). For d up to 128; prepare_rows() makes Q~ of all other shapes.
+// sequence (method, 2: steps 4 and 5; 3: Q~). For d up to 128; preprocess_rows() makes Q~ of all other shapes.
 #pragma once
 
 #include <cstdint>

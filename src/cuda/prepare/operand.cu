@@ -51,7 +51,7 @@ void pack(const void* source, const Strides& strides, const Extent& extent, void
 
 }  // namespace
 
-std::string grid_refusal(const Problem& problem) {
+std::string unsupported_grid_reason(const Problem& problem) {
   constexpr std::int64_t kRows = 64;
   constexpr double kSplitBlocks = 1 << 20;  // that may be added where tiles are split
   const std::int64_t tiles = common::ceil_div(std::max(problem.seq_q, problem.seq_k), kRows);

@@ -16,7 +16,7 @@ struct Extent {
 };
 
 // Why a grid of a block a tile, of 64 queries or keys, is too large; empty: it is not.
-[[nodiscard]] std::string grid_refusal(const Problem& problem);
+[[nodiscard]] std::string unsupported_grid_reason(const Problem& problem);
 
 // Whether every row begins at a multiple of 16 bytes if the tensor does.
 [[nodiscard]] bool has_aligned_rows(const Strides& strides) noexcept;

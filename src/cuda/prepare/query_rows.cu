@@ -11,7 +11,7 @@
 #include <cmath>
 
 #include "common/element.h"
-#include "cuda/early.cuh"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/prepare/operand.h"
 #include "cuda/tile.cuh"
 
@@ -19,7 +19,7 @@ namespace distr::cuda {
 namespace {
 
 constexpr int kLanes = 8;  // of a row
-constexpr int kRows = kPreparedRows;
+constexpr int kRows = kPreprocessedRows;
 constexpr int kThreads = kRows * kLanes;
 constexpr int kMaxDim = 256;
 // To the base 2: from here on the rounding of LSE and of the scores decides P, which may leave its range. Such a row
@@ -90,8 +90,8 @@ struct Alignment {
 template <class T>
 __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ QueryRows rows, Alignment aligned) {
   __shared__ __align__(16) T s_rows[kRows][2][kMaxDim];
-  release_dependent();
-  wait_for_inputs();
+  launch_dependent_grids();
+  wait_on_dependent_grids();
   const DeviceProblem& problem = rows.problem;
   const int lane = static_cast<int>(threadIdx.x) % kLanes;
   const int own = static_cast<int>(threadIdx.x) / kLanes;
@@ -164,15 +164,15 @@ std::int64_t stats_rows_of(const DeviceProblem& problem) noexcept {
   return common::ceil_div(problem.seq_q, std::int64_t{kStatsRows}) * kStatsRows;
 }
 
-void prepare_rows(DType dtype, const QueryRows& rows, void* stream) {
+void preprocess_rows(DType dtype, const QueryRows& rows, void* stream) {
   static_assert(kStatsRows % kRows == 0);
   const std::int64_t count = rows.problem.batch * rows.problem.heads_q * rows.stats_rows;
   const auto is_aligned = [](const void* tensor) { return reinterpret_cast<std::uintptr_t>(tensor) % 16 == 0; };
   const Alignment aligned{has_aligned_rows(rows.problem.q) && is_aligned(rows.q) && rows.problem.head_dim % kChunk == 0,
                           has_aligned_rows(rows.problem.o) && is_aligned(rows.o) && is_aligned(rows.d_o)};
   if (count > 0) {
-    launch_early(dtype == DType::f16 ? prepare_kernel<__half> : prepare_kernel<__nv_bfloat16>,
-                 dim3(static_cast<unsigned>(count / kRows)), kThreads, 0, stream, rows, aligned);
+    launch_dependent(dtype == DType::f16 ? prepare_kernel<__half> : prepare_kernel<__nv_bfloat16>,
+                     dim3(static_cast<unsigned>(count / kRows)), kThreads, 0, stream, rows, aligned);
   }
 }
 
@@ -184,7 +184,7 @@ void spread_rows(DType dtype, const DeviceProblem& problem, const void* q, const
   rows.order = order;
   rows.stats_rows = common::ceil_div(problem.seq_q, std::int64_t{kRows}) * kRows;
   rows.spread = spread;
-  prepare_rows(dtype, rows, stream);
+  preprocess_rows(dtype, rows, stream);
 }
 
 }  // namespace distr::cuda

@@ -12,7 +12,7 @@ namespace distr::cuda {
 // The rows of the statistics of a head: a multiple of every kernel's tile of queries.
 inline constexpr int kStatsRows = 128;
 // Of a thread block.
-inline constexpr int kPreparedRows = 32;
+inline constexpr int kPreprocessedRows = 32;
 
 // How the statistics of a head's rows lie.
 enum class Stats : std::uint8_t {
@@ -40,7 +40,7 @@ struct QueryRows {
 
 [[nodiscard]] std::int64_t stats_rows_of(const DeviceProblem& problem) noexcept;
 
-void prepare_rows(DType dtype, const QueryRows& rows, void* stream);
+void preprocess_rows(DType dtype, const QueryRows& rows, void* stream);
 
 // Q~ alone, in groupings of any blocks; rows that attend exactly are Q's own.
 void spread_rows(DType dtype, const DeviceProblem& problem, const void* q, const std::int32_t* order, void* spread,

@@ -6,7 +6,7 @@
 #include "cuda/prepare/transpose.h"
 
 #include "common/element.h"
-#include "cuda/early.cuh"
+#include "cuda/dependent_launch.cuh"
 
 namespace distr::cuda {
 namespace {
@@ -22,8 +22,8 @@ __global__ void __launch_bounds__(kThreads) transpose_kernel(const std::uint16_t
                                                              bool aligned, std::int64_t stride, uint4* kt) {
   constexpr int kChunks = kSide / kChunk;
   __shared__ std::uint32_t tile[kSide / 2][kSide + 1];
-  release_dependent();
-  wait_for_inputs();
+  launch_dependent_grids();
+  wait_on_dependent_grids();
   const auto key_tiles = static_cast<unsigned>(stride / kSide);
   const auto column_tiles = static_cast<unsigned>((extent.columns + kSide - 1) / kSide);
   const std::int64_t first_key = std::int64_t{blockIdx.x % key_tiles} * kSide;
@@ -90,9 +90,9 @@ void transpose(const Operand& k, void* kt, void* stream) {
   const std::int64_t tiles = extent.batch * extent.heads * (stride / kSide) * column_tiles;
   if (tiles > 0) {
     const bool aligned = has_aligned_rows(k.strides) && reinterpret_cast<std::uintptr_t>(k.data) % 16 == 0;
-    launch_early(transpose_kernel, dim3(static_cast<unsigned>(tiles)), kThreads, 0, stream,
-                 static_cast<const std::uint16_t*>(k.data), k.strides, extent, aligned, stride,
-                 static_cast<uint4*>(kt));
+    launch_dependent(transpose_kernel, dim3(static_cast<unsigned>(tiles)), kThreads, 0, stream,
+                     static_cast<const std::uint16_t*>(k.data), k.strides, extent, aligned, stride,
+                     static_cast<uint4*>(kt));
   }
 }
 

@@ -99,7 +99,7 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
   rows.stats = stats_.in(workspace);
   rows.delta = delta_.in(workspace);
   rows.spread = spread_.in(workspace);
-  prepare_rows(dtype_, rows, stream);
+  preprocess_rows(dtype_, rows, stream);
 
   BackwardParameters p = parameters_;
   p.problem.mask.data = tensors.mask;
@@ -168,10 +168,10 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   // As double: int64 could overflow.
   const double rows = static_cast<double>(problem.batch) * static_cast<double>(problem.heads_q) *
                       static_cast<double>((problem.seq_q + kStatsRows - 1) / kStatsRows * kStatsRows);
-  if (rows / kPreparedRows > std::numeric_limits<std::int32_t>::max()) {
+  if (rows / kPreprocessedRows > std::numeric_limits<std::int32_t>::max()) {
     return "takes up to 68719476704 rows of Q, each head's up to a multiple of 128";
   }
-  return MaskGradient::refusal(problem, grouping);  // the other grids are no larger
+  return MaskGradient::unsupported_reason(problem, grouping);  // the other grids are no larger
 }
 
 KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping& grouping,

@@ -5,7 +5,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "cuda/place.cuh"
+#include "cuda/backward_scheduler.cuh"
 #include "cuda/sm80/backward_config.h"
 #include "cuda/sm80/queries.cuh"
 #include "cuda/sm80/softmax.cuh"

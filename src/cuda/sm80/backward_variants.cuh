@@ -5,57 +5,57 @@
 #include <array>
 
 #include "cuda/launch.h"
-#include "cuda/sm80/backward_keys.cuh"
-#include "cuda/sm80/backward_queries.cuh"
-#include "cuda/sm80/backward_sums.cuh"
+#include "cuda/sm80/backward_dkdv.cuh"
+#include "cuda/sm80/backward_dq.cuh"
+#include "cuda/sm80/backward_dq_atomics.cuh"
 #include "cuda/sm80/backward_variants.h"
 #include "cuda/sm80/heuristics.h"
 
 namespace distr::cuda::sm80 {
 
 template <class C>
-void launch_keys(BackwardParameters p, void* stream) {
+void launch_dkdv(BackwardParameters p, void* stream) {
   const DeviceProblem& problem = p.problem;
   const std::int64_t heads = problem.batch * problem.heads_kv;
-  const std::int64_t blocks = heads * ((problem.seq_k + C::kKeys - 1) / C::kKeys);
-  const std::int64_t row_bytes = (problem.head_dim + problem.head_dim_v) * 2 + (C::kAddsQueries ? C::kDim * 4 : 0);
+  const std::int64_t ctas = heads * ((problem.seq_k + C::kKeys - 1) / C::kKeys);
+  const std::int64_t row_bytes = (problem.head_dim + problem.head_dim_v) * 2 + (C::kAccumulatesDq ? C::kDim * 4 : 0);
   p.section = section_of(heads, problem.heads_q / problem.heads_kv * problem.seq_q * row_bytes);
-  if (blocks > 0) {
-    launch(backward_keys<C>, dim3(static_cast<unsigned>(blocks), C::kParts), C::kThreads, C::kSharedBytes, stream, p);
+  if (ctas > 0) {
+    launch(backward_dkdv<C>, dim3(static_cast<unsigned>(ctas), C::kParts), C::kThreads, C::kSharedBytes, stream, p);
   }
 }
 
 template <class T, int kDim, Masks kServes>
 void launch_backward(const BackwardParameters& parameters, void* stream) {
-  launch_keys<KeysShape<T, kDim, kServes, Gradients::of_keys>>(parameters, stream);
-  using Queries = QueriesShape<T, kDim, kServes>;
+  launch_dkdv<DkDvShape<T, kDim, kServes, Gradients::of_keys>>(parameters, stream);
+  using Queries = DqShape<T, kDim, kServes>;
   BackwardParameters p = parameters;
   const DeviceProblem& problem = p.problem;
   const std::int64_t heads = problem.batch * problem.heads_q;
-  const std::int64_t blocks = heads * ((problem.seq_q + Queries::kRows - 1) / Queries::kRows);
-  if (blocks > 0) {
+  const std::int64_t ctas = heads * ((problem.seq_q + Queries::kRows - 1) / Queries::kRows);
+  if (ctas > 0) {
     p.section = section_of(heads, problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2);
-    launch(backward_queries<Queries>, dim3(static_cast<unsigned>(blocks)), Queries::kThreads, Queries::kSharedBytes,
-           stream, p);
+    launch(backward_dq<Queries>, dim3(static_cast<unsigned>(ctas)), Queries::kThreads, Queries::kSharedBytes, stream,
+           p);
   }
 }
 
 template <class T, int kDim, Masks kServes>
 void launch_backward_atomics(const BackwardParameters& parameters, void* stream) {
-  using Rounding = RoundingShape<T, kDim>;
+  using Rounding = ConvertDqShape<T, kDim>;
   BackwardParameters p = parameters;
   const DeviceProblem& problem = p.problem;
   const std::int64_t heads = problem.batch * problem.heads_q;
-  const std::int64_t blocks = heads * ((problem.seq_q + Rounding::kRows - 1) / Rounding::kRows);
-  if (blocks > 0) {
+  const std::int64_t ctas = heads * ((problem.seq_q + Rounding::kRows - 1) / Rounding::kRows);
+  if (ctas > 0) {
     check(cudaMemsetAsync(p.sums, 0, static_cast<std::size_t>(heads * p.stats_rows) * kDim * sizeof(float),
                           static_cast<cudaStream_t>(stream)),
           "cudaMemsetAsync");
   }
-  launch_keys<KeysShape<T, kDim, kServes, Gradients::all>>(p, stream);
-  if (blocks > 0) {
+  launch_dkdv<DkDvShape<T, kDim, kServes, Gradients::all>>(p, stream);
+  if (ctas > 0) {
     p.section = 1;
-    launch(round_queries<Rounding>, dim3(static_cast<unsigned>(blocks)), Rounding::kThreads,
+    launch(convert_dq<Rounding>, dim3(static_cast<unsigned>(ctas)), Rounding::kThreads,
            problem.exact ? 0 : Rounding::kSharedBytes, stream, p);
   }
 }
@@ -68,8 +68,8 @@ constexpr BackwardShape shape_of(int rows, int keys, int parts = 1) {
 // kGives: whether there is a kernel that adds dQ by atomic additions; else the two kernels serve in its place.
 template <class T, int kDim, Masks kServes, Gradients kGives>
 constexpr BackwardVariant backward_variant() {
-  using Keys = KeysShape<T, kDim, kServes, Gradients::of_keys>;
-  using Queries = QueriesShape<T, kDim, kServes>;
+  using Keys = DkDvShape<T, kDim, kServes, Gradients::of_keys>;
+  using Queries = DqShape<T, kDim, kServes>;
   BackwardVariant result{kDim,
                          kServes == Masks::tensors,
                          shape_of<Keys>(Keys::kRows, Keys::kKeys, Keys::kParts),
@@ -79,8 +79,8 @@ constexpr BackwardVariant backward_variant() {
                          &launch_backward<T, kDim, kServes>,
                          nullptr};
   if constexpr (kGives == Gradients::all) {
-    using All = KeysShape<T, kDim, kServes, Gradients::all>;
-    using Rounding = RoundingShape<T, kDim>;
+    using All = DkDvShape<T, kDim, kServes, Gradients::all>;
+    using Rounding = ConvertDqShape<T, kDim>;
     result.of_all = shape_of<All>(All::kRows, All::kKeys, All::kParts);
     result.rounding = shape_of<Rounding>(Rounding::kRows, 0);
     result.launch_atomics = &launch_backward_atomics<T, kDim, kServes>;

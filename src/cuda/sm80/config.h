@@ -7,9 +7,9 @@
 #include <type_traits>
 
 #include "cuda/problem.h"
-#include "cuda/rows.cuh"
-#include "cuda/sm80/split.h"
+#include "cuda/sm80/split_kv.h"
 #include "cuda/stages.cuh"
+#include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm80 {
 
@@ -47,36 +47,36 @@ struct Config {
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kRowTiles = kRows / kWarps / 16;  // m16 tiles of a warp
   static constexpr int kStages = 2;
-  static constexpr int kBlocksAProcessor = kDim > 64 ? 2 : kRows == 64 ? 4 : 3;
-  static constexpr bool kReadsAhead = kBlocksAProcessor == 2;  // all that a tile needs of shared memory (forward.cuh)
+  static constexpr int kCtasPerSm = kDim > 64 ? 2 : kRows == 64 ? 4 : 3;
+  static constexpr bool kPrefetchesState = kCtasPerSm == 2;  // all that a tile needs of shared memory (forward.cuh)
 
   // Of k_hat^T: rows of a tile that all threads take at once, 16 bytes each, and rows of K^T that a thread reads for
   // it.
-  static constexpr int kRowsAPass = kThreads * 8 / kKeys;
-  static constexpr int kSlots = (kGroups + kRowsAPass - 1) / kRowsAPass * kMembers;
+  static constexpr int kRowsPerPass = kThreads * 8 / kKeys;
+  static constexpr int kSlots = (kGroups + kRowsPerPass - 1) / kRowsPerPass * kMembers;
 
-  static constexpr int kKeyBytes = std::max(kKeys * kGroups, kExact ? 0 : kRowsAPass* kKeys) * 2;  // a stage
-  static constexpr int kValueBytes = kKeys * kDim * 2;                                             // a stage
+  static constexpr int kKeyBytes = std::max(kKeys * kGroups, kExact ? 0 : kRowsPerPass* kKeys) * 2;  // a stage
+  static constexpr int kValueBytes = kKeys * kDim * 2;                                               // a stage
   static constexpr int kQueryBytes = kRows * kGroups * 2;
   static constexpr int kStageBytes = kStages * (kKeyBytes + kValueBytes);
   static constexpr int kRawBytes = kMembers == 1 ? 0 : kSlots * kThreads * 16;  // rows of K^T before they are summed
-  static constexpr int kTableBytes = kExact ? 0 : kRowsAPass * kSlots * 4;      // where its rows begin
-  // What there are no registers for lies in shared memory: Kept (forward.cuh).
-  static constexpr bool kKeepsInShared = kRowTiles > 1 || kMembers > 1;
-  static constexpr int kKeptBytes = kKeepsInShared ? kThreads / 4 + 48 : 0;
+  static constexpr int kTableBytes = kExact ? 0 : kRowsPerPass * kSlots * 4;    // where its rows begin
+  // What there are no registers for lies in shared memory: CtaState (forward.cuh).
+  static constexpr bool kStateInShared = kRowTiles > 1 || kMembers > 1;
+  static constexpr int kStateBytes = kStateInShared ? kThreads / 4 + 48 : 0;
   // Q or q_hat, and the stages; q_hat is built from a copy of Q where the stages will be.
   static constexpr int kCopyBytes = kExact ? 0 : kRows * kDim * 2;
   static constexpr int kSharedBytes =
-      kTableBytes + kKeptBytes + kQueryBytes + std::max(kStageBytes + kRawBytes, kCopyBytes);
-  static_assert(kSharedBytes <= kMostSharedBytes);
+      kTableBytes + kStateBytes + kQueryBytes + std::max(kStageBytes + kRawBytes, kCopyBytes);
+  static_assert(kSharedBytes <= kMaxSharedBytes);
   // So many fit on an A100's SM; not asked of d above 128 and of exact attention at d = 128, most of whose tiles are
   // too large for that.
-  static_assert(kBlocksAProcessor * (kSharedBytes + 1024) <= 164 * 1024 || kDim > 128 || (kExact && kDim == 128));
+  static_assert(kCtasPerSm * (kSharedBytes + 1024) <= 164 * 1024 || kDim > 128 || (kExact && kDim == 128));
 };
 
 // S of a part of a tile, in the layout of the mma's accumulators.
 template <class C>
-struct Scores {
+struct ScoreFragment {
   float of[C::kRowTiles][C::kPartKeys / 8][4];
 };
 
@@ -91,10 +91,10 @@ struct ForwardParameters {
   const std::int32_t* order;  // [B, Hq, blocks, d]
   // Grouped: K^T [B, Hkv, d + 1, column_stride], or fused beforehand [B, Hq, r + 1, column_stride]; the last row is 0.
   std::int64_t column_stride;
-  bool fused;            // k holds k_hat^T
-  Tiles tiles;           // of the queries of this launch
-  std::int64_t row_end;  // behind the last of them
-  Split split;
+  bool fused;               // k holds k_hat^T
+  TileScheduler scheduler;  // of the queries of this launch
+  std::int64_t row_end;     // behind the last of them
+  SplitKv split;
 };
 
 }  // namespace distr::cuda::sm80

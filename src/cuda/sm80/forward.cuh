@@ -7,11 +7,12 @@
 //       S = q_hat k_hat^T                       [kRows, kKeys]       Keys (keys.cuh), by mma.sync
 //       P = 2^(scale * S - reference), rowsum   in registers         Softmax (softmax.cuh)
 //       O += P V                                [kRows, dv]          in registers
-//     O / rowsum and LSE; or, for one piece of a split tile (split.h), the partial sums that merge_pieces() combines.
+//     O / rowsum and LSE; or, for one piece of a split tile (split_kv.h), the partial sums that combine_splits()
+//     combines.
 //   In the first pass a row's reference is the maximum of its first tile. Rows whose P or O left the number range with
 //   that reference are computed once more, in a second pass whose references follow the scores.
 //   Shared memory: Q or q_hat, which both passes read; two stages of (k_hat, V), in whose place a copy of Q lies while
-//   q_hat is made from it; the row offsets of K^T; and the state that there are no registers for (Kept).
+//   q_hat is made from it; the row offsets of K^T; and the state that there are no registers for (CtaState).
 //   Pipeline: while the warps compute tile j, cp.async copies tile j + 1 to the other stage. Where columns of K must be
 //   summed (lsh), the copies go to a raw tile; each thread loads its members to registers before O += P V and stores
 //   their sums after it. There is one barrier for each tile.
@@ -19,23 +20,23 @@
 
 #include <climits>
 
-#include "cuda/early.cuh"
-#include "cuda/rows.cuh"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/sm80/config.h"
 #include "cuda/sm80/keys.cuh"
 #include "cuda/sm80/queries.cuh"
 #include "cuda/sm80/softmax.cuh"
+#include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm80 {
 
 // The queries and the keys that a thread block works on.
-struct Work : Rows {
+struct Work : WorkTile {
   int first, last;  // tiles of keys: all that any of the queries sees, or one piece of them
 
   template <class C>
-  __device__ static Work of(unsigned block, const ForwardParameters& p, C) {
-    const Split::Piece piece = p.split.at(block);
-    Work work{p.tiles.at(piece.tile), 0, 0};
+  __device__ static Work of(unsigned cta, const ForwardParameters& p, C) {
+    const SplitKv::Piece piece = p.split.at(cta);
+    Work work{p.scheduler.at(piece.tile), 0, 0};
     const DeviceProblem& problem = p.problem;
     std::int64_t keys = problem.seq_k;
     if (problem.causal) {
@@ -51,12 +52,12 @@ struct Work : Rows {
 
 // State that is needed once a tile or less. It lies in shared memory where registers are scarce, else in registers.
 template <class C>
-struct Kept {
+struct CtaState {
   Work work;
   int unmasked;                                                // tiles before the first one with a mask
   int followed;                                                // the references follow the tiles before it; kAllTiles
   const std::uint16_t *keys, *values;                          // K (or k_hat) and V of the head
-  std::uint8_t rows[C::kKeepsInShared ? C::kThreads / 4 : 1];  // for each quad, the rows that are not written yet
+  std::uint8_t rows[C::kStateInShared ? C::kThreads / 4 : 1];  // for each quad, the rows that are not written yet
 
   // Whether the tile has no mask and the references stay. Both bounds are read in any case, which saves a branch.
   [[nodiscard]] __device__ bool is_plain(int tile) const {
@@ -65,16 +66,16 @@ struct Kept {
     return begin <= tile && tile < end;
   }
   [[nodiscard]] __device__ unsigned unwritten() const {
-    return rows[C::kKeepsInShared ? ptx::opaque(threadIdx.x) / 4 : 0];
+    return rows[C::kStateInShared ? ptx::opaque(threadIdx.x) / 4 : 0];
   }
   __device__ void set_unwritten(unsigned left) {
-    if (!C::kKeepsInShared || ptx::opaque(threadIdx.x) % 4 == 0) {
-      rows[C::kKeepsInShared ? ptx::opaque(threadIdx.x) / 4 : 0] = static_cast<std::uint8_t>(left);
+    if (!C::kStateInShared || ptx::opaque(threadIdx.x) % 4 == 0) {
+      rows[C::kStateInShared ? ptx::opaque(threadIdx.x) / 4 : 0] = static_cast<std::uint8_t>(left);
     }
   }
 };
 
-// A value of Kept::followed: the references follow all tiles, whose scores are scaled before they are used.
+// A value of CtaState::followed: the references follow all tiles, whose scores are scaled before they are used.
 inline constexpr int kAllTiles = INT_MAX;
 
 // All rows of a thread, which has 2 in each of the warp's m16 tiles; one bit stands for one row.
@@ -103,7 +104,7 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim 
       const float reference = softmax.reference[tile][half];
       const bool is_exact =
           fabsf(reference) < Softmax<C>::kMostReference || (all_followed && reference == Softmax<C>::kNone);
-      const bool fits = zero == 0.0F && sum < Softmax<C>::kMostSum && is_exact;
+      const bool fits = zero == 0.0F && sum < Softmax<C>::kMaxSum && is_exact;
       rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << (tile * 2 + half) : 0;
     }
   }
@@ -113,36 +114,37 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim 
 // Divides O of a warp by the row sums and writes the rows in `rows`, with their LSE. O is in the layout of the mma's
 // accumulators: a lane holds the rows lane / 4 (+ 8) and the columns 8 n + 2 (lane % 4) (+ 1).
 template <class C>
-__device__ inline void store(const ForwardParameters& p, const Rows& work, int warp_row, unsigned rows,
+__device__ inline void store(const ForwardParameters& p, const WorkTile& work, int warp_row, unsigned rows,
                              const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
   using T = typename C::Element;
   const DeviceProblem& problem = p.problem;
   const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
   T* const base = static_cast<T*>(p.o) + work.batch * problem.o.batch + work.head * problem.o.head;
-  const int at_once = elements_at_once(base, problem.o.row);
+  const int width = vector_width(base, problem.o.row);
 #pragma unroll
   for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const std::int64_t row = work.row + warp_row + tile * 16 + half * 8 + lane / 4;
       const float sum = quad_sum(softmax.sum[tile][half]);
-      const bool is_there = row < p.row_end && (rows >> (tile * 2 + half) & 1) != 0;
-      if (is_there && p.lse != nullptr && lane % 4 == 0) {
+      const bool is_valid = row < p.row_end && (rows >> (tile * 2 + half) & 1) != 0;
+      if (is_valid && p.lse != nullptr && lane % 4 == 0) {
         p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] =
             natural_lse(softmax.reference[tile][half], sum);
       }
       const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;  // a row that sees no key has O = 0
-      store_row<C::kDim>(base + row * problem.o.row, is_there, problem.head_dim_v, at_once, [&](int n) {
+      store_row<C::kDim>(base + row * problem.o.row, is_valid, problem.head_dim_v, width, [&](int n) {
         return make_float2(o[tile][n][half * 2] * inverse, o[tile][n][half * 2 + 1] * inverse);
       });
     }
   }
 }
 
-// Writes what merge_pieces() needs of one piece of a split tile: O before the division, the reference and the row sum.
+// Writes what combine_splits() needs of one piece of a split tile: O before the division, the reference and the row
+// sum.
 template <class C>
-__device__ inline void store_piece(const Split& split, unsigned piece, int warp_row, unsigned rows,
-                                   const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
+__device__ inline void store_partial(const SplitKv& split, unsigned piece, int warp_row, unsigned rows,
+                                     const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
   const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
 #pragma unroll
   for (int tile = 0; tile < C::kRowTiles; ++tile) {
@@ -169,11 +171,12 @@ __device__ inline void store_piece(const Split& split, unsigned piece, int warp_
 // the scores of the next part, and those of the last part run under O += P V of the part before it. In other tiles all
 // scores are computed first.
 template <class C>
-__device__ __forceinline__ void weigh(const ForwardParameters& p, const Kept<C>& kept, bool is_plain,
-                                      const typename C::Keys& keys, const typename C::Queries& queries, int warp_row,
-                                      int j, Softmax<C>& softmax, float (&o)[C::kRowTiles][C::kDim / 8][4],
-                                      std::uint32_t (&probabilities)[C::kParts][C::kPartKeys / 16][C::kRowTiles][4]) {
-  Scores<C> s[C::kParts];
+__device__ __forceinline__ void exponentiate(
+    const ForwardParameters& p, const CtaState<C>& state, bool is_plain, const typename C::Keys& keys,
+    const typename C::Queries& queries, int warp_row, int j, Softmax<C>& softmax,
+    float (&o)[C::kRowTiles][C::kDim / 8][4],
+    std::uint32_t (&probabilities)[C::kParts][C::kPartKeys / 16][C::kRowTiles][4]) {
+  ScoreFragment<C> s[C::kParts];
   const auto other_scores = [&](int tile) {
 #pragma unroll
     for (int part = 1; part < C::kParts; ++part) {
@@ -184,19 +187,19 @@ __device__ __forceinline__ void weigh(const ForwardParameters& p, const Kept<C>&
   if (!is_plain) {
     // The opaque tile keeps the compiler from merging this call with the one in the other branch and hoisting it.
     other_scores(static_cast<int>(ptx::opaque(static_cast<unsigned>(j))));
-    if (kept.followed == kAllTiles) {
+    if (state.followed == kAllTiles) {
 #pragma unroll
-      for (Scores<C>& part : s) {
+      for (ScoreFragment<C>& part : s) {
         scale_scores(part, p.problem.scale_log2);
       }
     }
-    if (j >= kept.unmasked) {
+    if (j >= state.unmasked) {
 #pragma unroll
       for (int part = 0; part < C::kParts; ++part) {
-        apply_mask<C>(s[part], p, kept.work, warp_row, j * C::kKeys + part * C::kPartKeys);
+        apply_mask<C>(s[part], p, state.work, warp_row, j * C::kKeys + part * C::kPartKeys);
       }
     }
-    if (j < kept.followed) {
+    if (j < state.followed) {
       softmax.follow(s, o);
     }
     softmax.exponentials(s[0], probabilities[0]);
@@ -233,32 +236,31 @@ __device__ __forceinline__ void accumulate(float (&o)[C::kRowTiles][C::kDim / 8]
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
-    forward(const __grid_constant__ ForwardParameters p) {
+__global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __grid_constant__ ForwardParameters p) {
   using Queries = typename C::Queries;
   extern __shared__ __align__(1024) std::uint8_t shared[];
-  release_dependent();
-  wait_for_inputs();
+  launch_dependent_grids();
+  wait_on_dependent_grids();
   const DeviceProblem& problem = p.problem;
   const auto warp_row_of = [](unsigned thread) { return static_cast<int>(thread / 32) * 16 * C::kRowTiles; };
-  Kept<C> own;
-  Kept<C>* kept = &own;
-  if constexpr (C::kKeepsInShared) {
-    static_assert(sizeof(Kept<C>) == C::kKeptBytes);
-    kept = reinterpret_cast<Kept<C>*>(shared + C::kSharedBytes - C::kKeptBytes);
+  CtaState<C> own;
+  CtaState<C>* state = &own;
+  if constexpr (C::kStateInShared) {
+    static_assert(sizeof(CtaState<C>) == C::kStateBytes);
+    state = reinterpret_cast<CtaState<C>*>(shared + C::kSharedBytes - C::kStateBytes);
   }
   const auto thread = [] { return ptx::opaque(threadIdx.x); };
 
   const std::uint32_t stages = ptx::shared_address(shared) + Queries::kSharedBytes;
   const Work work = Work::of(blockIdx.x, p, C{});
-  kept->set_unwritten(kAllRows<C>);
-  if (!C::kKeepsInShared || threadIdx.x == 0) {
+  state->set_unwritten(kAllRows<C>);
+  if (!C::kStateInShared || threadIdx.x == 0) {
     const bool follows = C::kMasks && problem.mask.kind != MaskKind::none;
-    kept->work = work;
-    kept->unmasked = unmasked_tiles<C>(p, work);
-    kept->followed = follows ? kAllTiles : work.first + 1;
-    kept->keys = C::Keys::source(p, work);
-    kept->values = head_of(p.v, problem.v, work.batch, work.head_kv);
+    state->work = work;
+    state->unmasked = unmasked_tiles<C>(p, work);
+    state->followed = follows ? kAllTiles : work.first + 1;
+    state->keys = C::Keys::source(p, work);
+    state->values = head_of(p.v, problem.v, work.batch, work.head_kv);
   }
   __syncthreads();
   Queries queries(p, work, shared, warp_row_of(threadIdx.x));
@@ -279,12 +281,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
   bool again;
   do {
     float o[C::kRowTiles][C::kDim / 8][4] = {};
-    Softmax<C> softmax(kept->followed == kAllTiles ? 1.0F : problem.scale_log2);
-    const int first = kept->work.first;
-    const int last = kept->work.last;
+    Softmax<C> softmax(state->followed == kAllTiles ? 1.0F : problem.scale_log2);
+    const int first = state->work.first;
+    const int last = state->work.last;
     if (first < last) {
-      keys.copy(kept->keys, keys.ahead(), first);
-      copy_values(kept->values, first);
+      keys.copy(state->keys, keys.prefetched(), first);
+      copy_values(state->values, first);
     }
     ptx::cp_async_commit();
     if (C::kMembers > 1 && first < last) {
@@ -299,22 +301,22 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
 
     for (int j = first; j < last; ++j) {
       // These loads from shared memory come before the wait, which hides their latency, as far as registers allow.
-      const std::uint16_t* const all_keys = kept->keys;
-      const std::uint16_t* const all_values = kept->values;
-      const auto ahead = keys.ahead();
-      bool is_plain = C::kReadsAhead && kept->is_plain(j);
+      const std::uint16_t* const all_keys = state->keys;
+      const std::uint16_t* const all_values = state->values;
+      const auto prefetched = keys.prefetched();
+      bool is_plain = C::kPrefetchesState && state->is_plain(j);
       ptx::cp_async_wait<0>();
       __syncthreads();  // tile j has arrived, and no warp reads the other stage any more
       if (j + 1 < last) {
-        keys.copy(all_keys, ahead, j + 1);
+        keys.copy(all_keys, prefetched, j + 1);
         ptx::cp_async_commit();
         copy_values(all_values, j + 1);
       }
       ptx::cp_async_commit();
 
       std::uint32_t probabilities[C::kParts][C::kPartKeys / 16][C::kRowTiles][4];
-      is_plain = C::kReadsAhead ? is_plain : kept->is_plain(j);
-      weigh<C>(p, *kept, is_plain, keys, queries, warp_row_of(thread()), j, softmax, o, probabilities);
+      is_plain = C::kPrefetchesState ? is_plain : state->is_plain(j);
+      exponentiate<C>(p, *state, is_plain, keys, queries, warp_row_of(thread()), j, softmax, o, probabilities);
       const auto lane = static_cast<int>(thread() % 32);
       const std::uint32_t value = value_tile(j).at(lane % 16, lane / 16);
       if (C::kMembers > 1) {
@@ -331,22 +333,22 @@ __global__ void __launch_bounds__(C::kThreads, C::kBlocksAProcessor)
       }
     }
 
-    const unsigned rows = kept->unwritten();
-    const int followed = kept->followed;
+    const unsigned rows = state->unwritten();
+    const int followed = state->followed;
     const unsigned right =
-        followed == kAllTiles ? kAllRows<C> : rows_in_range<C>(o, softmax, followed >= kept->work.last);
-    const unsigned block = ptx::opaque(blockIdx.x);
-    if (p.split.at(block).count > 1) {
-      store_piece<C>(p.split, block - p.split.begin, warp_row_of(thread()), rows & right, o, softmax);
+        followed == kAllTiles ? kAllRows<C> : rows_in_range<C>(o, softmax, followed >= state->work.last);
+    const unsigned cta = ptx::opaque(blockIdx.x);
+    if (p.split.at(cta).count > 1) {
+      store_partial<C>(p.split, cta - p.split.begin, warp_row_of(thread()), rows & right, o, softmax);
     } else {
-      store<C>(p, kept->work, warp_row_of(thread()), rows & right, o, softmax);
+      store<C>(p, state->work, warp_row_of(thread()), rows & right, o, softmax);
     }
     __syncwarp();  // all threads of the quad have read the rows before one of them writes new ones
-    kept->set_unwritten(rows & ~right);
+    state->set_unwritten(rows & ~right);
     again = __syncthreads_or(static_cast<int>(rows & ~right)) != 0;
     if (again) {  // the same for all threads
-      if (!C::kKeepsInShared || thread() == 0) {
-        kept->followed = kAllTiles;
+      if (!C::kStateInShared || thread() == 0) {
+        state->followed = kAllTiles;
       }
       __syncthreads();  // the next pass reads `followed` before its first barrier
     }

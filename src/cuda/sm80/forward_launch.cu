@@ -20,7 +20,7 @@ namespace {
 using Variants = std::span<const Variant>;
 
 // What a call needs of the compiled kernels. Exact kernels serve exact attention, and block 0 of `previous`.
-struct Wanted {
+struct KernelRequest {
   std::int64_t dim, groups;
   bool exact, masks;
   std::int64_t members;  // rows of K^T that the kernel adds
@@ -38,7 +38,7 @@ struct Wanted {
   return !is_exact(grouping) && common::members_of(grouping) > 1 && grouping.block >= problem.seq_q;
 }
 
-[[nodiscard]] Wanted wanted(const Problem& problem, const Grouping& grouping, bool exact) noexcept {
+[[nodiscard]] KernelRequest request(const Problem& problem, const Grouping& grouping, bool exact) noexcept {
   return {.dim = std::max(problem.head_dim, problem.head_dim_v),
           .groups = exact ? problem.head_dim : num_groups(problem, grouping),
           .exact = exact,
@@ -51,19 +51,19 @@ struct Wanted {
 
 // The least padding, and then the rows that `preferred` wants of a variant.
 template <class Preferred>
-[[nodiscard]] const Variant* find(Variants variants, const Wanted& wanted, const Preferred& preferred) {
+[[nodiscard]] const Variant* find(Variants variants, const KernelRequest& request, const Preferred& preferred) {
   const auto rank = [&](const Variant& v) { return std::tuple(v.dim, v.groups, v.rows != preferred(v)); };
   const Variant* best = nullptr;
   for (const Variant& variant : variants) {
-    if (wanted.takes(variant) && (best == nullptr || rank(variant) < rank(*best))) {
+    if (request.takes(variant) && (best == nullptr || rank(variant) < rank(*best))) {
       best = &variant;
     }
   }
   return best;
 }
 
-[[nodiscard]] const Variant* find(Variants variants, const Wanted& wanted) {
-  return find(variants, wanted, [](const Variant& variant) { return variant.rows; });
+[[nodiscard]] const Variant* find(Variants variants, const KernelRequest& request) {
+  return find(variants, request, [](const Variant& variant) { return variant.rows; });
 }
 
 // Whether the groups are other than those that kernels are compiled for, or than those of so small a head dim: then
@@ -72,32 +72,32 @@ template <class Preferred>
   if (common::count_exact_rows(problem, grouping) == problem.seq_q) {
     return false;
   }
-  const Variant* const grouped = find(variants, wanted(problem, grouping, false));
-  const Variant* const exact = find(variants, wanted(problem, grouping, true));
+  const Variant* const grouped = find(variants, request(problem, grouping, false));
+  const Variant* const exact = find(variants, request(problem, grouping, true));
   return grouped == nullptr || (exact != nullptr && exact->dim < grouped->dim);
 }
 
 // Pairs of a query and a key that see each other, of all heads, for each SM.
-[[nodiscard]] double scores_per_processor(const Problem& p, std::int64_t row_begin, std::int64_t row_end) {
+[[nodiscard]] double scores_per_sm(const Problem& p, std::int64_t row_begin, std::int64_t row_end) {
   const auto keys = [&](std::int64_t row) {
     return p.causal == Causal::none ? p.seq_k
                                     : std::clamp(row + 1 + common::causal_offset(p), std::int64_t{0}, p.seq_k);
   };
   const double mean = static_cast<double>(keys(row_begin) + keys(row_end - 1)) / 2;
-  return mean * static_cast<double>(p.batch * p.heads_q * (row_end - row_begin)) / device_properties().processors;
+  return mean * static_cast<double>(p.batch * p.heads_q * (row_end - row_begin)) / device_properties().num_sms;
 }
 
 // One launch of a kernel: which rows it takes, and which of them are split over the keys.
 struct Launch {
   const Variant* variant;
-  Tiles tiles;
+  TileScheduler scheduler;
   std::int64_t row_end;
-  Split split;
-  bool early;
+  SplitKv split;
+  bool dependent;
 
-  [[nodiscard]] std::int64_t split_rows() const noexcept { return split.blocks() * variant->rows; }
+  [[nodiscard]] std::int64_t split_rows() const noexcept { return split.ctas() * variant->rows; }
   [[nodiscard]] std::int64_t blocks() const noexcept {
-    return std::int64_t{tiles.count()} - (split.end - split.begin) + split.blocks();
+    return std::int64_t{tiles.count()} - (split.end - split.begin) + split.ctas();
   }
 };
 
@@ -105,25 +105,26 @@ struct Launch {
                                std::int64_t row_begin, std::int64_t row_end) {
   constexpr int kReservedBytes = 1024;  // of shared memory, by the system, for every block
   const DeviceProperties& device = device_properties();
-  const std::int64_t fitting = device.shared_bytes_processor / (variant.shared_bytes + kReservedBytes);
+  const std::int64_t fitting = device.shared_bytes_per_sm / (variant.shared_bytes + kReservedBytes);
   SplitSizes split{};
-  const std::int64_t tiles_of_head = Tiles::of_head(row_begin, row_end, variant.rows);
+  const std::int64_t tiles_of_head = TileScheduler::of_head(row_begin, row_end, variant.rows);
   split.tiles = p.batch * p.heads_q * tiles_of_head;
-  split.processors = device.processors;
-  split.resident = std::clamp(fitting, std::int64_t{1}, std::int64_t{variant.blocks_a_processor});
+  split.processors = device.num_sms;
+  split.resident = std::clamp(fitting, std::int64_t{1}, std::int64_t{variant.ctas_per_sm});
   split.causal = p.causal != Causal::none;
   const std::int64_t keys =
       split.causal ? std::clamp(row_end + common::causal_offset(p), std::int64_t{0}, p.seq_k) : p.seq_k;
   split.key_tiles = common::ceil_div(keys, variant.keys);
-  const int together = heads_together(p, tiles_of_head, split.processors * split.resident);
+  const int interleaved = interleaved_heads(p, tiles_of_head, split.processors * split.resident);
   if (split.causal) {  // they are looked at where all tiles run at once, and then all heads are together
     const std::int64_t long_rows = row_end + common::causal_offset(p) - keys * 3 / 5;
     split.long_tiles = p.batch * p.heads_q *
                        common::ceil_div(std::clamp(long_rows, std::int64_t{0}, row_end - row_begin), variant.rows);
   }
   // Blocks that all run at once should be spread evenly over the SMs: not those that are free first.
-  const bool early = split.causal || split.tiles > split.processors * split.resident;
-  return {&variant, Tiles(sizes, together, row_begin, row_end, variant.rows), row_end, plan_split(split), early};
+  const bool dependent = split.causal || split.tiles > split.processors * split.resident;
+  return {&variant, TileScheduler(sizes, interleaved, row_begin, row_end, variant.rows), row_end, plan_split(split),
+          dependent};
 }
 
 // What a call does: it is decided here, and run() decides nothing more.
@@ -141,12 +142,12 @@ class ForwardPlan {
  private:
   [[nodiscard]] Operand queries(const ForwardTensors& tensors, void* workspace, void* stream) const;
   void launch_it(const Launch& launch, ForwardParameters& p, void* stream) const {
-    p.tiles = launch.tiles;
+    p.scheduler = launch.tiles;
     p.row_end = launch.row_end;
     p.split.begin = launch.split.begin;
     p.split.end = launch.split.end;
     p.split.pieces = launch.split.pieces;
-    launch.variant->launch(p, launch.early, stream);
+    launch.variant->launch(p, launch.dependent, stream);
   }
 
   DType dtype_;
@@ -179,8 +180,8 @@ ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& gr
   parameters_.problem.q = q_.strides();
   parameters_.problem.v = v_.strides();
   const auto launch_for = [&](bool exact, std::int64_t row_begin, std::int64_t row_end) {
-    const double scores = scores_per_processor(p, row_begin, row_end);
-    const Variant* const variant = find(variants, wanted(p, grouping, exact), [&](const Variant& v) -> std::int64_t {
+    const double scores = scores_per_sm(p, row_begin, row_end);
+    const Variant* const variant = find(variants, request(p, grouping, exact), [&](const Variant& v) -> std::int64_t {
       return tile_rows > 0 ? tile_rows : chosen_rows(v.dim, v.groups, v.members, p.causal != Causal::none, scores);
     });
     if (variant == nullptr) {  // the library's own serve every size that forward_supports()
@@ -273,7 +274,7 @@ std::vector<LaunchShape> ForwardPlan::launches() const {
 [[nodiscard]] std::vector<TileShape> tiles_beside(const Variant& taken, Variants variants, const Problem& problem,
                                                   const Grouping& grouping) {
   const bool exact = taken.groups == taken.dim;
-  const Wanted need = wanted(problem, grouping, exact);
+  const KernelRequest need = request(problem, grouping, exact);
   std::vector<TileShape> tiles{tile_of(taken)};
   for (const Variant& variant : variants) {
     if (need.takes(variant) && variant.dim == taken.dim && variant.groups == taken.groups &&
@@ -299,7 +300,7 @@ std::string forward_supports(const Problem& problem, const Grouping& /*grouping*
   if (std::max(problem.seq_q, problem.seq_k) > std::numeric_limits<std::int32_t>::max() / 512) {
     return "takes sequences up to 4194303";
   }
-  return grid_refusal(problem);
+  return unsupported_grid_reason(problem);
 }
 
 KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& grouping, const Execution& execution) {

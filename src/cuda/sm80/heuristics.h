@@ -10,7 +10,7 @@
 
 #include "common/element.h"
 #include "cuda/heuristics.h"
-#include "cuda/sm80/split.h"
+#include "cuda/sm80/split_kv.h"
 
 namespace distr::cuda::sm80 {
 
@@ -47,35 +47,35 @@ struct SplitSizes {
   std::int64_t tiles;       // of queries, of all heads
   std::int64_t key_tiles;   // the most that a query sees
   std::int64_t long_tiles;  // causal: tiles of queries that see more than 3/5 of those, if they come first
-  std::int64_t processors;  // SMs of the GPU
+  std::int64_t num_sms;     // SMs of the GPU
   std::int64_t resident;    // thread blocks that an SM runs at once
   bool causal;
 };
 
-[[nodiscard]] inline Split split_of(std::int64_t begin, std::int64_t end, std::int64_t pieces) noexcept {
+[[nodiscard]] inline SplitKv split_of(std::int64_t begin, std::int64_t end, std::int64_t pieces) noexcept {
   return {static_cast<unsigned>(begin), static_cast<unsigned>(end), static_cast<unsigned>(pieces)};
 }
 
 // The split that should be quickest. Time is counted in tiles of keys. The constants are H200's (docs/kernel-log.md).
-[[nodiscard]] inline Split plan_split(const SplitSizes& l) noexcept {
+[[nodiscard]] inline SplitKv plan_split(const SplitSizes& l) noexcept {
   constexpr double kPieceCost = 6;  // of a piece's beginning and end
   constexpr double kAlone = 0.4;    // what an SM achieves with hardly a block; with all that fit: 1
-  constexpr std::int64_t kFewestTiles = 4;
-  const std::int64_t slots = l.processors * l.resident;
-  if (l.causal && l.long_tiles < l.tiles && l.tiles >= l.processors) {
+  constexpr std::int64_t kMinTiles = 4;
+  const std::int64_t slots = l.num_sms * l.resident;
+  if (l.causal && l.long_tiles < l.tiles && l.tiles >= l.num_sms) {
     // Blocks that all run at once take as long as the longest of them alone; more blocks even out by themselves. Where
     // all are long, it is as if nothing were causal.
-    return l.tiles <= slots && l.key_tiles >= 2 * kFewestTiles ? split_of(0, l.long_tiles, 2) : Split{};
+    return l.tiles <= slots && l.key_tiles >= 2 * kMinTiles ? split_of(0, l.long_tiles, 2) : SplitKv{};
   }
   // The first blocks are dealt out to the SMs one by one, later ones to whichever SM is free, as many as it takes.
-  const std::int64_t dealt = l.tiles < slots ? l.processors : slots;
+  const std::int64_t dealt = l.tiles < slots ? l.num_sms : slots;
   const std::int64_t whole = l.tiles / dealt * dealt;
   const std::int64_t rest = l.tiles - whole;
   const std::int64_t most = dealt == slots ? 2 * slots : slots - whole;  // blocks of split tiles
-  Split best;
+  SplitKv best;
   double least = std::numeric_limits<double>::infinity();
   for (std::int64_t pieces = 1; rest > 0 && rest * pieces <= most; ++pieces) {
-    if (pieces > 1 && l.key_tiles < pieces * kFewestTiles) {
+    if (pieces > 1 && l.key_tiles < pieces * kMinTiles) {
       break;
     }
     const double length = static_cast<double>(common::ceil_div(l.key_tiles, pieces)) + (pieces > 1 ? kPieceCost : 0);
@@ -83,14 +83,14 @@ struct SplitSizes {
     if (dealt == slots) {
       cost *= static_cast<double>(common::ceil_div(rest * pieces, slots) * l.resident);
     } else {
-      const std::int64_t of_processor = common::ceil_div(rest * pieces, l.processors);
-      const std::int64_t beside = std::min(whole / l.processors + of_processor, l.resident);
-      cost *= static_cast<double>(of_processor) /
+      const std::int64_t per_sm = common::ceil_div(rest * pieces, l.num_sms);
+      const std::int64_t beside = std::min(whole / l.num_sms + per_sm, l.resident);
+      cost *= static_cast<double>(per_sm) /
               (kAlone + (1 - kAlone) * static_cast<double>(beside) / static_cast<double>(l.resident));
     }
     if (cost < least) {
       least = cost;
-      best = pieces > 1 ? split_of(whole, l.tiles, pieces) : Split{};
+      best = pieces > 1 ? split_of(whole, l.tiles, pieces) : SplitKv{};
     }
   }
   return best;
@@ -98,9 +98,10 @@ struct SplitSizes {
 
 // Of `heads`, how many a backward kernel works on at the same time: as many as read no more than the L2 holds beside
 // what is written (docs/kernel-log.md, sm80/backward).
-[[nodiscard]] inline int section_of(std::int64_t heads, std::int64_t bytes_a_head) {
+[[nodiscard]] inline int section_of(std::int64_t heads, std::int64_t bytes_per_head) {
   constexpr std::int64_t kSectionBytes = std::int64_t{24} << 20;
-  return static_cast<int>(std::clamp(kSectionBytes / std::max(bytes_a_head, std::int64_t{1}), std::int64_t{1}, heads));
+  return static_cast<int>(
+      std::clamp(kSectionBytes / std::max(bytes_per_head, std::int64_t{1}), std::int64_t{1}, heads));
 }
 
 }  // namespace distr::cuda::sm80

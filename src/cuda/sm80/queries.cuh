@@ -15,7 +15,7 @@ namespace distr::cuda::sm80 {
 template <int kRows, int kColumns, int kThreads>
 __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::int64_t stride, int rows, int columns) {
   constexpr int kChunks = kColumns / kChunk;
-  constexpr int kRowsAPass = kThreads / kChunks;
+  constexpr int kRowsPerPass = kThreads / kChunks;
   const unsigned thread = ptx::opaque(threadIdx.x);
   const auto first = static_cast<int>(thread / kChunks);
   const auto chunk = static_cast<int>(thread % kChunks);
@@ -25,14 +25,14 @@ __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::i
   const char* from = static_cast<const char*>(source) + (first * row_bytes + chunk * 16);
   // A pass has a power of two of rows, `first` is less than that, and `row` is a multiple of it. Adding `row` therefore
   // only sets bits of the row's number, and move() can apply their part of the swizzle to the address.
-  static_assert(kRows % kRowsAPass == 0);
-  static_assert(std::has_single_bit(static_cast<unsigned>(kRowsAPass)));
-  static_assert(kRowsAPass % 8 == 0 || kChunks >= 8);
+  static_assert(kRows % kRowsPerPass == 0);
+  static_assert(std::has_single_bit(static_cast<unsigned>(kRowsPerPass)));
+  static_assert(kRowsPerPass % 8 == 0 || kChunks >= 8);
   const std::uint32_t to = tile.at(first, chunk);
 #pragma unroll
-  for (int row = 0; row < kRows; row += kRowsAPass) {
+  for (int row = 0; row < kRows; row += kRowsPerPass) {
     ptx::cp_async_16(Tile<kColumns>::move(to, row, row % 8), from, row < rows_there);
-    from += kRowsAPass * row_bytes;
+    from += kRowsPerPass * row_bytes;
   }
 }
 

@@ -12,15 +12,15 @@
 namespace distr::cuda::sm80 {
 
 // P = 2^(scale * S - reference). The reference of a row is the largest of the first tile's exponents. It follows those
-// of later tiles where it is asked to, and then only when they have grown by kSlack, so that O is hardly ever rescaled:
-// P stays below 2^kSlack, which neither its type nor the sums in fp32 mind. References that stay cost no maximum, and
-// do for rows whose scores are not far above them, nor so large that the rounding of scale * max S moves P:
-// rows_in_range(). Where all references follow the scores are scaled beforehand, and scale is 1: then both are rounded
-// alike, and the subtraction has no rounding where it matters.
+// of later tiles where it is asked to, and then only when they have grown by kRescaleThreshold, so that O is hardly
+// ever rescaled: P stays below 2^kRescaleThreshold, which neither its type nor the sums in fp32 mind. References that
+// stay cost no maximum, and do for rows whose scores are not far above them, nor so large that the rounding of scale *
+// max S moves P: rows_in_range(). Where all references follow the scores are scaled beforehand, and scale is 1: then
+// both are rounded alike, and the subtraction has no rounding where it matters.
 template <class C>
 struct Softmax {
-  static constexpr float kSlack = 8.0F;
-  static constexpr float kMostSum = 0x1p64F;
+  static constexpr float kRescaleThreshold = 8.0F;
+  static constexpr float kMaxSum = 0x1p64F;
   static constexpr float kMostReference = 0x1p20F;  // rounded by 1/32 at most
   static constexpr float kNone = -FLT_MAX;          // of a row that has seen no key yet
 
@@ -40,7 +40,7 @@ struct Softmax {
   }
 
   // The references follow the scores of a tile; o and sum are rescaled where they move.
-  __device__ void follow(const Scores<C> (&s)[C::kParts], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
+  __device__ void follow(const ScoreFragment<C> (&s)[C::kParts], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
     float best[C::kRowTiles][2];
     bool some_rise = false;
 #pragma unroll
@@ -49,7 +49,7 @@ struct Softmax {
       for (int half = 0; half < 2; ++half) {
         float largest = -INFINITY;
 #pragma unroll
-        for (const Scores<C>& part : s) {
+        for (const ScoreFragment<C>& part : s) {
 #pragma unroll
           for (int n = 0; n < C::kPartKeys / 8; ++n) {
             largest = fmaxf(largest, fmaxf(part.of[tile][n][half * 2], part.of[tile][n][half * 2 + 1]));
@@ -65,7 +65,8 @@ struct Softmax {
   }
 
   // P of scores s, as the left operand of the second product.
-  __device__ void exponentials(const Scores<C>& s, std::uint32_t (&probabilities)[C::kPartKeys / 16][C::kRowTiles][4]) {
+  __device__ void exponentials(const ScoreFragment<C>& s,
+                               std::uint32_t (&probabilities)[C::kPartKeys / 16][C::kRowTiles][4]) {
 #pragma unroll
     for (int n = 0; n < C::kPartKeys / 8; ++n) {
 #pragma unroll
@@ -82,7 +83,7 @@ struct Softmax {
   }
 
   [[nodiscard]] __device__ bool rises(const float (&best)[C::kRowTiles][2], int tile, int half) const {
-    return best[tile][half] - reference[tile][half] > kSlack;
+    return best[tile][half] - reference[tile][half] > kRescaleThreshold;
   }
 
   __device__ void move(const float (&best)[C::kRowTiles][2], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
@@ -154,7 +155,7 @@ template <class C, class Work>
 
 // To logarithms to the base 2.
 template <class C>
-__device__ __forceinline__ void scale_scores(Scores<C>& s, float scale) {
+__device__ __forceinline__ void scale_scores(ScoreFragment<C>& s, float scale) {
 #pragma unroll
   for (auto& tile : s.of) {
 #pragma unroll
@@ -186,8 +187,8 @@ __device__ __forceinline__ void apply_tensor(float (&s)[C::kPartKeys / 8][4], co
 }
 
 template <class C, class Work>
-__device__ __forceinline__ void apply_mask(Scores<C>& s, const ForwardParameters& p, const Work& work, int warp_row,
-                                           int first) {
+__device__ __forceinline__ void apply_mask(ScoreFragment<C>& s, const ForwardParameters& p, const Work& work,
+                                           int warp_row, int first) {
   const DeviceProblem& problem = p.problem;
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll

@@ -4,30 +4,30 @@
 
 #include <array>
 
-#include "cuda/early.cuh"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/sm80/forward.cuh"
 #include "cuda/sm80/variants.h"
 
 namespace distr::cuda::sm80 {
 
 template <class C>
-void launch_variant(const ForwardParameters& p, bool early, void* stream) {
-  const std::int64_t whole = p.tiles.count() - (p.split.end - p.split.begin);
-  const dim3 blocks(static_cast<unsigned>(whole + p.split.blocks()));
-  if (early) {
-    launch_early(forward<C>, blocks, C::kThreads, C::kSharedBytes, stream, p);
+void launch_variant(const ForwardParameters& p, bool dependent, void* stream) {
+  const std::int64_t whole = p.scheduler.count() - (p.split.end - p.split.begin);
+  const dim3 ctas(static_cast<unsigned>(whole + p.split.ctas()));
+  if (dependent) {
+    launch_dependent(forward<C>, ctas, C::kThreads, C::kSharedBytes, stream, p);
   } else {
-    launch(forward<C>, blocks, C::kThreads, C::kSharedBytes, stream, p);
+    launch(forward<C>, ctas, C::kThreads, C::kSharedBytes, stream, p);
   }
-  if (p.split.blocks() > 0) {
-    merge_pieces(p, kDTypeOf<typename C::Element>, C::kRows, C::kDim, stream);
+  if (p.split.ctas() > 0) {
+    combine_splits(p, kDTypeOf<typename C::Element>, C::kRows, C::kDim, stream);
   }
 }
 
 template <class C>
 constexpr Variant variant() {
-  return {C::kDim,         C::kGroups,           C::kRows,          C::kKeys, C::kMasks, C::kMembers, C::kThreads,
-          C::kSharedBytes, C::kBlocksAProcessor, &launch_variant<C>};
+  return {C::kDim,     C::kGroups,  C::kRows,        C::kKeys,      C::kMasks,
+          C::kMembers, C::kThreads, C::kSharedBytes, C::kCtasPerSm, &launch_variant<C>};
 }
 
 // For every element type: tiles of 128 queries, and the exact ones of 64, which serve masks. What is not compiled is

@@ -15,8 +15,8 @@ struct Variant {
   int dim, groups, rows, keys;  // Config's; groups == dim: exact attention
   bool masks;
   int members;  // rows of K^T that it adds
-  int threads, shared_bytes, blocks_a_processor;
-  void (*launch)(const ForwardParameters& parameters, bool early, void* stream);  // early: early.cuh
+  int threads, shared_bytes, ctas_per_sm;
+  void (*launch)(const ForwardParameters& parameters, bool dependent, void* stream);  // dependent: dependent_launch.cuh
 };
 
 [[nodiscard]] inline TileShape tile_of(const Variant& variant) noexcept {

@@ -11,7 +11,7 @@
 //     dS = P (dP - D)                                      while dV is on its way; to shared memory, where all meet
 //     dK += dS^T Q                            [64, r]
 //     dQ = dS K                               [kRows, r / 2] of all keys, a half of the columns each; to shared memory
-//   S^T of the next tile is started behind dK. The rest depends on the registers there are (kSumsBeside):
+//   S^T of the next tile is started behind dK. The rest depends on the registers there are (kSeparateDq):
 //     - r <= 64: dP^T of the next tile is started behind its S^T, and dQ of this one behind dV of the next. A warpgroup
 //       waits for the other's dS half a tile after its own, so they need not keep step: they take turns at the
 //       exponentials, and one's products run under the other's.
@@ -21,23 +21,23 @@
 //   memory.
 //   Shared memory: BackwardStorage (backward_config.h). K and V, rings of kStages tiles of Q, dO and dQ, two of dS^T.
 //
-//   The sum of a tile is made in the order of the keys, so its bits are the same in every run: turns[tile] counts the
-//   blocks that have added to it, and a block waits until all of those before it have. The first writes instead.
-//   Every turn comes:
+//   The sum of a tile is made in the order of the keys, so its bits are the same in every run: dq_semaphore[tile]
+//   counts the blocks that have added to it, and a block waits until all of those before it have. The first writes
+//   instead. Every turn comes:
 //     - A block begins by taking a ticket, which says which keys are its own; CUDA starts blocks in whatever order. It
-//       waits only for those of smaller keys of its own head, whose tickets are smaller (cuda/place.cuh), so all of
-//       them have started.
+//       waits only for those of smaller keys of its own head, whose tickets are smaller (cuda/backward_scheduler.cuh),
+//       so all of them have started.
 //     - The block of the smallest keys waits for none, and so gets through all of its tiles; then so does the next.
 //     - Who sees a tile are the first so many blocks, also where attention is causal: nobody in the order is left out.
 //   As all blocks of a head go from the last tile to the first, each is behind the one before it by one hand-over and
 //   from then on runs beside it. Callers who let the order change have no turns, and sums that begin as zeros.
 #pragma once
 
-#include "cuda/early.cuh"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/sm90/backward_config.h"
+#include "cuda/sm90/backward_epilogue.cuh"
+#include "cuda/sm90/backward_mma.cuh"
 #include "cuda/sm90/backward_producer.cuh"
-#include "cuda/sm90/backward_products.cuh"
-#include "cuda/sm90/backward_sums.cuh"
 #include "cuda/sm90/pipeline.cuh"
 
 namespace distr::cuda::sm90 {
@@ -52,7 +52,7 @@ class Consumer {
 
  public:
   // d_k, d_v: sums that begin as zeros.
-  __device__ __forceinline__ Consumer(const BackwardParameters& p, const KeyBlock<C>& work,
+  __device__ __forceinline__ Consumer(const BackwardParameters& p, const KeyWork<C>& work,
                                       const BackwardShared<C>& shared, int consumer, float (&d_k)[C::kColumns / 2],
                                       float (&d_v)[C::kValues / 2])
       : problem_(p.problem),
@@ -68,13 +68,13 @@ class Consumer {
   // All tiles, of which there is at least one.
   __device__ __forceinline__ void visit_all() {
     // Or else the compiler takes the zeros for what it must wait for, and ends every single wgmma before the next.
-    ptx::settle(d_k_);
-    ptx::settle(d_v_);
-    start_scores(0);
-    if constexpr (C::kSumsBeside) {
+    ptx::warpgroup_fence_operand(d_k_);
+    ptx::warpgroup_fence_operand(d_v_);
+    issue_scores(0);
+    if constexpr (C::kSeparateDq) {
       wait_for_outputs(0);
-      start_weight_gradients(0);
-      clear_gradients<C>(shared_.gradients(-1), consumer_);
+      issue_dp(0);
+      clear_ds<C>(shared_.gradients(-1), consumer_);
       ptx::fence_proxy_async();
       ptx::named_barrier_sync(1, C::kConsumers * kWarpgroup);
     } else {
@@ -86,17 +86,17 @@ class Consumer {
       visit_tile<Next::tile>(n);
     }
     visit_tile<Next::none>(last);
-    if constexpr (C::kSumsBeside) {
-      start_query_gradients(last);
+    if constexpr (C::kSeparateDq) {
+      issue_dq(last);
     }
     wait_for_free_sums(last);
     ptx::wgmma_wait<0>();
-    keep_query_gradients(last);
+    store_dq(last);
     ptx::fence_proxy_async();
     __syncwarp();
     arrive_warp(shared_.sums_full(Slot<C::kStages>(last).stage));
-    ptx::settle(d_k_);
-    ptx::settle(d_v_);
+    ptx::warpgroup_fence_operand(d_k_);
+    ptx::warpgroup_fence_operand(d_v_);
   }
 
  private:
@@ -117,56 +117,56 @@ class Consumer {
     if (edge) {
       hide_where_unseen(s_, row, -INFINITY);
     }
-    if constexpr (C::kSumsBeside) {
+    if constexpr (C::kSeparateDq) {
       ptx::barrier_wait(shared_.exponentials_turn(consumer_), static_cast<unsigned>(n + consumer_ + 1) & 1);
     }
     // Both at once: a load behind wgmma waits until that has begun.
     const OfQueries shift(shared_.stats(slot.stage));
     const OfQueries d(shared_.stats(slot.stage) + C::kStatsBytes / 2);
     exponentials(s_, shift, problem_.scale_log2);
-    pack_weights<T>(s_, p_operand_);
-    finish_weight_gradients(n);
+    pack_probabilities<T>(s_, p_operand_);
+    finish_dp(n);
     differentiate(s_, dp_, d);
     if (edge) {
       hide_where_unseen(dp_, row, 0.0F);  // dP may be infinite there
     }
-    pack_weights<T>(dp_, ds_operand_);
-    if (C::kSumsBeside && n > 0) {
+    pack_probabilities<T>(dp_, ds_operand_);
+    if (C::kSeparateDq && n > 0) {
       wait_for_free_sums(n - 1);
     }
     ptx::wgmma_wait<0>();
-    if (C::kSumsBeside && n > 0) {
-      keep_query_gradients(n - 1);
+    if (C::kSeparateDq && n > 0) {
+      store_dq(n - 1);
     }
     // Both consumers are done with dS of two tiles before, whose place this one takes: each has waited for the other's
     // dS of the tile before, which that stored after its dQ of the one before that.
-    keep_gradients<C>(ds_operand_, shared_.gradients(n), consumer_);
+    store_ds<C>(ds_operand_, shared_.gradients(n), consumer_);
     ptx::fence_proxy_async();
     __syncwarp();
     arrive_warp(shared_.gradients_full(n));
     if (n > 0) {
       arrive_warp(shared_.sums_full(Slot<C::kStages>(n - 1).stage));
     }
-    start_key_sums<T, typename C::QueryTile>(d_k_, ds_operand_, shared_.queries(slot.stage));
+    issue_key_sums<T, typename C::QueryTile>(d_k_, ds_operand_, shared_.queries(slot.stage));
     if constexpr (kNext == Next::tile) {
-      start_scores(n + 1);
+      issue_scores(n + 1);
     }
-    if constexpr (!C::kSumsBeside) {
-      start_query_gradients(n);
+    if constexpr (!C::kSeparateDq) {
+      issue_dq(n);
     } else if constexpr (kNext == Next::tile) {
       wait_for_outputs(n + 1);
-      start_weight_gradients(n + 1);
+      issue_dp(n + 1);
     }
   }
 
   // When P is there: dV, and a wait for dP^T; between them dQ of the tile before is started or leaves.
-  __device__ __forceinline__ void finish_weight_gradients(int n) {
+  __device__ __forceinline__ void finish_dp(int n) {
     const std::uint32_t outputs = shared_.outputs(Slot<C::kStages>(n).stage);
-    if constexpr (C::kSumsBeside) {
-      start_key_sums<T, typename C::OutputTile>(d_v_, p_operand_, outputs);
+    if constexpr (C::kSeparateDq) {
+      issue_key_sums<T, typename C::OutputTile>(d_v_, p_operand_, outputs);
       __syncwarp();
       arrive_warp(shared_.exponentials_turn(1 - consumer_));
-      start_query_gradients(n - 1);
+      issue_dq(n - 1);
       ptx::wgmma_wait<2>();
     } else {
       // The branches of these waits also keep the compiler from putting the exponentials behind the wait for dQ.
@@ -176,45 +176,45 @@ class Consumer {
       }
       ptx::wgmma_wait<0>();
       if (n > 0) {
-        keep_query_gradients(n - 1);
+        store_dq(n - 1);
       }
-      start_weight_gradients(n);
-      start_key_sums<T, typename C::OutputTile>(d_v_, p_operand_, outputs);
+      issue_dp(n);
+      issue_key_sums<T, typename C::OutputTile>(d_v_, p_operand_, outputs);
       ptx::wgmma_wait<1>();
     }
   }
 
-  __device__ __forceinline__ void start_scores(int n) {
+  __device__ __forceinline__ void issue_scores(int n) {
     const Slot<C::kStages> slot(n);
     ptx::barrier_wait(shared_.queries_full(slot.stage), slot.parity);
-    start_transposed_scores<T, typename C::QueryTile>(s_, keys_, shared_.queries(slot.stage), nothing(n));
+    issue_transposed_scores<T, typename C::QueryTile>(s_, keys_, shared_.queries(slot.stage), nothing(n));
   }
   __device__ __forceinline__ void wait_for_outputs(int n) const {
     const Slot<C::kStages> slot(n);
     ptx::barrier_wait(shared_.outputs_full(slot.stage), slot.parity);
   }
-  __device__ __forceinline__ void start_weight_gradients(int n) {
-    start_transposed_scores<T, typename C::OutputTile>(dp_, values_, shared_.outputs(Slot<C::kStages>(n).stage),
+  __device__ __forceinline__ void issue_dp(int n) {
+    issue_transposed_scores<T, typename C::OutputTile>(dp_, values_, shared_.outputs(Slot<C::kStages>(n).stage),
                                                        nothing(n));
   }
   // Of the tile before the first too, whose dS is 0, so that the products of a tile are the same in all of them.
-  __device__ __forceinline__ void start_query_gradients(int n) {
+  __device__ __forceinline__ void issue_dq(int n) {
     if (n >= 0) {
       ptx::barrier_wait(shared_.gradients_full(n), static_cast<unsigned>(n / C::kGradients) & 1);
     }
-    start_query_sums<C>(d_q(), shared_.gradients(n), shared_.keys() + nothing(n + 1), consumer_);
+    issue_query_sums<C>(d_q(), shared_.gradients(n), shared_.keys() + nothing(n + 1), consumer_);
   }
   // For a free slot of dQ in shared memory.
   __device__ __forceinline__ void wait_for_free_sums(int n) const {
     const Slot<C::kStages> slot(n);
     wait_empty(shared_.sums_empty(slot.stage), slot.parity);
   }
-  __device__ __forceinline__ void keep_query_gradients(int n) { keep_sums<C>(d_q(), shared_.sums(n), consumer_); }
+  __device__ __forceinline__ void store_dq(int n) { store_dq_tile<C>(d_q(), shared_.sums(n), consumer_); }
 
   // The registers of dQ: those of dP^T, or their own.
   __device__ __forceinline__ auto& d_q() {
-    if constexpr (C::kSumsBeside) {
-      return beside_;
+    if constexpr (C::kSeparateDq) {
+      return dq_;
     } else {
       return dp_;
     }
@@ -233,7 +233,7 @@ class Consumer {
   __device__ __forceinline__ static unsigned nothing(int n) { return static_cast<unsigned>(n) >> 20; }
 
   const DeviceProblem& problem_;
-  const KeyBlock<C>& work_;
+  const KeyWork<C>& work_;
   const BackwardShared<C>& shared_;
   const int consumer_, first_key_;
   const typename C::template LeftOperand<typename C::KeyTile> keys_;
@@ -242,15 +242,15 @@ class Consumer {
   float (&d_v_)[C::kValues / 2];
   float s_[32];   // S^T, then P^T
   float dp_[32];  // dP^T, then dS^T
-  float beside_[C::kSumsBeside ? C::kColumns / 4 : 1];
-  Weights p_operand_;
-  Weights ds_operand_;
+  float dq_[C::kSeparateDq ? C::kColumns / 4 : 1];
+  ProbabilityFragment p_operand_;
+  ProbabilityFragment ds_operand_;
 };
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant__ BackwardParameters p) {
-  release_dependent();
-  wait_for_inputs();
+  launch_dependent_grids();
+  wait_on_dependent_grids();
   extern __shared__ __align__(1024) std::uint8_t memory[];
   const BackwardShared<C> shared(*reinterpret_cast<BackwardStorage<C>*>(memory));
   static_assert(fits<BackwardStorage<C>>(1));
@@ -278,7 +278,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
   }
   __syncthreads();
 
-  const auto work = KeyBlock<C>::of(uniform(shared.storage.block), p);
+  const auto work = KeyWork<C>::of(uniform(shared.storage.block), p);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
   if (threadIdx.x < kWarpgroup) {
     ptx::setmaxnreg_dec<C::kProducerRegisters>();

@@ -8,7 +8,7 @@
 #include <type_traits>
 
 #include "cuda/problem.h"
-#include "cuda/sm90/backward_round.h"
+#include "cuda/sm90/backward_convert.h"
 #include "cuda/sm90/config.h"
 
 namespace distr::cuda::sm90 {
@@ -46,7 +46,7 @@ struct BackwardConfig {
   using LeftOperand =
       std::conditional_t<P::kColumns <= 64 && kColumns + kValues <= 160, RegisterOperand<P>, SharedOperandRows<P>>;
 
-  static constexpr bool kSumsBeside = kColumns <= 64;  // registers for dQ beside dP^T
+  static constexpr bool kSeparateDq = kColumns <= 64;  // registers for dQ beside dP^T
 
   static constexpr int kStatsBytes = kRows * 8;            // LSE and D
   static constexpr int kSumsBytes = kRows * kColumns * 4;  // of dQ
@@ -81,8 +81,8 @@ struct BackwardParameters {
   const float2* stats;      // [B, Hq, stats_rows]: -LSE to the base 2, and D, in tiles (prepare/query_rows.h); -inf
                             // and 0 where no key is seen
   std::int64_t stats_rows;  // Nq, up to a multiple of 128
-  float* sums;              // dq_hat or dQ~ / scale, in fragments (backward_round.h) of kQueryTileRows rows
-  unsigned* turns;          // [B, Hq, tiles of queries]: blocks of keys that have added to the tile; or null: any order
+  float* sums;              // dq_hat or dQ~ / scale, in fragments (backward_convert.h) of kQueryTileRows rows
+  unsigned* dq_semaphore;   // [B, Hq, tiles of queries]: blocks of keys that have added to the tile; or null: any order
   unsigned* ticket;         // blocks that have started; null: no turns, so it does not matter
   float scale;
   // Where a KV head has one query head and columns are as they were given, dK and dV are written as they are wanted;

@@ -14,10 +14,10 @@
 #include "cuda/prepare/estimate.h"
 #include "cuda/prepare/operand.h"
 #include "cuda/prepare/query_rows.h"
-#include "cuda/sm90/backward_round.h"
+#include "cuda/sm90/backward_convert.h"
 #include "cuda/sm90/backward_variants.h"
+#include "cuda/sm90/constraints.h"
 #include "cuda/sm90/heuristics.h"
-#include "cuda/sm90/refusal.h"
 #include "cuda/sm90/tensor_map.h"
 
 namespace distr::cuda::sm90 {
@@ -82,7 +82,7 @@ class BackwardPlan {
   Extent q_hat_extent_{}, k_hat_extent_{};
   Part<std::uint16_t> q_hat_, k_hat_;
   Part<float> d_k_parts_, d_v_parts_;
-  Rounding round_q_{}, round_k_{}, round_v_{};  // but for the pointers
+  Conversion round_q_{}, round_k_{}, round_v_{};  // but for the pointers
 
   [[nodiscard]] std::int64_t num_sums() const { return heads_ * query_rows_ * variant_.columns; }
   [[nodiscard]] std::int64_t num_turns() const { return heads_ * (query_rows_ / kQueryTileRows); }
@@ -136,14 +136,14 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, Order ord
   parameters_.d_k_strides = p.k;
   parameters_.d_v_strides = p.v;
   parameters_.section =
-      heads_of_section(p, variant_.columns, variant_.values, kKeyTileRows, device_properties().processors);
+      heads_of_section(p, variant_.columns, variant_.values, kKeyTileRows, device_properties().num_sms);
   plan_rounding(p);
 }
 
 void BackwardPlan::plan_rounding(const Problem& p) {
   const DeviceProblem& device = parameters_.problem;
   const bool exact = factors_ == Factors::given;
-  Rounding r{};
+  Conversion r{};
   r.dtype = p.dtype;
   r.batch = p.batch;
   r.heads = p.heads_q;
@@ -159,14 +159,14 @@ void BackwardPlan::plan_rounding(const Problem& p) {
   r.padded_columns = variant_.columns;
   r.first_row = std::int64_t{first_query_tile(device, 0)} * kQueryTileRows;
   r.share = exact ? Share::all : device.mean ? Share::mean : Share::first;
-  r.heads_together = 1;
+  r.heads_per_result = 1;
   r.rows = p.seq_q;
   r.columns = static_cast<int>(p.head_dim);
   r.strides = p.q;
   round_q_ = r;
 
   r.first_row = 0;
-  r.heads_together = p.heads_q / p.heads_kv;
+  r.heads_per_result = p.heads_q / p.heads_kv;
   r.rows = p.seq_k;
   r.padded_rows = key_rows_;
   r.share = Share::all;
@@ -201,7 +201,7 @@ void BackwardPlan::prepare_rows_of(const BackwardTensors& tensors, void* workspa
   rows.order = tensors.order;
   rows.stats = stats_.in(workspace);
   rows.spread = spread_.in(workspace);
-  prepare_rows(dtype_, rows, stream);
+  preprocess_rows(dtype_, rows, stream);
 }
 
 void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* stream) const {
@@ -218,18 +218,18 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
     q = packed(q_hat_.in(workspace), q_hat_extent_);
     k = packed(k_hat_.in(workspace), k_hat_extent_);
   }
-  constexpr int kMostColumns = 64;  // of a box
+  constexpr int kMaxColumns = 64;  // of a box
   const int columns = variant_.columns;
-  const int values = std::min(variant_.values, kMostColumns);
+  const int values = std::min(variant_.values, kMaxColumns);
   BackwardParameters p = parameters_;
-  p.q = tensor_map(q, dtype_, {kQueryTileRows, std::min(columns, kMostColumns)});
+  p.q = tensor_map(q, dtype_, {kQueryTileRows, std::min(columns, kMaxColumns)});
   p.k = tensor_map(k, dtype_, {kKeyTileRows, columns / 2});
   p.v = tensor_map(v, dtype_, {kKeyTileRows, values});
   p.d_o = tensor_map(d_o, dtype_, {kQueryTileRows, values});
   p.stats = stats_.in(workspace);
   p.sums = sums_.in(workspace);
-  p.turns = turns_.in(workspace);
-  p.ticket = p.turns == nullptr ? nullptr : p.turns + num_turns();
+  p.dq_semaphore = turns_.in(workspace);
+  p.ticket = p.dq_semaphore == nullptr ? nullptr : p.dq_semaphore + num_turns();
   p.d_k = tensors.d_k;
   p.d_v = tensors.d_v;
   p.d_k_parts = d_k_parts_.in(workspace);
@@ -239,11 +239,11 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
 }
 
 void BackwardPlan::round_all(const BackwardTensors& tensors, void* workspace, void* stream) const {
-  const auto round = [&](Rounding r, const Part<float>& sums, const std::int32_t* order, void* to) {
+  const auto round = [&](Conversion r, const Part<float>& sums, const std::int32_t* order, void* to) {
     r.sums = sums.in(workspace);
     r.order = order;
     r.to = to;
-    round_sums(r, stream);
+    convert_sums(r, stream);
   };
   round(round_q_, sums_, factors_ == Factors::given ? nullptr : tensors.order, tensors.d_q);
   if (d_k_parts_.exists()) {
@@ -275,16 +275,16 @@ KernelPlan<BackwardTensors> plan_with(Order order, const Problem& problem, const
 }  // namespace
 
 std::string backward_supports(const Problem& problem, const Grouping& grouping) {
-  if (const std::string reason = refusal(problem); !reason.empty()) {
+  if (const std::string reason = unsupported_reason(problem); !reason.empty()) {
     return reason;
   }
   if (problem.seq_q == 0) {
     return "takes at least one query";
   }
-  if (is_by_blocks(problem, grouping) && grouping.block % kRoundedRows != 0) {
+  if (is_by_blocks(problem, grouping) && grouping.block % kConvertedRows != 0) {
     return "takes blocks that 64 divides, or of at least seq_q rows";
   }
-  return device_refusal();
+  return unsupported_device_reason();
 }
 
 KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping& grouping,

@@ -6,33 +6,33 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/place.cuh"
+#include "cuda/backward_scheduler.cuh"
 #include "cuda/sm90/backward_config.h"
-#include "cuda/sm90/backward_sums.cuh"
+#include "cuda/sm90/backward_epilogue.cuh"
 #include "cuda/sm90/pipeline.cuh"
 
 namespace distr::cuda::sm90 {
 
 // The keys that belong to a thread block, and the queries that it meets.
 template <class C>
-struct KeyBlock {
+struct KeyWork {
   int batch, head, head_kv;
   int number;  // of the block of keys
   int key;     // the first
   int tiles;   // of queries, from the one that begins at last_row down
   int last_row;
 
-  __device__ static KeyBlock of(unsigned block, const BackwardParameters& p) {
+  __device__ static KeyWork of(unsigned cta, const BackwardParameters& p) {
     const DeviceProblem& problem = p.problem;
     const int heads = static_cast<int>(problem.heads_q);
-    const Place place = Place::of(block, heads, problem.batch,
-                                  static_cast<unsigned>((problem.seq_k + C::kKeys - 1) / C::kKeys), p.section);
-    KeyBlock result{};
-    result.batch = place.batch;
-    result.head = place.head;
-    result.head_kv = place.head / (heads / static_cast<int>(problem.heads_kv));
-    result.number = place.tile;
-    result.key = place.tile * C::kKeys;
+    const TileCoord coord = TileCoord::of(cta, heads, problem.batch,
+                                          static_cast<unsigned>((problem.seq_k + C::kKeys - 1) / C::kKeys), p.section);
+    KeyWork result{};
+    result.batch = coord.batch;
+    result.head = coord.head;
+    result.head_kv = coord.head / (heads / static_cast<int>(problem.heads_kv));
+    result.number = coord.tile;
+    result.key = coord.tile * C::kKeys;
     const int end = static_cast<int>((problem.seq_q + C::kRows - 1) / C::kRows);
     result.tiles = max(end - first_query_tile(problem, result.key), 0);
     result.last_row = (end - 1) * C::kRows;
@@ -101,14 +101,14 @@ class BackwardShared : public SharedAddresses<BackwardStorage<C>> {
 
 // By one thread: K and V, and then tile after tile of Q and dO.
 template <class C>
-__device__ inline void load_all(const BackwardParameters& p, const KeyBlock<C>& work, const BackwardShared<C>& shared) {
+__device__ inline void load_all(const BackwardParameters& p, const KeyWork<C>& work, const BackwardShared<C>& shared) {
   const int key_head = p.keys_of_query_head ? work.head : work.head_kv;
   const float2* const stats = p.stats + (std::int64_t{work.batch} * p.problem.heads_q + work.head) * p.stats_rows;
   const auto load_queries = [&](int n) {
     const Slot<C::kStages> slot(n);
     wait_empty(shared.queries_empty(slot.stage), slot.parity);
     const std::uint32_t full = shared.queries_full(slot.stage);
-    ptx::barrier_arrive_expect(full, C::QueryTile::kBytes + C::kStatsBytes);
+    ptx::barrier_arrive_expect_tx(full, C::QueryTile::kBytes + C::kStatsBytes);
     tma_load_tile<typename C::QueryTile>(shared.queries(slot.stage), p.q, full, work.row(n), work.head, work.batch);
     ptx::bulk_load(shared.stats(slot.stage), stats + work.row(n), C::kStatsBytes, full);
   };
@@ -116,13 +116,13 @@ __device__ inline void load_all(const BackwardParameters& p, const KeyBlock<C>& 
     const Slot<C::kStages> slot(n);
     const std::uint32_t full = shared.outputs_full(slot.stage);
     wait_empty(shared.outputs_empty(slot.stage), slot.parity);
-    ptx::barrier_arrive_expect(full, C::OutputTile::kBytes);
+    ptx::barrier_arrive_expect_tx(full, C::OutputTile::kBytes);
     tma_load_tile<typename C::OutputTile>(shared.outputs(slot.stage), p.d_o, full, work.row(n), work.head, work.batch);
   };
-  ptx::barrier_arrive_expect(shared.keys_full(), C::KeyTile::kBytes);
+  ptx::barrier_arrive_expect_tx(shared.keys_full(), C::KeyTile::kBytes);
   tma_load_tile<typename C::KeyTile>(shared.keys(), p.k, shared.keys_full(), work.key, key_head, work.batch);
   load_queries(0);
-  ptx::barrier_arrive_expect(shared.values_full(), C::ValueTile::kBytes);
+  ptx::barrier_arrive_expect_tx(shared.values_full(), C::ValueTile::kBytes);
   tma_load_tile<typename C::ValueTile>(shared.values(), p.v, shared.values_full(), work.key, work.head_kv, work.batch);
   load_outputs(0);
   for (int n = 1; n < work.tiles; ++n) {
@@ -133,18 +133,18 @@ __device__ inline void load_all(const BackwardParameters& p, const KeyBlock<C>& 
 
 // By one thread for each of the kStages buffers: adds dQ of its tiles to their sums in memory, when it is their turn.
 template <class C>
-__device__ inline void reduce_all(const BackwardParameters& p, const KeyBlock<C>& work, const BackwardShared<C>& shared,
+__device__ inline void reduce_all(const BackwardParameters& p, const KeyWork<C>& work, const BackwardShared<C>& shared,
                                   int buffer) {
   const auto number = static_cast<unsigned>(work.number);
   const std::int64_t tiles = (p.problem.seq_q + C::kRows - 1) / C::kRows;
   const std::int64_t of_head = (std::int64_t{work.batch} * p.problem.heads_q + work.head) * tiles;
-  const bool ordered = p.turns != nullptr;
+  const bool ordered = p.dq_semaphore != nullptr;
   for (int n = buffer; n < work.tiles; n += C::kStages) {
     const Slot<C::kStages> slot(n);
     const std::int64_t tile = of_head + work.row(n) / C::kRows;
     float* const sums = p.sums + tile * (C::kRows * C::kColumns);
     if (ordered) {
-      wait_for_turn(p.turns + tile, number);
+      wait_for_semaphore(p.dq_semaphore + tile, number);
     }
     ptx::barrier_wait(shared.sums_full(slot.stage), slot.parity);
     ptx::fence_proxy_async_global();  // what others added before our turn comes before what TMA adds now
@@ -158,7 +158,7 @@ __device__ inline void reduce_all(const BackwardParameters& p, const KeyBlock<C>
     ptx::barrier_arrive(shared.sums_empty(slot.stage));
     ptx::bulk_wait<0>();
     if (ordered) {
-      ptx::store_release(p.turns + tile, number + 1);
+      ptx::store_release(p.dq_semaphore + tile, number + 1);
     }
   }
 }

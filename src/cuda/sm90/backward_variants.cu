@@ -8,7 +8,7 @@
 
 #include <array>
 
-#include "cuda/early.cuh"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/sm90/backward.cuh"
 
 namespace distr::cuda::sm90 {
@@ -17,7 +17,8 @@ namespace {
 template <class C>
 void launch_backward(const BackwardParameters& p, void* stream) {
   const std::int64_t blocks = (p.problem.seq_k + C::kKeys - 1) / C::kKeys * p.problem.batch * p.problem.heads_q;
-  launch_early(backward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, sizeof(BackwardStorage<C>), stream, p);
+  launch_dependent(backward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, sizeof(BackwardStorage<C>), stream,
+                   p);
 }
 
 template <class C>

@@ -10,7 +10,7 @@
 #include <cstdint>
 
 #include "cuda/problem.h"
-#include "cuda/rows.cuh"
+#include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
 
@@ -74,7 +74,7 @@ enum class KeyLoad : std::uint8_t { tma, gather, fuse };
 // kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is kConsumers consumer warpgroups
 // of 64 queries each, and the producer warpgroups of its KeyLoader_, which says how many registers and pipeline stages
 // there are. kBlocks: thread blocks that share an SM. Stages_: cuda/stages.cuh.
-template <class T, int kColumns_, int kValues_, int kConsumers_, ScaleIn kScaleIn_, class KeyLoader_, int kBlocks_,
+template <class T, int kColumns_, int kValues_, int kConsumers_, ScaleIn kScaleIn_, class KeyLoader_, int kCtasPerSm_,
           class Stages_>
 struct Config {
   using Element = T;
@@ -84,27 +84,27 @@ struct Config {
   static constexpr int kValues = kValues_;
   static constexpr int kConsumers = kConsumers_;
   static constexpr ScaleIn kScaleIn = kScaleIn_;
-  static constexpr int kBlocks = kBlocks_;
+  static constexpr int kCtasPerSm = kCtasPerSm_;
   static constexpr int kRows = 64 * kConsumers;
-  static constexpr int kKeys = kValues <= 64 && kConsumers == 2 && kBlocks == 1 ? 256 : 128;  // of a tile
+  static constexpr int kKeys = kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 ? 256 : 128;  // of a tile
   static constexpr int kHalf = kKeys / 2;
-  static constexpr int kScoreBuffers = kBlocks == 1 ? 2 : 1;  // as many as there are registers for, and so is kHalf
+  static constexpr int kScoreBuffers = kCtasPerSm == 1 ? 2 : 1;  // as many as there are registers for, and so is kHalf
   // q_hat stays in shared memory where there are no registers for it.
-  static constexpr bool kQueriesInShared = kBlocks > 1 || (kConsumers == 3 && kColumns > 32);
+  static constexpr bool kQueriesInShared = kCtasPerSm > 1 || (kConsumers == 3 && kColumns > 32);
   static constexpr int kStages = KeyLoader::kStages;
   static constexpr int kProducers = KeyLoader::kProducers;        // warpgroups
   static constexpr int kFirstConsumer = std::min(kProducers, 1);  // its warpgroup; a second producer is the last
   static constexpr int kWarpgroups = kProducers + kConsumers;
   static constexpr int kThreads = kWarpgroup * kWarpgroups;
   static constexpr auto kRegisters = KeyLoader::registers(kConsumers);
-  static_assert(kProducers > 0 || kBlocks > 1);
+  static_assert(kProducers > 0 || kCtasPerSm > 1);
   static_assert(kProducers == 0 ||
                 kRegisters.producer + kConsumers * kRegisters.consumer + kRegisters.second_producer <=
                     registers_at_entry(kThreads) * kWarpgroups);
 
   // Whether a thread makes the i-th exponential of a half by a polynomial. At d = 64 a tile waits for the unit that
   // makes the others; more polynomials cost more than they save (docs/kernel-log.md, sm90/forward, step 39).
-  static constexpr bool by_polynomial(int i) { return kValues <= 64 && kBlocks == 1 && i % 16 == 8; }
+  static constexpr bool by_polynomial(int i) { return kValues <= 64 && kCtasPerSm == 1 && i % 16 == 8; }
 
   using QueryTile = Panels<64, kColumns>;  // of a consumer
   using KeyTile = typename KeyLoader::template KeyTile<kColumns, kKeys>;
@@ -136,7 +136,7 @@ struct ForwardParameters {
   void* o;                      // [B, Hq, Nq, dv], any strides
   float* lse;                   // [B, Hq, Nq] or null
   bool keys_of_query_head;      // k is [B, Hq, Nk, r], fused for each query head
-  Tiles tiles;                  // of the queries of this launch
+  TileScheduler scheduler;      // of the queries of this launch
   std::int64_t row_end;         // behind the last of them
   unsigned next_tile;           // tiles on, the one that an SM has next, more or less
   bool is_second;               // of two launches that may run side by side: it waits for the first at its end

@@ -23,14 +23,14 @@
 
 #include <type_traits>
 
-#include "cuda/early.cuh"
-#include "cuda/rows.cuh"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/sm90/config.h"
+#include "cuda/sm90/mma.cuh"
 #include "cuda/sm90/pass.cuh"
 #include "cuda/sm90/pipeline.cuh"
-#include "cuda/sm90/products.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/softmax.cuh"
+#include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
 
@@ -63,9 +63,9 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const
     const float sum = quad_sum(softmax.sum[half]);
     const bool is_enough =
         kFirstPass<C> == References::none
-            ? sum > Softmax<C>::kLeastSum
+            ? sum > Softmax<C>::kMinSum
             : softmax.has_small_reference(half) || (all_followed && softmax.reference[half] == -INFINITY);
-    const bool fits = zero == 0.0F && sum < Softmax<C>::kMostSum && is_enough;
+    const bool fits = zero == 0.0F && sum < Softmax<C>::kMaxSum && is_enough;
     rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << half : 0;
   }
   return rows;
@@ -73,24 +73,24 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const
 
 // The epilogue of a thread's two rows, of those in `rows`.
 template <class C>
-__device__ inline void store(const ForwardParameters& p, const Rows& work, int first_row, unsigned rows,
+__device__ inline void store(const ForwardParameters& p, const WorkTile& work, int first_row, unsigned rows,
                              const float (&o)[C::kValues / 2], const Softmax<C>& softmax) {
   using T = typename C::Element;
   const DeviceProblem& problem = p.problem;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   T* const base = static_cast<T*>(p.o) + work.batch * problem.o.batch + work.head * problem.o.head;
-  const int at_once = elements_at_once(base, problem.o.row);
+  const int width = vector_width(base, problem.o.row);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::int64_t row = std::int64_t{first_row} + half * 8;
     const float sum = quad_sum(softmax.sum[half]);
-    const bool is_there = row < p.row_end && (rows >> half & 1) != 0;
-    if (is_there && p.lse != nullptr && lane % 4 == 0) {
+    const bool is_valid = row < p.row_end && (rows >> half & 1) != 0;
+    if (is_valid && p.lse != nullptr && lane % 4 == 0) {
       p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] =
           natural_lse(Softmax<C>::finite(softmax.reference[half]) * softmax.scale, sum);
     }
     const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;  // no key is seen: O = 0
-    store_row<C::kValues>(base + row * problem.o.row, is_there, problem.head_dim_v, at_once, [&](int n) {
+    store_row<C::kValues>(base + row * problem.o.row, is_valid, problem.head_dim_v, width, [&](int n) {
       return make_float2(o[n * 4 + half * 2] * inverse, o[n * 4 + half * 2 + 1] * inverse);
     });
   }
@@ -114,9 +114,9 @@ using Later = std::integral_constant<int, kProducts>;
 
 // The tiles from n on, of which there is one at least: products are issued before the exponentials of the half before
 // theirs. The functions are consume()'s.
-template <class C, class Scores, class Output, class Exponentials>
-__device__ __forceinline__ void consume_ahead(int n, int tiles, const Scores& issue_scores, const Output& issue_output,
-                                              const Exponentials& exponentials) {
+template <class C, class ScoreScale, class Output, class Exponentials>
+__device__ __forceinline__ void consume_ahead(int n, int tiles, const ScoreScale& issue_scores,
+                                              const Output& issue_output, const Exponentials& exponentials) {
   constexpr Half<C::kHalf> upper;
   constexpr Half<0> lower;
   issue_scores(upper, n);
@@ -268,7 +268,7 @@ __device__ inline void init_barriers(const Shared<C>& shared) {
 
 // Tiles of keys that any of the block's queries sees.
 template <class C>
-[[nodiscard]] __device__ inline int seen_tiles(const ForwardParameters& p, const Rows& work) {
+[[nodiscard]] __device__ inline int seen_tiles(const ForwardParameters& p, const WorkTile& work) {
   const DeviceProblem& problem = p.problem;
   std::int64_t keys = problem.seq_k;
   if (problem.causal) {
@@ -318,27 +318,27 @@ __device__ __forceinline__ void consume_all(Pass<C> pass) {
 }
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kBlocks) forward(const __grid_constant__ ForwardParameters p) {
+__global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __grid_constant__ ForwardParameters p) {
   using Loader = typename C::KeyLoader;
   extern __shared__ __align__(1024) std::uint8_t memory[];
   const Shared<C> shared(*reinterpret_cast<SharedStorage<C>*>(memory));
-  static_assert(fits<SharedStorage<C>>(C::kBlocks));
+  static_assert(fits<SharedStorage<C>>(C::kCtasPerSm));
 
-  const Rows work = p.tiles.at(blockIdx.x);
+  const WorkTile work = p.scheduler.at(blockIdx.x);
   const Pass<C> pass{p, work, shared, seen_tiles<C>(p, work), 0};
   if (threadIdx.x == 0) {
     init_barriers<C>(shared);
   }
   if (!p.is_second) {
-    wait_for_inputs();
+    wait_on_dependent_grids();
   }
-  release_dependent();  // after the wait: is_second counts on the first launch's inputs being there
+  launch_dependent_grids();  // after the wait: is_second counts on the first launch's inputs being there
   __syncthreads();
   if (C::kProducers > 0 && threadIdx.x < kWarpgroup) {
     ptx::setmaxnreg_dec<C::kRegisters.producer>();
     produce_all<C>(pass, [](const Pass<C>& each) { Loader::produce(each); });
     if (p.is_second) {
-      wait_for_inputs();
+      wait_on_dependent_grids();
     }
   } else if (C::kProducers > 1 && threadIdx.x >= kWarpgroup * (C::kWarpgroups - 1)) {
     if constexpr (C::kProducers > 1) {

@@ -11,8 +11,8 @@
 #include "cuda/prepare/estimate.h"
 #include "cuda/prepare/operand.h"
 #include "cuda/prepare/transpose.h"
+#include "cuda/sm90/constraints.h"
 #include "cuda/sm90/heuristics.h"
-#include "cuda/sm90/refusal.h"
 #include "cuda/sm90/tensor_map.h"
 
 namespace distr::cuda::sm90 {
@@ -21,20 +21,20 @@ namespace {
 using Variants = std::span<const Variant>;
 
 // What a launch needs of a compiled kernel, but for its rows.
-struct Wanted {
+struct KernelRequest {
   ScaleIn scale_in;
   std::int64_t columns;
   KeyLoad load = KeyLoad::tma;
 };
 
 // The narrowest shape of so many rows, and blocks an SM, that the problem fits; null: there is none.
-[[nodiscard]] const Variant* find(Variants variants, const Problem& problem, const Wanted& wanted, std::int64_t rows,
-                                  int blocks = 1) {
+[[nodiscard]] const Variant* find(Variants variants, const Problem& problem, const KernelRequest& request,
+                                  std::int64_t rows, int blocks = 1) {
   const Variant* found = nullptr;
   for (const Variant& variant : variants) {
-    const bool fits = variant.dtype == problem.dtype && variant.scale_in == wanted.scale_in &&
-                      variant.load == wanted.load && variant.columns >= wanted.columns &&
-                      variant.values >= problem.head_dim_v && variant.rows == rows && variant.blocks == blocks;
+    const bool fits = variant.dtype == problem.dtype && variant.scale_in == request.scale_in &&
+                      variant.load == request.load && variant.columns >= request.columns &&
+                      variant.values >= problem.head_dim_v && variant.rows == rows && variant.ctas_per_sm == blocks;
     const auto width = [](const Variant& of) { return of.columns + of.values; };
     if (fits && (found == nullptr || width(variant) < width(*found))) {
       found = &variant;
@@ -51,7 +51,7 @@ struct Wanted {
 struct Launch {
   const Variant* variant;
   const Variant* with_lse;  // where LSE is asked for: of as many rows, with the scale in the softmax
-  Tiles tiles;
+  TileScheduler scheduler;
   std::int64_t row_end;
   unsigned next_tile;
   bool is_second;
@@ -71,7 +71,7 @@ class ForwardPlan {
  private:
   void plan_grouped(Variants variants, const Problem& problem, const Grouping& grouping, std::int64_t row,
                     std::int64_t tile_rows, WorkspaceLayout& workspace);
-  [[nodiscard]] std::vector<Launch> launches_of(Variants variants, const Problem& problem, const Wanted& wanted,
+  [[nodiscard]] std::vector<Launch> launches_of(Variants variants, const Problem& problem, const KernelRequest& request,
                                                 std::int64_t begin, std::int64_t end, std::int64_t tile_rows);
   void attend_grouped(const ForwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
                       ForwardParameters& p, void* workspace, void* stream) const;
@@ -84,7 +84,7 @@ class ForwardPlan {
   std::vector<Launch> exact_, grouped_;
   std::vector<TileShape> tiles_;
   // Of grouped rows:
-  Product product_ = Product::made;
+  Product product_ = Product::precomputed;
   bool scales_ = false;  // q_hat takes the scale in, unless LSE is asked for
   std::optional<Estimates> estimates_;
   Extent q_hat_extent_{}, k_hat_extent_{};
@@ -126,7 +126,7 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
                                Estimation{k_.strides(), k_.extent(), Estimate::sum, p.seq_k, 0, false}};
   q_hat_extent_ = estimations[0].result(groups);
   q_hat_ = Part<std::uint16_t>(workspace, "q_hat", packed_count(q_hat_extent_));
-  if (product_ == Product::made) {
+  if (product_ == Product::precomputed) {
     parameters_.keys_of_query_head = true;
     k_hat_extent_ = estimations[1].result(groups);
     k_hat_ = Part<std::uint16_t>(workspace, "k_hat", packed_count(k_hat_extent_));
@@ -134,7 +134,7 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
     keys_transposed_ = Part<std::uint16_t>(workspace, "K^T", transposed_count(k_.extent()));
     parameters_.column_stride = transposed_stride(p.seq_k);
   }
-  estimates_.emplace(groups, std::span(estimations).first(product_ == Product::made ? 2 : 1));
+  estimates_.emplace(groups, std::span(estimations).first(product_ == Product::precomputed ? 2 : 1));
   const KeyLoad load = product_ == Product::gathered ? KeyLoad::gather
                        : product_ == Product::fused  ? KeyLoad::fuse
                                                      : KeyLoad::tma;
@@ -142,15 +142,15 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
                          p.seq_q, tile_rows);
 }
 
-std::vector<Launch> ForwardPlan::launches_of(Variants variants, const Problem& p, const Wanted& wanted,
+std::vector<Launch> ForwardPlan::launches_of(Variants variants, const Problem& p, const KernelRequest& request,
                                              std::int64_t begin, std::int64_t end, std::int64_t tile_rows) {
-  const Variant* const three = find(variants, p, wanted, kRowsOfThree);
-  const Variant* const two = find(variants, p, wanted, kRowsOfTwo);
-  const Variant* const sharing = find(variants, p, wanted, kRowsOfTwo, 2);
+  const Variant* const three = find(variants, p, request, kRowsOfThree);
+  const Variant* const two = find(variants, p, request, kRowsOfTwo);
+  const Variant* const sharing = find(variants, p, request, kRowsOfTwo, 2);
   if (two == nullptr) {  // the library's own serve every size that forward_supports()
     throw Error(Status::unsupported, "no compiled shape takes these sizes");
   }
-  const std::int64_t processors = device_properties().processors;
+  const std::int64_t processors = device_properties().num_sms;
   const Waves waves{p.batch * p.heads_q, end - begin, p.seq_k, processors, p.causal != Causal::none};
   const bool shares =
       sharing != nullptr && sharing->columns == two->columns && tile_rows != kRowsOfThree && waves.is_quicker_sharing();
@@ -159,12 +159,12 @@ std::vector<Launch> ForwardPlan::launches_of(Variants variants, const Problem& p
                                                                                            : waves.rows_for_three();
   std::vector<Launch> result;
   const auto add = [&](const Variant& variant, std::int64_t from, std::int64_t to) {
-    const std::int64_t blocks = processors * variant.blocks;  // that run at the same time
-    const int together = heads_together(p, Tiles::of_head(from, to, variant.rows), blocks);
-    const Wanted with_lse{ScaleIn::softmax, wanted.columns, wanted.load};
-    result.push_back({&variant, find(variants, p, with_lse, variant.rows, variant.blocks),
-                      Tiles(parameters_.problem, together, from, to, variant.rows), to, static_cast<unsigned>(blocks),
-                      !result.empty()});
+    const std::int64_t blocks = processors * variant.ctas_per_sm;  // that run at the same time
+    const int interleaved = interleaved_heads(p, TileScheduler::of_head(from, to, variant.rows), blocks);
+    const KernelRequest with_lse{ScaleIn::softmax, request.columns, request.load};
+    result.push_back({&variant, find(variants, p, with_lse, variant.rows, variant.ctas_per_sm),
+                      TileScheduler(parameters_.problem, interleaved, from, to, variant.rows), to,
+                      static_cast<unsigned>(blocks), !result.empty()});
   };
   const std::int64_t middle = begin + rows_of_three;
   if (begin < middle) {
@@ -204,9 +204,9 @@ void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q
   const float scale = scaled ? std::exchange(p.problem.scale_log2, 1.0F) : 1.0F;
   const Operand q_hat = packed(q_hat_.in(workspace), q_hat_extent_);
   const Estimates::Made made_of_q{q.data, scale, q_hat_.in(workspace)};
-  if (product_ == Product::made) {
+  if (product_ == Product::precomputed) {
     const std::array made{made_of_q, Estimates::Made{k.data, 1, k_hat_.in(workspace)}};
-    estimates_->make(tensors.order, made, stream);
+    estimates_->make(tensors.order, precomputed, stream);
     const Operand k_hat = packed(k_hat_.in(workspace), k_hat_extent_);
     launch(grouped_, p, q_hat, &k_hat, v, stream);
     return;
@@ -235,7 +235,7 @@ void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters&
       p.k = map(*k, variant.keys, variant.load == KeyLoad::fuse ? variant.values : variant.columns);
     }
     p.v = map(v, variant.keys, variant.values);
-    p.tiles = of.tiles;
+    p.scheduler = of.tiles;
     p.row_end = of.row_end;
     p.next_tile = of.next_tile;
     p.is_second = of.is_second;
@@ -255,7 +255,7 @@ std::vector<LaunchShape> ForwardPlan::launches() const {
 
 // Why another kernel is quicker.
 [[nodiscard]] std::string preference(const Problem& problem) {
-  return unusable_reason().empty() && leaves_processors_idle(problem, device_properties().processors)
+  return unusable_reason().empty() && leaves_processors_idle(problem, device_properties().num_sms)
              ? "leaves few queries with many keys to sm80/forward, which splits the keys"
              : "";
 }
@@ -263,18 +263,18 @@ std::vector<LaunchShape> ForwardPlan::launches() const {
 }  // namespace
 
 std::string forward_supports(const Problem& problem, const Grouping& grouping) {
-  if (const std::string reason = refusal(problem); !reason.empty()) {
+  if (const std::string reason = unsupported_reason(problem); !reason.empty()) {
     return reason;
   }
   if (is_by_blocks(problem, grouping)) {
     return "takes one grouping for the whole sequence: blocks of at least seq_q rows";
   }
-  const std::string reason = device_refusal();
+  const std::string reason = unsupported_device_reason();
   return reason.empty() ? preference(problem) : reason;
 }
 
 std::string forward_blocks_supports(const Problem& problem, const Grouping& grouping) {
-  if (const std::string reason = refusal(problem); !reason.empty()) {
+  if (const std::string reason = unsupported_reason(problem); !reason.empty()) {
     return reason;
   }
   if (!is_by_blocks(problem, grouping)) {
@@ -284,7 +284,7 @@ std::string forward_blocks_supports(const Problem& problem, const Grouping& grou
   if (grouping.block % kEstimatedRows != 0) {
     return "takes blocks of a multiple of 64 rows";
   }
-  const std::string reason = device_refusal();
+  const std::string reason = unsupported_device_reason();
   return reason.empty() ? preference(problem) : reason;
 }
 

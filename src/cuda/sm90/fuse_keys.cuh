@@ -12,13 +12,13 @@
 #include <cstdint>
 
 #include "cuda/ptx.cuh"
-#include "cuda/rows.cuh"
 #include "cuda/sm90/config.h"
+#include "cuda/sm90/mma.cuh"
 #include "cuda/sm90/pass.cuh"
 #include "cuda/sm90/pipeline.cuh"
-#include "cuda/sm90/products.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/tma_keys.cuh"
+#include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
 
@@ -92,7 +92,7 @@ struct FuseKeys {
   template <class C>
   __device__ static void produce_second(const Pass<C>& pass) {
     const int warp = __shfl_sync(~0U, static_cast<int>(threadIdx.x) % kWarpgroup / 32, 0);
-    if (warp == 0 && ptx::elect()) {
+    if (warp == 0 && ptx::elect_one_sync()) {
       if (pass.used == 0) {
         load_queries(pass);
       }
@@ -104,7 +104,7 @@ struct FuseKeys {
         prefetch_next<C>(pass.p);
       }
     }
-    if (warp == 1 && ptx::elect()) {
+    if (warp == 1 && ptx::elect_one_sync()) {
 #pragma unroll 1
       for (int n = 0; n < pass.tiles; ++n) {
         load_values(pass, n);
@@ -113,7 +113,7 @@ struct FuseKeys {
   }
 
   template <class C>
-  __device__ static void prefetch(const ForwardParameters& p, const Rows& next) {
+  __device__ static void prefetch(const ForwardParameters& p, const WorkTile& next) {
     tma_prefetch_tile<SourceTile<C>>(p.k, next.row, next.head_kv, next.batch);
   }
 
@@ -124,7 +124,7 @@ struct FuseKeys {
     const Slot<kSourceStages> slot(pass.used + n);
     const std::uint32_t full = source_full(pass.shared, slot.stage);
     wait_empty(source_empty(pass.shared, slot.stage), slot.parity);
-    ptx::barrier_arrive_expect(full, SourceTile<C>::kBytes);
+    ptx::barrier_arrive_expect_tx(full, SourceTile<C>::kBytes);
     tma_load_tile<SourceTile<C>>(source(pass.shared, slot.stage), pass.p.k, full, pass.first_key(n), pass.work.head_kv,
                                  pass.work.batch);
   }
@@ -181,7 +181,7 @@ class Fuser {
   __device__ void write_groups() const {
     constexpr int kNone = -1;
     const ForwardParameters& p = pass_.p;
-    const Rows& work = pass_.work;
+    const WorkTile& work = pass_.work;
     const DeviceProblem& problem = p.problem;
     const std::int64_t head = work.batch * problem.heads_q + work.head;
     const std::int32_t* order =

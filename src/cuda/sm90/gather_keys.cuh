@@ -2,20 +2,20 @@
 // Tiles of k_hat^T of a block's own grouping by energy, gathered from K^T as they are needed (paper, Section 3.3: the
 // fusion on chip). Its groups have one member, so a row of k_hat^T is a row of K^T.
 //
-//   All threads of the producer warpgroup together copy kRowsAPass rows of a tile [columns][keys] at once by cp.async,
-//   8 keys each. What they copied becomes visible to wgmma by a proxy fence, before the tile is full: a tile is
-//   published when the next one is on its way.
+//   All threads of the producer warpgroup together copy kRowsPerPass rows of a tile [columns][keys] at once by
+//   cp.async, 8 keys each. What they copied becomes visible to wgmma by a proxy fence, before the tile is full: a tile
+//   is published when the next one is on its way.
 #pragma once
 
 #include <cstddef>
 
-#include "cuda/rows.cuh"
 #include "cuda/sm90/config.h"
 #include "cuda/sm90/pass.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/tma_keys.cuh"
 #include "cuda/tile.cuh"
+#include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
 
@@ -45,7 +45,7 @@ struct GatherKeys {
 
   template <class C>
   __device__ static void produce(const Pass<C>& pass) {
-    const bool issues = is_first_warp() && ptx::elect();
+    const bool issues = is_first_warp() && ptx::elect_one_sync();
     if (pass.used == 0 && issues) {
       load_queries(pass);
     }
@@ -53,7 +53,7 @@ struct GatherKeys {
 #pragma unroll 1
     for (int n = 0; n < pass.tiles; ++n) {
       gatherer.load(n);
-      if (is_first_warp() && ptx::elect()) {
+      if (is_first_warp() && ptx::elect_one_sync()) {
         load_values(pass, n);
       }
       __syncwarp();
@@ -65,7 +65,7 @@ struct GatherKeys {
   }
 
   template <class C>
-  __device__ static void prefetch(const ForwardParameters& /*p*/, const Rows& /*next*/) {}
+  __device__ static void prefetch(const ForwardParameters& /*p*/, const WorkTile& /*next*/) {}
 };
 
 template <class C>
@@ -74,7 +74,7 @@ class Gatherer {
   __device__ __forceinline__ explicit Gatherer(const Pass<C>& pass)
       : pass_(pass), last_(pass.p.column_stride - kChunk) {
     const ForwardParameters& p = pass.p;
-    const Rows& work = pass.work;
+    const WorkTile& work = pass.work;
     const DeviceProblem& problem = p.problem;
     const int columns = problem.head_dim;  // the row of K^T after them is zero
     const std::int64_t query_head = work.batch * problem.heads_q + work.head;
@@ -82,19 +82,19 @@ class Gatherer {
         p.order + (query_head * problem.blocks + static_cast<unsigned>(work.row) / problem.rows_of_block) * columns;
     // A warp's rows by a part of the table that no other warp has, so that it needs no barrier: loads straight to
     // registers cost too many.
-    constexpr int kWarpRows = kRowsAPass * 32 / kWarpgroup;
+    constexpr int kWarpRows = kRowsPerPass * 32 / kWarpgroup;
     const int first = static_cast<int>(threadIdx.x) / 32 * kWarpRows;
     auto& row_of = pass.shared.storage.loader.row_of;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x) % 32; i < kPasses * kWarpRows; i += 32) {
-      const int group = i / kWarpRows * kRowsAPass + first + i % kWarpRows;
+      const int group = i / kWarpRows * kRowsPerPass + first + i % kWarpRows;
       row_of[group] = static_cast<unsigned>(group < problem.groups ? order[group] : columns) *
                       static_cast<unsigned>(p.column_stride * sizeof(typename C::Element));
     }
     __syncwarp();
 #pragma unroll
     for (int i = 0; i < kPasses; ++i) {
-      rows_[i] = row_of[i * kRowsAPass + static_cast<int>(threadIdx.x) / kChunks];
+      rows_[i] = row_of[i * kRowsPerPass + static_cast<int>(threadIdx.x) / kChunks];
     }
     const std::int64_t head = work.batch * problem.heads_kv + work.head_kv;
     k_ = static_cast<const std::uint16_t*>(p.keys_transposed) + head * (columns + 1) * p.column_stride;
@@ -129,8 +129,8 @@ class Gatherer {
 
  private:
   static constexpr int kChunks = C::kKeys / kChunk;  // of a row
-  static constexpr int kRowsAPass = kWarpgroup / kChunks;
-  static constexpr int kPasses = C::kColumns / kRowsAPass;
+  static constexpr int kRowsPerPass = kWarpgroup / kChunks;
+  static constexpr int kPasses = C::kColumns / kRowsPerPass;
 
   // Where this thread's piece of its i-th row lies.
   [[nodiscard]] __device__ static std::uint32_t place(std::uint32_t tile, int i) {
@@ -139,7 +139,7 @@ class Gatherer {
     const unsigned piece = threadIdx.x % kChunks;
     const std::uint32_t first = tile + piece / kPieces * C::KeyTile::kPanelBytes + row * C::KeyTile::kRowBytes +
                                 (piece % kPieces ^ row % kPieces) * 16;
-    const auto later = static_cast<unsigned>(i * kRowsAPass);
+    const auto later = static_cast<unsigned>(i * kRowsPerPass);
     return (first ^ later % kPieces * 16) + later * C::KeyTile::kRowBytes;
   }
 

@@ -34,7 +34,7 @@ enum class Product : std::uint8_t {
   constexpr std::int64_t kFewKeys = 4096;
   constexpr std::int64_t kFewGathered = 16, kFewFused = 32;  // groups
   if (!is_by_blocks(problem, grouping)) {
-    return Product::made;
+    return Product::precomputed;
   }
   if (grouping.block % kFusingRows != 0) {
     return Product::spread;
@@ -64,11 +64,11 @@ inline constexpr std::int64_t kRowsOfThree = 192;
 // waves of blocks, and the last one may be all but empty. Blocks that share an SM are slower, but one's end and start
 // are hidden by the other, so they are for short sequences (step 32).
 struct Waves {
-  std::int64_t heads;       // of the whole batch
-  std::int64_t rows;        // queries of a head
-  std::int64_t keys;        // of a head
-  std::int64_t processors;  // SMs of the GPU
-  bool causal;              // blocks then end one by one instead of in waves
+  std::int64_t heads;    // of the whole batch
+  std::int64_t rows;     // queries of a head
+  std::int64_t keys;     // of a head
+  std::int64_t num_sms;  // SMs of the GPU
+  bool causal;           // blocks then end one by one instead of in waves
 
   // Of a block for each tile of so many rows: in rows of a block of two consumers.
   [[nodiscard]] double cost(std::int64_t queries, std::int64_t tile_rows) const noexcept {
@@ -109,12 +109,12 @@ struct Waves {
 [[nodiscard]] inline int heads_of_section(const Problem& problem, std::int64_t columns, std::int64_t values,
                                           std::int64_t key_tile_rows, std::int64_t processors) {
   constexpr std::int64_t kCacheBytes = std::int64_t{36} << 20;
-  constexpr std::int64_t kBlocksAProcessor = 4;
-  const std::int64_t bytes_a_head = problem.seq_q * (2 * (columns + values) + 4 * columns);
-  const std::int64_t blocks_a_head = common::ceil_div(problem.seq_k, key_tile_rows);
-  const std::int64_t enough = common::ceil_div(kBlocksAProcessor * processors, blocks_a_head);
+  constexpr std::int64_t kCtasPerSm = 4;
+  const std::int64_t bytes_per_head = problem.seq_q * (2 * (columns + values) + 4 * columns);
+  const std::int64_t ctas_per_head = common::ceil_div(problem.seq_k, key_tile_rows);
+  const std::int64_t enough = common::ceil_div(kCtasPerSm * processors, ctas_per_head);
   const std::int64_t heads = problem.batch * problem.heads_q;
-  const std::int64_t sections = std::max(heads / std::max(kCacheBytes / bytes_a_head, enough), std::int64_t{1});
+  const std::int64_t sections = std::max(heads / std::max(kCacheBytes / bytes_per_head, enough), std::int64_t{1});
   return static_cast<int>(common::ceil_div(heads, sections));  // none much smaller than the others
 }
 

@@ -6,9 +6,9 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "cuda/rows.cuh"
 #include "cuda/sm90/config.h"
 #include "cuda/sm90/pipeline.cuh"
+#include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
 
@@ -57,7 +57,7 @@ class Shared : public SharedAddresses<SharedStorage<C>> {
 template <class C>
 struct Pass {
   const ForwardParameters& p;
-  const Rows& work;  // the block's queries
+  const WorkTile& work;  // the block's queries
   const Shared<C>& shared;
   int tiles;  // of keys
   int used;   // uses of the rings before this pass: 0 in the first
@@ -69,7 +69,7 @@ struct Pass {
 template <class C>
 __device__ inline void load_queries(const Pass<C>& pass) {
   const std::uint32_t full = pass.shared.queries_full();
-  ptx::barrier_arrive_expect(full, C::kConsumers * C::QueryTile::kBytes);
+  ptx::barrier_arrive_expect_tx(full, C::kConsumers * C::QueryTile::kBytes);
   for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
     tma_load_tile<typename C::QueryTile>(pass.shared.queries(consumer), pass.p.q, full, pass.work.row + 64 * consumer,
                                          pass.work.head, pass.work.batch);
@@ -83,7 +83,7 @@ __device__ __forceinline__ void load_values(const Pass<C>& pass, int n) {
     const auto slot = pass.slot(n);
     const std::uint32_t full = pass.shared.values_full(slot.stage);
     wait_empty(pass.shared.values_empty(slot.stage), slot.parity);
-    ptx::barrier_arrive_expect(full, C::ValueTile::kBytes);
+    ptx::barrier_arrive_expect_tx(full, C::ValueTile::kBytes);
     tma_load_tile<typename C::ValueTile>(pass.shared.values(slot.stage), pass.p.v, full, pass.first_key(n),
                                          pass.work.head_kv, pass.work.batch);
   });
@@ -97,7 +97,7 @@ __device__ inline void prefetch_next(const ForwardParameters& p) {
   if (index >= gridDim.x) {
     return;
   }
-  const Rows next = p.tiles.at(index);
+  const WorkTile next = p.scheduler.at(index);
 #pragma unroll
   for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
     tma_prefetch_tile<typename C::QueryTile>(p.q, next.row + 64 * consumer, next.head, next.batch);

@@ -64,9 +64,9 @@ __device__ __forceinline__ void arrive_warp(std::uint32_t barrier) {
   }
 }
 
-// Whether it is the block's first warp, of which ptx::elect() then names the thread that issues TMA. Of threadIdx.x ==
-// 0, and of both in one function, the compiler does not see that it is one thread: every load becomes a loop over the
-// warp's.
+// Whether it is the block's first warp, of which ptx::elect_one_sync() then names the thread that issues TMA. Of
+// threadIdx.x == 0, and of both in one function, the compiler does not see that it is one thread: every load becomes a
+// loop over the warp's.
 __device__ inline bool is_first_warp() { return uniform(static_cast<int>(threadIdx.x) / 32) == 0; }
 
 template <class P>

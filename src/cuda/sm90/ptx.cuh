@@ -19,14 +19,14 @@ __device__ inline void barrier_fence() { asm volatile("fence.mbarrier_init.relea
 __device__ inline void barrier_arrive(std::uint32_t barrier) {
   asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(barrier) : "memory");
 }
-__device__ inline void barrier_arrive_expect(std::uint32_t barrier, unsigned bytes) {
+__device__ inline void barrier_arrive_expect_tx(std::uint32_t barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
 // Waits for the end of the phase of this parity. Traps after many polls: a mistake must not hang the device.
 __device__ inline void barrier_wait(std::uint32_t barrier, unsigned parity) {
-  constexpr unsigned kMostPolls = 1U << 24;
+  constexpr unsigned kMaxPolls = 1U << 24;
 #pragma unroll 1
-  for (unsigned poll = 0; poll < kMostPolls; ++poll) {
+  for (unsigned poll = 0; poll < kMaxPolls; ++poll) {
     unsigned done = 0;
     asm volatile("{\n.reg .pred p;\nmbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\nselp.u32 %0, 1, 0, p;\n}"
                  : "=r"(done)
@@ -41,7 +41,7 @@ __device__ inline void barrier_wait(std::uint32_t barrier, unsigned parity) {
 }
 
 // Whether the calling lane is the one of its warp that is elected. All lanes call it.
-__device__ inline bool elect() {
+__device__ inline bool elect_one_sync() {
   unsigned elected;
   asm volatile(
       "{\n.reg .pred p;\n"
@@ -142,7 +142,7 @@ __device__ inline void wgmma_wait() {
 
 // The values of x are there, and the compiler neither moves what makes them behind this place nor their use before it.
 template <int kN>
-__device__ __forceinline__ void settle(float (&x)[kN]) {
+__device__ __forceinline__ void warpgroup_fence_operand(float (&x)[kN]) {
 #pragma unroll
   for (int i = 0; i < kN; ++i) {
     asm volatile("" : "+f"(x[i])::"memory");

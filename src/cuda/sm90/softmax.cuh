@@ -16,15 +16,15 @@ namespace distr::cuda::sm90 {
 enum class References : std::uint8_t { follow, stay, none };
 
 // P = 2^(scale * S - scale * reference). The reference of a row is a maximum of its first scores. It follows those of
-// later tiles where it is asked to, and then only when the maximum has grown by 2^kSlack, so that O is hardly ever
-// rescaled. References that stay cost no maximum, and do for rows whose scores are not far above them, nor so large
-// that the rounding of scale * reference moves P; none at all saves the subtraction too, and does for sums within the
-// range below: rows_in_range().
+// later tiles where it is asked to, and then only when the maximum has grown by 2^kRescaleThreshold, so that O is
+// hardly ever rescaled. References that stay cost no maximum, and do for rows whose scores are not far above them, nor
+// so large that the rounding of scale * reference moves P; none at all saves the subtraction too, and does for sums
+// within the range below: rows_in_range().
 template <class C>
 struct Softmax {
-  static constexpr float kSlack = 8.0F;
-  static constexpr float kMostSum = 0x1p64F;
-  static constexpr float kLeastSum = 0x1p-32F;
+  static constexpr float kRescaleThreshold = 8.0F;
+  static constexpr float kMaxSum = 0x1p64F;
+  static constexpr float kMinSum = 0x1p-32F;
   static constexpr float kMostShift = 0x1p20F;  // scale * reference, rounded by 1/32 at most
 
   float scale;  // of the scores, to logarithms to the base 2; positive
@@ -47,14 +47,14 @@ struct Softmax {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       best[half] = quad_max(best[half]);
-      rises |= (best[half] - reference[half]) * scale > kSlack;
+      rises |= (best[half] - reference[half]) * scale > kRescaleThreshold;
     }
     const bool follow = __any_sync(~0U, rises);
     if (follow) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         // A row moves for its own sake alone: its bits must not depend on the rows beside it, which may be later ones.
-        const bool moves = (best[half] - reference[half]) * scale > kSlack;
+        const bool moves = (best[half] - reference[half]) * scale > kRescaleThreshold;
         const float next = moves ? best[half] : reference[half];
         factor[half] = ptx::exp2((reference[half] - finite(next)) * scale);
         reference[half] = next;

@@ -3,11 +3,11 @@
 // issues all loads: q_hat, and then k_hat and V tile by tile.
 #pragma once
 
-#include "cuda/rows.cuh"
 #include "cuda/sm90/config.h"
 #include "cuda/sm90/pass.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/ptx.cuh"
+#include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
 
@@ -49,7 +49,7 @@ struct TmaKeys {
     const auto slot = pass.slot(n);
     const std::uint32_t full = pass.shared.keys_full(slot.stage);
     wait_empty(pass.shared.keys_empty(slot.stage), slot.parity);
-    ptx::barrier_arrive_expect(full, Keys::kBytes);
+    ptx::barrier_arrive_expect_tx(full, Keys::kBytes);
     tma_load_tile<Keys>(pass.shared.keys(slot.stage), pass.p.k, full, pass.first_key(n),
                         pass.p.keys_of_query_head ? pass.work.head : pass.work.head_kv, pass.work.batch);
   }
@@ -57,7 +57,7 @@ struct TmaKeys {
   // What the producer warpgroup does in a pass.
   template <class C>
   __device__ static void produce(const Pass<C>& pass) {
-    if (!is_first_warp() || !ptx::elect()) {
+    if (!is_first_warp() || !ptx::elect_one_sync()) {
       return;
     }
     if (pass.used == 0) {
@@ -74,7 +74,7 @@ struct TmaKeys {
   }
 
   template <class C>
-  __device__ static void prefetch(const ForwardParameters& p, const Rows& next) {
+  __device__ static void prefetch(const ForwardParameters& p, const WorkTile& next) {
     tma_prefetch_tile<typename C::KeyTile>(p.k, next.row, p.keys_of_query_head ? next.head : next.head_kv, next.batch);
   }
 };
@@ -92,7 +92,7 @@ template <class C>
 class ConsumerLoads {
  public:
   __device__ __forceinline__ explicit ConsumerLoads(const Pass<C>& pass) : pass_(pass), loads_here_(is_first_warp()) {
-    if (loads_here_ && ptx::elect()) {
+    if (loads_here_ && ptx::elect_one_sync()) {
       if (pass.used == 0) {
         load_queries(pass);
       }
@@ -106,7 +106,7 @@ class ConsumerLoads {
   // This warp is through with tile n, so the others soon will be with the one before, whose slots are free then.
   __device__ __forceinline__ void follow(int n) {
     const int next = n - 1 + C::kStages;
-    if (loads_here_ && n > 0 && next < pass_.tiles && ptx::elect()) {
+    if (loads_here_ && n > 0 && next < pass_.tiles && ptx::elect_one_sync()) {
       load(next);
     }
     __syncwarp();

@@ -20,8 +20,9 @@ namespace distr::cuda::sm90 {
 namespace {
 
 template <class T, int kColumns, int kValues, int kConsumers, ScaleIn kScaleIn, class KeyLoader = TmaKeys,
-          int kBlocks = 1>
-constexpr Variant kVariant = variant<Config<T, kColumns, kValues, kConsumers, kScaleIn, KeyLoader, kBlocks, Stages>>();
+          int kCtasPerSm = 1>
+constexpr Variant kVariant =
+    variant<Config<T, kColumns, kValues, kConsumers, kScaleIn, KeyLoader, kCtasPerSm, Stages>>();
 
 template <class T, ScaleIn kScaleIn>
 constexpr std::array kShapes = {kVariant<T, 32, 64, 2, kScaleIn>,

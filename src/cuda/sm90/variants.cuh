@@ -2,7 +2,7 @@
 // How a compiled shape of the kernel in forward.cuh is launched.
 #pragma once
 
-#include "cuda/early.cuh"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/sm90/forward.cuh"
 #include "cuda/sm90/variants.h"
 
@@ -10,7 +10,7 @@ namespace distr::cuda::sm90 {
 
 template <class C>
 void launch_variant(const ForwardParameters& p, void* stream) {
-  launch_early(forward<C>, dim3(p.tiles.count()), C::kThreads, sizeof(SharedStorage<C>), stream, p);
+  launch_dependent(forward<C>, dim3(p.scheduler.count()), C::kThreads, sizeof(SharedStorage<C>), stream, p);
 }
 
 template <class C>
@@ -22,7 +22,7 @@ constexpr Variant variant() {
           C::kRows,
           C::kKeys,
           C::KeyLoader::kLoad,
-          C::kBlocks,
+          C::kCtasPerSm,
           C::kThreads,
           static_cast<int>(sizeof(SharedStorage<C>)),
           &launch_variant<C>};

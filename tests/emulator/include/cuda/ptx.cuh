@@ -10,9 +10,9 @@
 #include <cstring>
 
 #include "common/half.h"
-#include "emulator/block.h"
 #include "emulator/copies.h"
 #include "emulator/shared_memory.h"
+#include "emulator/thread_block.h"
 #include "emulator/warp.h"
 
 namespace distr::emulator {
@@ -20,7 +20,7 @@ namespace distr::emulator {
 template <class T>
 void store_shared(std::uint32_t shared, T x) {
   std::memcpy(shared_memory().at(shared, sizeof(T), sizeof(T), "st.shared"), &x, sizeof(T));
-  shared_memory().stored(shared, sizeof(T), block().thread());
+  shared_memory().stored(shared, sizeof(T), thread_block().thread());
 }
 template <class T>
 T load_shared(std::uint32_t shared) {
@@ -60,7 +60,7 @@ inline uint4 load_shared_16(std::uint32_t shared) { return emulator::load_shared
 inline void red_add(float* global, float x) { *global += x; }
 inline void red_add_4(float* global, const float (&x)[4]) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) {
-    emulator::block().fail("red.v4 at an address that is not a multiple of 16");
+    emulator::thread_block().fail("red.v4 at an address that is not a multiple of 16");
   }
   for (int i = 0; i < 4; ++i) {
     global[i] += x[i];

@@ -8,9 +8,9 @@
 
 #include <cstdint>
 
-#include "emulator/block.h"
 #include "emulator/copies.h"
 #include "emulator/synchronization.h"
+#include "emulator/thread_block.h"
 #include "emulator/warp.h"
 #include "emulator/warpgroup.h"
 
@@ -19,11 +19,13 @@ namespace distr::cuda::ptx {
 inline void barrier_init(std::uint32_t barrier, unsigned arrivals) { emulator::barrier_init(barrier, arrivals); }
 inline void barrier_fence() {}
 inline void barrier_arrive(std::uint32_t barrier) { emulator::barrier_arrive(barrier, 0); }
-inline void barrier_arrive_expect(std::uint32_t barrier, unsigned bytes) { emulator::barrier_arrive(barrier, bytes); }
+inline void barrier_arrive_expect_tx(std::uint32_t barrier, unsigned bytes) {
+  emulator::barrier_arrive(barrier, bytes);
+}
 inline void barrier_wait(std::uint32_t barrier, unsigned parity) { emulator::barrier_wait(barrier, parity); }
 
-// What this thread stored to shared memory is seen by wgmma and the copy engine from here on.
-inline void fence_proxy_async() { ++emulator::block().thread().proxy_fences; }
+// What this thread stored to shared memory is seen by wgmma and TMA from here on.
+inline void fence_proxy_async() { ++emulator::thread_block().thread().proxy_fences; }
 inline void fence_proxy_async_global() {}
 
 inline void named_barrier_sync(int id, int threads) { emulator::named_barrier_sync(id, threads); }
@@ -32,16 +34,16 @@ inline void stmatrix_x4(std::uint32_t shared, const std::uint32_t (&r)[4]) { emu
 
 // Looks at memory that another block writes, and lets the others go on.
 inline unsigned load_acquire(const unsigned* global) {
-  emulator::block().poll();
+  emulator::thread_block().poll();
   return *global;
 }
 inline void store_release(unsigned* global, unsigned x) { *global = x; }
 
-inline bool elect() { return emulator::elect(); }
+inline bool elect_one_sync() { return emulator::elect_one_sync(); }
 
 inline void tma_prefetch(const CUtensorMap& map, int column, int row, int head, int batch) {
   const int place[] = {column, row, head, batch};
-  emulator::prefetch_box(map, place, 4);
+  emulator::tma_prefetch(map, place, 4);
 }
 inline void tma_load(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int column, int row, int head,
                      int batch) {
@@ -86,7 +88,7 @@ inline void wgmma_wait() {
 
 // Of the compiler alone.
 template <int kN>
-inline void settle(float (&)[kN]) {}
+inline void warpgroup_fence_operand(float (&)[kN]) {}
 
 enum class Major : std::uint8_t { k, mn };
 

@@ -1,0 +1,25 @@
+// SPDX-License-Identifier: Apache-2.0
+// The tile scheduler of the backward kernels: which tile of which head a thread block computes.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <cstdint>
+
+namespace distr::cuda {
+
+// The tile of a thread block. Heads are taken in sections of as many as the L2 holds; within a section, thread blocks
+// take the first tile of every head, then the second of every head, and so on.
+struct TileCoord {
+  int batch, head, tile;
+
+  __device__ static TileCoord of(unsigned cta, int heads, std::int64_t batches, unsigned tiles, int section) {
+    const unsigned first = cta / (tiles * section) * section;
+    const unsigned count = min(static_cast<unsigned>(heads * batches) - first, static_cast<unsigned>(section));
+    const unsigned index = cta - first * tiles;
+    const int batch_head = static_cast<int>(first + index % count);
+    return {batch_head / heads, batch_head % heads, static_cast<int>(index / count)};
+  }
+};
+
+}  // namespace distr::cuda

@@ -1,0 +1,199 @@
+// SPDX-License-Identifier: Apache-2.0
+// dQ with mma.sync, for sm_80 and later (method, 3).
+//
+//   A thread block owns kRows queries of a head, and each of its 4 warps owns 16 kRowTiles of them. For every tile of
+//   kKeys keys, kKeysPerStep keys at a time, a warp computes
+//     S = Q~ K^T, dP = dO V^T                 [16 kRowTiles, kKeysPerStep]   in registers
+//     P = 2^(scale S - LSE), dS = P (dP - D)                              in the same registers
+//     dQ~ += dS K                             [16 kRowTiles, d]           in registers
+//   and at the end dQ from dQ~ (backward_epilogue.cuh).
+//   Shared memory: Q~ and dO of the thread block; two stages of (K, V); LSE and D. The epilogue of grouped attention
+//   puts dQ~ in the place of all of them.
+//   Pipeline: while the warps compute one tile, cp.async copies the next one to the other stage; one barrier for each
+//   tile.
+#pragma once
+
+#include "cuda/sm80/backward_epilogue.cuh"
+#include "cuda/sm80/backward_tile.cuh"
+
+namespace distr::cuda::sm80 {
+
+// result += A B^T for this warp's rows of A and kKeysPerStep rows of B. `left` and `right` are the shared addresses of
+// the lane's parts of their first fragments.
+template <class C>
+__device__ __forceinline__ void multiply_columns(float (&result)[C::kRowTiles][C::kKeysPerStep / 8][4],
+                                                 std::uint32_t left, std::uint32_t right) {
+#pragma unroll
+  for (int step = 0; step < C::kDim / 16; ++step) {
+    std::uint32_t a[C::kRowTiles][4];
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+      ptx::ldmatrix_x4(a[m], Tile<C::kDim>::move(left, m * 16, step * 2));
+    }
+#pragma unroll
+    for (int n = 0; n < C::kKeysPerStep / 16; ++n) {
+      std::uint32_t b[4];
+      ptx::ldmatrix_x4(b, Tile<C::kDim>::move(right, n * 16, step * 2));
+      multiply<typename C::Element>(result, a, b, n);
+    }
+  }
+}
+
+// Turns dp into dS, for this warp's part of the queries from `first_row` on and the kKeysPerStep keys from `key` on.
+// `edge` says that some query does not see some key.
+template <class C>
+__device__ __forceinline__ void differentiate_queries(float (&s)[C::kRowTiles][C::kKeysPerStep / 8][4],
+                                                      float (&dp)[C::kRowTiles][C::kKeysPerStep / 8][4],
+                                                      const BackwardParameters& p, const float2* stats,
+                                                      const TileCoord& coord, int first_row, int key, bool edge) {
+  const DeviceProblem& problem = p.problem;
+  const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
+  const int lane = thread % 32;
+  const int own_row = thread / 32 * 16 * C::kRowTiles + lane / 4;
+  const int of_row = first_row + own_row;  // row and key of element 0
+  const int of_key = key + lane % 4 * 2;
+  // Calls visit(s, dp, rows, keys) for each element; `rows` and `keys` are its distances from element 0.
+  const auto each = [&](const auto& visit) {
+#pragma unroll
+    for (int n = 0; n < C::kKeysPerStep / 8; ++n) {
+#pragma unroll
+      for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          visit(s[m][n][i], dp[m][n][i], m * 16 + i / 2 * 8, n * 8 + i % 2);
+        }
+      }
+    }
+  };
+  if (edge) {
+    const int left = static_cast<int>(problem.seq_k) - of_key;
+    const int seen = problem.causal ? of_row + static_cast<int>(problem.causal_offset) + 1 - of_key : left;
+    each([&](float& score, float& gradient, int rows, int keys) {
+      hide(score, gradient, keys >= left || (problem.causal && keys - rows >= seen));
+    });
+  }
+  float scale = problem.scale_log2;
+  if (C::kMasks && problem.mask.kind != MaskKind::none) {
+    each([&](float& score, float&, int rows, int keys) {
+      score = under_mask(problem, score, coord.batch, coord.head, of_row + rows, of_key + keys);
+    });
+    scale = 1;
+  }
+#pragma unroll
+  for (int m = 0; m < C::kRowTiles; ++m) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      const float2 own = stats[own_row + m * 16 + half * 8];
+#pragma unroll
+      for (int n = 0; n < C::kKeysPerStep / 8; ++n) {
+#pragma unroll
+        for (int i = half * 2; i < half * 2 + 2; ++i) {
+          differentiate<C>(s[m][n][i], dp[m][n][i], scale, own.x, own.y);
+        }
+      }
+    }
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
+    backward_dq(const __grid_constant__ BackwardParameters p) {
+  using T = typename C::Element;
+  extern __shared__ __align__(1024) std::uint8_t shared[];
+  const DeviceProblem& problem = p.problem;
+  const auto coord_of = [&](unsigned cta) {
+    const auto tiles = static_cast<unsigned>((problem.seq_q + C::kRows - 1) / C::kRows);
+    TileCoord coord = TileCoord::of(cta, static_cast<int>(problem.heads_q), problem.batch, tiles, p.section);
+    coord.tile = static_cast<int>(tiles) - 1 - coord.tile;  // the last queries come first: they see most keys
+    return coord;
+  };
+  const auto warp_row_of = [](unsigned thread) { return static_cast<int>(thread / 32) * 16 * C::kRowTiles; };
+  const TileCoord coord = coord_of(blockIdx.x);
+  const int head_kv = coord.head / static_cast<int>(problem.heads_q / problem.heads_kv);
+  const int first_row = coord.tile * C::kRows;
+  const int warp_row = warp_row_of(threadIdx.x);
+
+  // Any of the queries sees at most the first `keys` keys, and every query sees the first `all`.
+  const auto seen_by = [&](std::int64_t row) {
+    return problem.causal ? static_cast<int>(min(max(row + problem.causal_offset + 1, std::int64_t{0}), problem.seq_k))
+                          : static_cast<int>(problem.seq_k);
+  };
+  const int keys = seen_by(min(std::int64_t{first_row} + C::kRows, problem.seq_q) - 1);
+  const int all = seen_by(first_row);
+  const int tiles = (keys + C::kKeys - 1) / C::kKeys;
+
+  const std::uint32_t base = ptx::shared_address(shared);
+  const std::uint32_t stages = base + 2 * C::kOwnBytes;
+  const T* k = static_cast<const T*>(p.k) + coord.batch * problem.k.batch + head_kv * problem.k.head;
+  const T* v = static_cast<const T*>(p.v) + coord.batch * problem.v.batch + head_kv * problem.v.head;
+  const auto copy_next = [&](int t) {
+    const std::uint32_t to = stages + static_cast<std::uint32_t>(t % kBackwardStages) * 2 * C::kTileBytes;
+    const int left = rows_left(t * C::kKeys, problem.seq_k);
+    copy_tile<C::kKeys, C::kDim, C::kThreads>(Tile<C::kDim>{to}, k, problem.k.row, left, problem.head_dim);
+    copy_tile<C::kKeys, C::kDim, C::kThreads>(Tile<C::kDim>{to + C::kTileBytes}, v, problem.v.row, left,
+                                              problem.head_dim_v);
+    k += C::kKeys * problem.k.row;
+    v += C::kKeys * problem.v.row;
+  };
+  const auto copy_own = [&](const void* tensor, const Strides& strides, int columns, std::uint32_t to) {
+    const T* from = static_cast<const T*>(tensor) + coord.batch * strides.batch + coord.head * strides.head;
+    copy_tile<C::kRows, C::kDim, C::kThreads>(Tile<C::kDim>{to}, from + first_row * strides.row, strides.row,
+                                              rows_left(first_row, problem.seq_q), columns);
+  };
+  copy_own(p.q, problem.q, problem.head_dim, base);
+  copy_own(p.d_o, problem.o, problem.head_dim_v, base + C::kOwnBytes);
+  constexpr int kStatsAt = 2 * C::kOwnBytes + C::kStageBytes;
+  if (const int thread = static_cast<int>(threadIdx.x); thread < C::kRows / 2) {
+    const std::int64_t head = std::int64_t{coord.batch} * problem.heads_q + coord.head;
+    ptx::cp_async_16(base + kStatsAt + thread * 16, p.stats + head * p.stats_rows + first_row + thread * 2, true);
+  }
+  if (tiles > 0) {
+    copy_next(0);
+  }
+  ptx::cp_async_commit();
+
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::uint32_t own = Tile<C::kDim>{base}.at(warp_row + lane % 16, lane / 16);
+
+  float d_q[C::kRowTiles][C::kDim / 8][4] = {};
+  for (int t = 0; t < tiles; ++t) {
+    ptx::cp_async_wait<0>();
+    __syncthreads();  // tile t has arrived, and no warp reads the other stage any more
+    if (t + 1 < tiles) {
+      copy_next(t + 1);
+    }
+    ptx::cp_async_commit();
+
+    const bool edge = (t + 1) * C::kKeys > all;
+    const std::uint32_t stage = stages + static_cast<std::uint32_t>(t % kBackwardStages) * 2 * C::kTileBytes;
+    const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
+    const std::uint32_t as_columns = Tile<C::kDim>{stage}.at(thread / 16 * 8 + thread % 8, thread / 8 % 2);
+    const std::uint32_t as_rows = Tile<C::kDim>{stage}.at(thread % 16, thread / 16);
+#pragma unroll 1
+    for (int key = 0; key < C::kKeys; key += C::kKeysPerStep) {
+      float s[C::kRowTiles][C::kKeysPerStep / 8][4] = {};
+      float dp[C::kRowTiles][C::kKeysPerStep / 8][4] = {};
+      const std::uint32_t columns = Tile<C::kDim>::move(as_columns, key, 0);
+      multiply_columns<C>(s, own, columns);
+      multiply_columns<C>(dp, own + C::kOwnBytes, columns + C::kTileBytes);
+      differentiate_queries<C>(s, dp, p, reinterpret_cast<const float2*>(shared + kStatsAt), coord, first_row,
+                               t * C::kKeys + key, edge);
+#pragma unroll
+      for (int n = 0; n < C::kKeysPerStep / 16; ++n) {
+        std::uint32_t a[C::kRowTiles][4];
+#pragma unroll
+        for (int m = 0; m < C::kRowTiles; ++m) {
+          as_operand<T>(a[m], dp[m][2 * n], dp[m][2 * n + 1]);
+        }
+        accumulate_rows<T, C::kDim>(d_q, a, Tile<C::kDim>::move(as_rows, key + n * 16, 0));
+      }
+    }
+  }
+
+  ptx::cp_async_wait<0>();
+  const TileCoord end = coord_of(ptx::opaque(blockIdx.x));
+  const int end_row = warp_row_of(ptx::opaque(threadIdx.x));
+  store_dq<C>(p, end, end_row, shared, d_q);
+}
+
+}  // namespace distr::cuda::sm80

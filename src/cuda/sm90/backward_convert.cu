@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// result[row, c] = the sum, over the heads h that share it, of share(h, c) * sums_h[row, group of c in the order of h]:
+//   dQ of dq_hat: one head; the group's mean gives each of its columns an equal part, a sampled column gets all
+//   dQ of dQ~: the same, and the sums of a group are those of its columns, in the order of the row's block
+//   dK of dk_hat: the query heads of a KV head; every column of a group gets all of it
+//   dV: the same, of heads whose columns are their own groups
+//
+// A warp takes 16 rows of a head of the result: the sums of each head that shares it pass through shared memory, where
+// a lane takes those of its columns' groups. Bound by memory: 4 bytes read for an element of the sums, 2 written.
+#include "cuda/sm90/backward_convert.h"
+
+#include "cuda/dependent_launch.cuh"
+#include "cuda/tile.cuh"
+
+namespace distr::cuda::sm90 {
+namespace {
+
+constexpr int kWarps = 4;
+constexpr int kThreads = 32 * kWarps;
+constexpr int kRows = kConvertedRows / kWarps;
+static_assert(kRows == 16);  // a fragment's
+constexpr int kMaxColumns = 128;
+constexpr int kPitch = kMaxColumns + 8;  // floats of a row in shared memory
+
+// What each column takes: `weight` of the sums at source[first .. first + count - 1].
+struct Columns {
+  int first[kMaxColumns];
+  int count[kMaxColumns];
+  float weight[kMaxColumns];
+  int source[kMaxColumns];
+};
+
+__device__ void find_groups(const Conversion& r, std::int64_t head, std::int64_t block, Columns& of) {
+  const bool is_exact = r.order == nullptr || (r.first_block_is_exact && block == 0);
+  for (int place = static_cast<int>(threadIdx.x); place < kMaxColumns; place += kThreads) {
+    of.source[place] = place;
+    if (place >= r.columns || is_exact) {
+      of.first[place] = place;
+      of.count[place] = place < r.columns ? 1 : 0;
+      of.weight[place] = r.scale;
+      continue;
+    }
+    const int group = place / r.members;
+    const int size = min(r.members, r.columns - group * r.members);
+    const bool takes = group < r.groups && (r.share != Share::first || place == group * r.members);
+    const int column = r.order[(head * r.blocks + block) * r.columns + place];
+    if (r.spread) {
+      of.source[place] = column;
+    }
+    of.first[column] = r.spread ? group * r.members : group;
+    of.count[column] = !takes ? 0 : r.spread ? size : 1;
+    of.weight[column] = r.share == Share::mean ? r.scale / static_cast<float>(size) : r.scale;
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) round_kernel(const __grid_constant__ Conversion r) {
+  __shared__ float s_sums[kWarps][kRows][kPitch];
+  __shared__ Columns s_columns;
+  launch_dependent_grids();
+  wait_on_dependent_grids();
+  const int warp = static_cast<int>(threadIdx.x) / 32;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const std::int64_t tiles = (r.rows + kWarps * kRows - 1) / (kWarps * kRows);
+  const std::int64_t to_heads = r.heads / r.heads_per_result;
+  const std::int64_t to_head = blockIdx.x / tiles;  // of all batches
+  const std::int64_t row = blockIdx.x % tiles * (kWarps * kRows) + warp * kRows;
+  float(&sums)[kRows][kPitch] = s_sums[warp];
+
+  float total[kRows][4] = {};  // of this lane's columns: 2 lane, its neighbour, and those 64 behind
+  const auto column = [&](int i) { return i / 2 * 64 + lane * 2 + i % 2; };
+  for (std::int64_t h = 0; h < r.heads_per_result; ++h) {
+    const std::int64_t head = to_head / to_heads * r.heads + to_head % to_heads * r.heads_per_result + h;
+    __syncthreads();  // nobody reads the columns of the head before any more
+    find_groups(r, head, (row - warp * kRows) / r.block, s_columns);
+    const float* const from = r.sums + (head * r.padded_rows + row) * r.padded_columns;
+#pragma unroll 4  // loads on their way at the same time
+    for (int n = 0; n < r.padded_columns / 8; ++n) {
+      float4 x = make_float4(0, 0, 0, 0);
+      if (row >= r.first_row && row < r.rows) {
+        x = *reinterpret_cast<const float4*>(from + n * kFragment + lane * 4);
+      }
+      *reinterpret_cast<float2*>(&sums[lane / 4][n * 8 + lane % 4 * 2]) = make_float2(x.x, x.y);
+      *reinterpret_cast<float2*>(&sums[lane / 4 + 8][n * 8 + lane % 4 * 2]) = make_float2(x.z, x.w);
+    }
+    __syncthreads();
+#pragma unroll
+    for (int i = 0; i < 4; ++i) {
+      const int* const sources = s_columns.source + s_columns.first[column(i)];
+      const float weight = s_columns.weight[column(i)];
+      for (int n = 0; n < s_columns.count[column(i)]; ++n) {
+        const int source = sources[n];
+#pragma unroll
+        for (int k = 0; k < kRows; ++k) {
+          total[k][i] += weight * sums[k][source];
+        }
+      }
+    }
+  }
+
+  T* const base = static_cast<T*>(r.to) + to_head / to_heads * r.strides.batch + to_head % to_heads * r.strides.head;
+  const bool pairs = reinterpret_cast<std::uintptr_t>(base) % 4 == 0 && r.strides.row % 2 == 0;
+#pragma unroll
+  for (int k = 0; k < kRows; ++k) {
+    if (row + k >= r.rows) {
+      break;
+    }
+    T* const line = base + (row + k) * r.strides.row;
+#pragma unroll
+    for (int i = 0; i < 4; i += 2) {
+      store_pair(line, column(i), r.columns, pairs, total[k][i], total[k][i + 1]);
+    }
+  }
+}
+
+}  // namespace
+
+void convert_sums(const Conversion& conversion, void* stream) {
+  constexpr std::int64_t kTile = kWarps * kRows;
+  const std::int64_t blocks =
+      conversion.batch * (conversion.heads / conversion.heads_per_result) * ((conversion.rows + kTile - 1) / kTile);
+  launch_dependent(conversion.dtype == DType::f16 ? round_kernel<__half> : round_kernel<__nv_bfloat16>,
+                   dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, conversion);
+}
+
+}  // namespace distr::cuda::sm90

@@ -1,0 +1,60 @@
+// SPDX-License-Identifier: Apache-2.0
+// dQ, dK and dV from sums in fp32, in memory: the heads that share one, the groups' columns, the scale, the rounding.
+#pragma once
+
+#include <cuda_runtime.h>
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/problem.h"
+
+namespace distr::cuda::sm90 {
+
+// Sums lie in fragments, as the tensor cores leave them: [rows / 16][columns / 8][kFragment], of which a lane has four
+// in a row: (row, column) = (lane / 4, 2 (lane % 4)), its right neighbour, and the same 8 rows below.
+inline constexpr int kFragment = 128;
+
+// The rows of dQ's sums in memory of a head, and those of dK's and dV's: whole tiles.
+inline constexpr int kQueryTileRows = 64;
+inline constexpr int kKeyTileRows = 128;
+
+// The first tile of kQueryTileRows queries with one that sees a key from `key` on.
+__host__ __device__ inline int first_query_tile(const DeviceProblem& problem, int key) {
+  const std::int64_t row = problem.causal ? key - problem.causal_offset : 0;
+  return static_cast<int>(row < 0 ? 0 : row > problem.seq_q ? problem.seq_q : row) / kQueryTileRows;
+}
+
+// What a column of the result takes of the sum of its group.
+enum class Share : std::uint8_t {
+  all,    // dK of every column: k_hat is their sum. Also where every column is its own group
+  mean,   // dQ, where q_hat is the mean
+  first,  // dQ, where q_hat is the group's first column
+};
+
+inline constexpr int kConvertedRows = 64;  // of a thread block, which have one order
+
+struct Conversion {
+  DType dtype;
+  const float* sums;          // [B, heads, padded rows / 16, padded columns / 8][kFragment]
+  std::int64_t padded_rows;   // a multiple of 16
+  int padded_columns;         // a multiple of 16, up to 128
+  std::int64_t first_row;     // there are no sums of those before it: zeros
+  const std::int32_t* order;  // [B, heads, blocks, columns], or null: every column is its own group
+  std::int64_t blocks;        // of rows of the result, with orders of their own
+  std::int64_t block;         // rows of one: a multiple of kConvertedRows, or at least `rows`
+  bool first_block_is_exact;  // its columns are their own groups
+  bool spread;                // the sums are of single columns, dQ~, and a group's are added; else they are of groups
+  int groups, members;
+  Share share;
+  float scale;
+  std::int64_t batch, heads;      // of the sums
+  std::int64_t heads_per_result;  // so many make one head of the result, added in order
+  std::int64_t rows;
+  int columns;  // of the result
+  void* to;
+  Strides strides;  // any
+};
+void convert_sums(const Conversion& conversion, void* stream);
+
+}  // namespace distr::cuda::sm90

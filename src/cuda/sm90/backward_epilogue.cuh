@@ -1,0 +1,133 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the backward does with the accumulators of wgmma, which hold a row lane / 4 (+ 8) of a warp's 16 and the columns
+// 8 n + 2 (lane % 4) (+ 1): P and dS of S^T and dP^T, and where sums go.
+#pragma once
+
+#include <climits>
+#include <cmath>
+
+#include "cuda/sm90/backward_config.h"
+#include "cuda/sm90/backward_convert.h"
+#include "cuda/sm90/ptx.cuh"
+#include "cuda/tile.cuh"
+
+namespace distr::cuda::sm90 {
+
+// x = value where a query, a column from `row` on, does not see a key, a row from `key` on.
+template <class C>
+__device__ __forceinline__ void hide(float (&x)[32], const DeviceProblem& problem, int key, int row, float value) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const int of_row = key + half * 8 + lane / 4;
+    // The first column that sees it.
+    const int first = of_row >= static_cast<int>(problem.seq_k) ? INT_MAX
+                      : problem.causal                          ? of_row - row - static_cast<int>(problem.causal_offset)
+                                                                : INT_MIN;
+#pragma unroll
+    for (int n = 0; n < C::kRows / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& element = x[n * 4 + half * 2 + i];
+        element = n * 8 + lane % 4 * 2 + i < first ? value : element;
+      }
+    }
+  }
+}
+
+// LSE or D of this lane's 16 queries of a tile.
+struct OfQueries {
+  uint4 of[4];
+
+  // `stats` in shared memory: of the tile.
+  __device__ __forceinline__ explicit OfQueries(std::uint32_t stats) {
+#pragma unroll
+    for (unsigned i = 0; i < 4; ++i) {
+      of[i] = ptx::load_shared_16(stats + i * 64 + threadIdx.x % 4 * 16);
+    }
+  }
+  // Of the column that element i of an accumulator is in.
+  [[nodiscard]] __device__ __forceinline__ float operator[](int i) const {
+    const uint4& four = of[i / 8];
+    const std::uint32_t pairs[2][2] = {{four.x, four.y}, {four.z, four.w}};
+    return __uint_as_float(pairs[i / 4 % 2][i % 2]);
+  }
+};
+
+// P^T = 2^(scale S^T - LSE).
+__device__ __forceinline__ void exponentials(float (&s)[32], const OfQueries& shift, float scale) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    s[i] = ptx::exp2(fmaf(s[i], scale, shift[i]));
+  }
+}
+
+// dP^T becomes dS^T = P^T (dP^T - D).
+__device__ __forceinline__ void differentiate(const float (&p)[32], float (&dp)[32], const OfQueries& d) {
+#pragma unroll
+  for (int i = 0; i < 32; ++i) {
+    dp[i] = p[i] * (dp[i] - d[i]);
+  }
+}
+
+// A consumer's columns of dQ to shared memory, in fragments: 512 contiguous bytes at a time.
+template <class C>
+__device__ __forceinline__ void store_dq_tile(const float (&d_q)[C::kColumns / 4], std::uint32_t sums, int consumer) {
+  constexpr int kOwn = C::kColumns / 16;  // fragments beside each other
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / 32;
+  const std::uint32_t to =
+      sums + static_cast<std::uint32_t>((warp * C::kConsumers + consumer) * kOwn * kFragment * 4 + lane * 16);
+#pragma unroll
+  for (int n = 0; n < kOwn; ++n) {
+    ptx::store_shared_16(to + static_cast<std::uint32_t>(n * kFragment * 4),
+                         {__float_as_uint(d_q[4 * n]), __float_as_uint(d_q[4 * n + 1]), __float_as_uint(d_q[4 * n + 2]),
+                          __float_as_uint(d_q[4 * n + 3])});
+  }
+}
+
+// Waits until so many blocks have had their turn. Traps after many polls: a mistake must not hang the device.
+__device__ inline void wait_for_semaphore(const unsigned* dq_semaphore, unsigned number) {
+  constexpr unsigned kMaxPolls = 1U << 26;
+#pragma unroll 1
+  for (unsigned poll = 0; poll < kMaxPolls; ++poll) {
+    if (ptx::load_acquire(dq_semaphore) == number) {
+      return;
+    }
+  }
+  __trap();
+}
+
+struct KeyHead {
+  int batch, query, key;
+};
+
+// dK or dV of this warp's 16 keys from `row` on: what is wanted, or the parts of a query head. kSums: of a thread, half
+// of the columns.
+template <class T, int kSums>
+__device__ inline void store_keys(const BackwardParameters& p, const KeyHead& head, int row, const float (&sum)[kSums],
+                                  float* parts, void* to, const Strides& strides, int columns, float factor) {
+  const DeviceProblem& problem = p.problem;
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (parts != nullptr) {
+    const std::int64_t rows = (problem.seq_k + kKeyTileRows - 1) / kKeyTileRows * kKeyTileRows;
+    float* const fragments = parts + ((head.batch * problem.heads_q + head.query) * rows + row) * (2 * kSums);
+#pragma unroll
+    for (int n = 0; n < kSums / 4; ++n) {
+      *reinterpret_cast<float4*>(fragments + n * kFragment + lane * 4) =
+          make_float4(sum[4 * n], sum[4 * n + 1], sum[4 * n + 2], sum[4 * n + 3]);
+    }
+    return;
+  }
+  T* const base = static_cast<T*>(to) + head.batch * strides.batch + head.key * strides.head;
+  const int width = vector_width(base, strides.row);
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t of_row = row + half * 8 + lane / 4;
+    store_row<2 * kSums>(base + of_row * strides.row, of_row < problem.seq_k, columns, width, [&](int n) {
+      return make_float2(factor * sum[n * 4 + half * 2], factor * sum[n * 4 + half * 2 + 1]);
+    });
+  }
+}
+
+}  // namespace distr::cuda::sm90

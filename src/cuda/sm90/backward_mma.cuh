@@ -1,0 +1,82 @@
+// SPDX-License-Identifier: Apache-2.0
+// The five products of the backward, by a warpgroup that owns 64 keys.
+#pragma once
+
+#include "cuda/sm90/backward_config.h"
+#include "cuda/sm90/mma.cuh"
+
+namespace distr::cuda::sm90 {
+
+// Starts S^T = K Q^T or dP^T = V dO^T for 64 keys and a tile of 64 queries.
+template <class T, class P, class Left>
+__device__ __forceinline__ void issue_transposed_scores(float (&s)[32], const Left& keys, std::uint32_t tile,
+                                                        unsigned nothing) {
+  const SharedOperand<P> queries(tile);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < P::kColumns / 16; ++step) {
+    keys.template multiply<T>(s, step, queries.k_major(0, step), nothing);
+  }
+  ptx::wgmma_commit();
+}
+
+// P^T or dS^T of 64 keys and 64 queries in 16 bits, the left operand of the products below.
+using ProbabilityFragment = std::uint32_t[4][4];
+
+template <class T>
+__device__ __forceinline__ void pack_probabilities(const float (&s)[32], ProbabilityFragment& weights) {
+#pragma unroll
+  for (int i = 0; i < 16; ++i) {
+    weights[i / 4][i % 4] = ptx::pack(s[2 * i], s[2 * i + 1], T{});
+  }
+}
+
+// Starts dV += P^T dO or dK += dS^T Q.
+template <class T, class P>
+__device__ __forceinline__ void issue_key_sums(float (&sum)[P::kColumns / 2], const ProbabilityFragment& weights,
+                                               std::uint32_t tile) {
+  const SharedOperand<P> queries(tile);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < P::kRows / 16; ++step) {
+    ptx::wgmma<ptx::Major::mn>(sum, weights[step], queries.mn_major(step * 16, 0), true, T{});
+  }
+  ptx::wgmma_commit();
+}
+
+// Starts a consumer's columns of dQ = dS K, all keys.
+template <class C>
+__device__ __forceinline__ void issue_query_sums(float (&sum)[C::kColumns / 4], std::uint32_t gradients,
+                                                 std::uint32_t keys, int consumer) {
+  const SharedOperand<typename C::GradientTile> left(gradients);
+  const SharedOperand<typename C::KeyTile> right(keys + static_cast<std::uint32_t>(consumer) * C::KeyTile::kPanelBytes);
+  ptx::wgmma_fence();
+#pragma unroll
+  for (int step = 0; step < C::kKeys / 16; ++step) {
+    ptx::wgmma<ptx::Major::mn, ptx::Major::mn>(sum, left.mn_major(step * 16, 0), right.mn_major(step * 16, 0), step > 0,
+                                               typename C::Element{});
+  }
+  ptx::wgmma_commit();
+}
+
+// dS^T of a consumer's keys to shared memory, where both consumers read it as left operand of dS K.
+template <class C>
+__device__ __forceinline__ void store_ds(const ProbabilityFragment& gradients, std::uint32_t tile, int consumer) {
+  using P = typename C::GradientTile;
+  const unsigned lane = threadIdx.x % 32;
+  const unsigned row = static_cast<unsigned>(consumer) * 64 + threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
+  const std::uint32_t start = tile + row * P::kRowBytes + (lane / 16 ^ row % 8) * 16;
+#pragma unroll
+  for (unsigned step = 0; step < 4; ++step) {
+    ptx::stmatrix_x4(start ^ step * 32, gradients[step]);
+  }
+}
+
+// The same of a tile without queries.
+template <class C>
+__device__ __forceinline__ void clear_ds(std::uint32_t tile, int consumer) {
+  constexpr ProbabilityFragment kNone{};
+  store_ds<C>(kNone, tile, consumer);
+}
+
+}  // namespace distr::cuda::sm90

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// What no kernel for sm_90a takes.
+#pragma once
+
+#include <algorithm>
+#include <limits>
+#include <string>
+
+#include "cuda/launch.h"
+#include "cuda/prepare/operand.h"
+#include "kernel.h"
+
+namespace distr::cuda::sm90 {
+
+// Why the problem is not taken; empty: it is.
+[[nodiscard]] inline std::string unsupported_reason(const Problem& problem) {
+  if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
+    return "takes f16 and bf16";
+  }
+  if (std::max(problem.head_dim, problem.head_dim_v) > 128) {
+    return "takes head_dim and head_dim_v up to 128";
+  }
+  if (problem.mask.kind != MaskKind::none) {
+    return "takes no mask tensor";
+  }
+  if (!(problem.softmax_scale() > 0)) {
+    return "takes scales above 0";
+  }
+  if (problem.seq_k == 0) {
+    return "takes at least one key";
+  }
+  if (std::max(problem.seq_q, problem.seq_k) > std::numeric_limits<std::int32_t>::max() / 512) {
+    return "takes sequences up to 4194303";
+  }
+  return unsupported_grid_reason(problem);
+}
+
+// Why the current device does not serve; empty: it does, or no kernel of this build can run, which is said elsewhere.
+[[nodiscard]] inline std::string unsupported_device_reason() {
+  return unusable_reason().empty() && device_properties().major != 9 ? "needs compute capability 9.0" : "";
+}
+
+}  // namespace distr::cuda::sm90

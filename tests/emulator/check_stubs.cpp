@@ -1,0 +1,49 @@
+// SPDX-License-Identifier: Apache-2.0
+// Stubs for what the emulated check leaves out: the CPU kernels, which take long to compile; most of the cases that
+// take long to run; and streams, whose work is done at once here.
+#include "gpu/device_api.h"
+#include "gpu/large_cases.h"
+#include "kernel.h"
+
+namespace distr {
+
+Backend cpu_backend() { return {}; }
+Advice cpu_advice(const Problem& /*problem*/, const Grouping& /*grouping*/) { return {}; }
+
+namespace test {
+
+std::vector<Case> large_cases() {
+  std::vector<Case> result;
+  // So many that energy's keys are picked at d = 64 too (sm90/heuristics.h); as they are for larger d.
+  for (const std::int64_t dim : {56, 72}) {
+    Case picked;
+    picked.name = "many keys, picked, d " + std::to_string(dim);
+    picked.problem.seq_q = 130;
+    picked.problem.seq_k = 4100;
+    picked.problem.head_dim = picked.problem.head_dim_v = dim;
+    picked.problem.causal = Causal::bottom_right;
+    picked.problem = contiguous(picked.problem);
+    picked.grouping.strategy = Strategy::energy;
+    picked.grouping.group_size = 4;
+    picked.grouping.block = 128;
+    result.push_back(picked);
+  }
+  // On three SMs blocks of three consumers and of two, of more than 32 columns (sm90/heuristics.h).
+  Case sizes;
+  sizes.name = "many keys, lsh, blocks of two sizes";
+  sizes.problem.heads_q = sizes.problem.heads_kv = 3;
+  sizes.problem.seq_q = 700;
+  sizes.problem.seq_k = 2820;
+  sizes.problem.head_dim = sizes.problem.head_dim_v = 40;
+  sizes.problem = contiguous(sizes.problem);
+  sizes.grouping.strategy = Strategy::lsh;
+  sizes.grouping.group_size = 5;
+  sizes.grouping.block = 192;
+  result.push_back(sizes);
+  return result;
+}
+std::string check_streams(DType) { return ""; }
+std::string check_memory() { return ""; }
+
+}  // namespace test
+}  // namespace distr
