@@ -88,6 +88,7 @@ def explain(
     block_size=Settings.block_size,
     estimator=Settings.estimator,
     order_from="own",
+    order=Settings.order,
 ):
     """What scaled_dot_product_attention() would do with these tensors, without doing it: their data are not read.
 
@@ -95,7 +96,7 @@ def explain(
     "choice", a sentence that says so and why; "kernel", the name of the kernel that would run ("" for none); "kernels",
     for each kernel of the device why it would not serve ("" if it would). Raises as scaled_dot_product_attention().
     """
-    settings = Settings(strategy, group_size, block_size, estimator, order_from)
+    settings = Settings(strategy, group_size, block_size, estimator, order_from, order=order)
     *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, True)
     return core.explain(*tensors, causal, scale, settings, operation)
 

@@ -91,7 +91,7 @@ class Report:
 
     def json(self) -> str:
         """The report as JSON: {"meta", "settings", "layers", "outputs", "outputs_left_out"}, the fields of the
-        classes of this module as keys; numbers that are not finite are null."""
+        classes of this module as keys; numbers that are not finite are null, and an order is its shape."""
         return json.dumps(_finite(dataclasses.asdict(self)), indent=1, allow_nan=False) + "\n"
 
     def to_json(self, path: str | Path) -> None:
@@ -176,4 +176,6 @@ def _finite(value):
         return {key: _finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [_finite(item) for item in value]
+    if hasattr(value, "shape"):  # an order
+        return list(value.shape)
     return None if isinstance(value, float) and not math.isfinite(value) else value
