@@ -80,10 +80,10 @@ inline constexpr std::array kAdviceCrossoversOfHopper{common::Crossover{64, 1638
 // How many tiles of 64 rows, which divide a block of Q (0: all divide it), a thread block estimates (estimate.h):
 // several, where that leaves enough thread blocks for every SM.
 [[nodiscard]] inline std::int64_t estimated_tiles(std::int64_t tiles, std::int64_t tiles_of_block,
-                                                  std::int64_t processors) {
+                                                  std::int64_t num_sms) {
   constexpr std::int64_t kMaxTiles = 4;
   constexpr std::int64_t kCtasPerSm = 8;
-  std::int64_t result = std::clamp(tiles / (kCtasPerSm * processors), std::int64_t{1}, kMaxTiles);
+  std::int64_t result = std::clamp(tiles / (kCtasPerSm * num_sms), std::int64_t{1}, kMaxTiles);
   while (result > 1 && tiles_of_block % result != 0) {
     --result;
   }

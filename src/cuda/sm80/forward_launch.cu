@@ -97,7 +97,7 @@ struct Launch {
 
   [[nodiscard]] std::int64_t split_rows() const noexcept { return split.ctas() * variant->rows; }
   [[nodiscard]] std::int64_t blocks() const noexcept {
-    return std::int64_t{tiles.count()} - (split.end - split.begin) + split.ctas();
+    return std::int64_t{scheduler.count()} - (split.end - split.begin) + split.ctas();
   }
 };
 
@@ -109,20 +109,20 @@ struct Launch {
   SplitSizes split{};
   const std::int64_t tiles_of_head = TileScheduler::of_head(row_begin, row_end, variant.rows);
   split.tiles = p.batch * p.heads_q * tiles_of_head;
-  split.processors = device.num_sms;
+  split.num_sms = device.num_sms;
   split.resident = std::clamp(fitting, std::int64_t{1}, std::int64_t{variant.ctas_per_sm});
   split.causal = p.causal != Causal::none;
   const std::int64_t keys =
       split.causal ? std::clamp(row_end + common::causal_offset(p), std::int64_t{0}, p.seq_k) : p.seq_k;
   split.key_tiles = common::ceil_div(keys, variant.keys);
-  const int interleaved = interleaved_heads(p, tiles_of_head, split.processors * split.resident);
+  const int interleaved = interleaved_heads(p, tiles_of_head, split.num_sms * split.resident);
   if (split.causal) {  // they are looked at where all tiles run at once, and then all heads are together
     const std::int64_t long_rows = row_end + common::causal_offset(p) - keys * 3 / 5;
     split.long_tiles = p.batch * p.heads_q *
                        common::ceil_div(std::clamp(long_rows, std::int64_t{0}, row_end - row_begin), variant.rows);
   }
   // Blocks that all run at once should be spread evenly over the SMs: not those that are free first.
-  const bool dependent = split.causal || split.tiles > split.processors * split.resident;
+  const bool dependent = split.causal || split.tiles > split.num_sms * split.resident;
   return {&variant, TileScheduler(sizes, interleaved, row_begin, row_end, variant.rows), row_end, plan_split(split),
           dependent};
 }
@@ -142,7 +142,7 @@ class ForwardPlan {
  private:
   [[nodiscard]] Operand queries(const ForwardTensors& tensors, void* workspace, void* stream) const;
   void launch_it(const Launch& launch, ForwardParameters& p, void* stream) const {
-    p.scheduler = launch.tiles;
+    p.scheduler = launch.scheduler;
     p.row_end = launch.row_end;
     p.split.begin = launch.split.begin;
     p.split.end = launch.split.end;

@@ -89,7 +89,7 @@ class ForwardPlan {
   std::optional<Estimates> estimates_;
   Extent q_hat_extent_{}, k_hat_extent_{};
   Part<std::uint16_t> q_hat_;            // or Q~
-  Part<std::uint16_t> k_hat_;            // Product::made
+  Part<std::uint16_t> k_hat_;            // Product::precomputed
   Part<std::uint16_t> keys_transposed_;  // Product::gathered
 };
 
@@ -150,8 +150,8 @@ std::vector<Launch> ForwardPlan::launches_of(Variants variants, const Problem& p
   if (two == nullptr) {  // the library's own serve every size that forward_supports()
     throw Error(Status::unsupported, "no compiled shape takes these sizes");
   }
-  const std::int64_t processors = device_properties().num_sms;
-  const Waves waves{p.batch * p.heads_q, end - begin, p.seq_k, processors, p.causal != Causal::none};
+  const std::int64_t num_sms = device_properties().num_sms;
+  const Waves waves{p.batch * p.heads_q, end - begin, p.seq_k, num_sms, p.causal != Causal::none};
   const bool shares =
       sharing != nullptr && sharing->columns == two->columns && tile_rows != kRowsOfThree && waves.is_quicker_sharing();
   const std::int64_t rows_of_three = shares || three == nullptr || tile_rows == kRowsOfTwo ? 0
@@ -159,7 +159,7 @@ std::vector<Launch> ForwardPlan::launches_of(Variants variants, const Problem& p
                                                                                            : waves.rows_for_three();
   std::vector<Launch> result;
   const auto add = [&](const Variant& variant, std::int64_t from, std::int64_t to) {
-    const std::int64_t blocks = processors * variant.ctas_per_sm;  // that run at the same time
+    const std::int64_t blocks = num_sms * variant.ctas_per_sm;  // that run at the same time
     const int interleaved = interleaved_heads(p, TileScheduler::of_head(from, to, variant.rows), blocks);
     const KernelRequest with_lse{ScaleIn::softmax, request.columns, request.load};
     result.push_back({&variant, find(variants, p, with_lse, variant.rows, variant.ctas_per_sm),
@@ -206,7 +206,7 @@ void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q
   const Estimates::Made made_of_q{q.data, scale, q_hat_.in(workspace)};
   if (product_ == Product::precomputed) {
     const std::array made{made_of_q, Estimates::Made{k.data, 1, k_hat_.in(workspace)}};
-    estimates_->make(tensors.order, precomputed, stream);
+    estimates_->make(tensors.order, made, stream);
     const Operand k_hat = packed(k_hat_.in(workspace), k_hat_extent_);
     launch(grouped_, p, q_hat, &k_hat, v, stream);
     return;
@@ -235,7 +235,7 @@ void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters&
       p.k = map(*k, variant.keys, variant.load == KeyLoad::fuse ? variant.values : variant.columns);
     }
     p.v = map(v, variant.keys, variant.values);
-    p.scheduler = of.tiles;
+    p.scheduler = of.scheduler;
     p.row_end = of.row_end;
     p.next_tile = of.next_tile;
     p.is_second = of.is_second;
@@ -247,7 +247,7 @@ std::vector<LaunchShape> ForwardPlan::launches() const {
   std::vector<LaunchShape> result;
   for (const auto* launches : {&exact_, &grouped_}) {
     for (const Launch& of : *launches) {
-      result.push_back({tile_of(*of.variant), of.tiles.count(), of.variant->threads, of.variant->shared_bytes});
+      result.push_back({tile_of(*of.variant), of.scheduler.count(), of.variant->threads, of.variant->shared_bytes});
     }
   }
   return result;
@@ -255,7 +255,7 @@ std::vector<LaunchShape> ForwardPlan::launches() const {
 
 // Why another kernel is quicker.
 [[nodiscard]] std::string preference(const Problem& problem) {
-  return unusable_reason().empty() && leaves_processors_idle(problem, device_properties().num_sms)
+  return unusable_reason().empty() && leaves_sms_idle(problem, device_properties().num_sms)
              ? "leaves few queries with many keys to sm80/forward, which splits the keys"
              : "";
 }

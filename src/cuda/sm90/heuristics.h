@@ -19,10 +19,10 @@ namespace distr::cuda::sm90 {
 
 // The product that makes grouped scores.
 enum class Product : std::uint8_t {
-  made,      // q_hat k_hat^T, both made beforehand: one grouping for the whole sequence
-  gathered,  // q_hat k_hat^T, where k_hat^T is rows of K^T: groups of one column, by blocks
-  fused,     // q_hat k_hat^T, where k_hat is sums of columns of K: few groups, by blocks
-  spread     // Q~ K^T, where Q~ is q_hat spread over the d columns: other groupings by blocks
+  precomputed,  // q_hat k_hat^T, both made beforehand: one grouping for the whole sequence
+  gathered,     // q_hat k_hat^T, where k_hat^T is rows of K^T: groups of one column, by blocks
+  fused,        // q_hat k_hat^T, where k_hat is sums of columns of K: few groups, by blocks
+  spread        // Q~ K^T, where Q~ is q_hat spread over the d columns: other groupings by blocks
 };
 
 // By blocks, sums of K's columns for each block of queries cost as much as products of d/2 columns save, and pay for
@@ -48,11 +48,11 @@ enum class Product : std::uint8_t {
 }
 
 // Whether sm80/forward is quicker, which splits the keys between thread blocks: few queries with many keys.
-[[nodiscard]] inline bool leaves_processors_idle(const Problem& problem, std::int64_t processors) {
+[[nodiscard]] inline bool leaves_sms_idle(const Problem& problem, std::int64_t num_sms) {
   constexpr std::int64_t kTileRows = 128;
   constexpr std::int64_t kManyKeys = 2048;
   const std::int64_t tiles = problem.batch * problem.heads_q * common::ceil_div(problem.seq_q, kTileRows);
-  return 4 * tiles < processors && problem.seq_k > kManyKeys;
+  return 4 * tiles < num_sms && problem.seq_k > kManyKeys;
 }
 
 // Queries of a thread block of two consumers, and of three.
@@ -74,7 +74,7 @@ struct Waves {
   [[nodiscard]] double cost(std::int64_t queries, std::int64_t tile_rows) const noexcept {
     constexpr double kThree = 0.96;
     const auto blocks = static_cast<double>(heads * common::ceil_div(queries, tile_rows));
-    const double waves = blocks / static_cast<double>(processors);
+    const double waves = blocks / static_cast<double>(num_sms);
     return (causal ? waves : std::ceil(waves)) * static_cast<double>(tile_rows) *
            (tile_rows == kRowsOfThree ? kThree : 1);
   }
@@ -90,14 +90,14 @@ struct Waves {
       const double longest = static_cast<double>(common::ceil_div(keys, std::int64_t{128})) * tile + kEnds;
       return causal ? std::max(waves * (longest + kEnds + tile) / 2, longest) : std::ceil(waves) * longest;
     };
-    return time(2 * processors, kPair) < time(processors, 1);
+    return time(2 * num_sms, kPair) < time(num_sms, 1);
   }
 
   // Rows of every head, from its first on, for blocks of three consumers; those of two take the rest.
   [[nodiscard]] std::int64_t rows_for_three() const noexcept {
     std::int64_t best = cost(rows, kRowsOfThree) < cost(rows, kRowsOfTwo) ? rows : 0;
-    const std::int64_t whole_waves = heads * (rows / kRowsOfThree) / processors;
-    const std::int64_t filled = std::min(whole_waves * processors / heads * kRowsOfThree, rows);
+    const std::int64_t whole_waves = heads * (rows / kRowsOfThree) / num_sms;
+    const std::int64_t filled = std::min(whole_waves * num_sms / heads * kRowsOfThree, rows);
     const double of_both = cost(filled, kRowsOfThree) + cost(rows - filled, kRowsOfTwo);
     return !causal && of_both < std::min(cost(rows, kRowsOfThree), cost(rows, kRowsOfTwo)) ? filled : best;
   }
@@ -107,12 +107,12 @@ struct Waves {
 // enough for several blocks an SM. Then few blocks of one head wait for each other, and where attention is causal the
 // long ones of the last heads do not begin late (docs/kernel-log.md, sm90/backward). columns, values: the kernel's.
 [[nodiscard]] inline int heads_of_section(const Problem& problem, std::int64_t columns, std::int64_t values,
-                                          std::int64_t key_tile_rows, std::int64_t processors) {
+                                          std::int64_t key_tile_rows, std::int64_t num_sms) {
   constexpr std::int64_t kCacheBytes = std::int64_t{36} << 20;
   constexpr std::int64_t kCtasPerSm = 4;
   const std::int64_t bytes_per_head = problem.seq_q * (2 * (columns + values) + 4 * columns);
   const std::int64_t ctas_per_head = common::ceil_div(problem.seq_k, key_tile_rows);
-  const std::int64_t enough = common::ceil_div(kCtasPerSm * processors, ctas_per_head);
+  const std::int64_t enough = common::ceil_div(kCtasPerSm * num_sms, ctas_per_head);
   const std::int64_t heads = problem.batch * problem.heads_q;
   const std::int64_t sections = std::max(heads / std::max(kCacheBytes / bytes_per_head, enough), std::int64_t{1});
   return static_cast<int>(common::ceil_div(heads, sections));  // none much smaller than the others

@@ -13,7 +13,7 @@ struct Variant {
   ScaleIn scale_in;
   int columns, values, rows, keys;  // Config's, as all that follow
   KeyLoad load;
-  int blocks, threads, shared_bytes;
+  int ctas_per_sm, threads, shared_bytes;
   void (*launch)(const ForwardParameters& parameters, void* stream);
 };
 
