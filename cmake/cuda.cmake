@@ -33,7 +33,8 @@ endif()
 if(DISTR_CUDA_FOUND)
   if(DISTR_REGISTER_TABLE)
     find_package(Python3 REQUIRED COMPONENTS Interpreter)
-    set(CMAKE_CUDA_COMPILER_LAUNCHER ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/register_table.py --compile)
+    set(CMAKE_CUDA_COMPILER_LAUNCHER ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/register_table.py --compile
+      $CACHE{CMAKE_CUDA_COMPILER_LAUNCHER})
   endif()
   set(DISTR_CUDA_SOURCES
     src/cuda/device.cu

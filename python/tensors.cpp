@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 
 #include <algorithm>
+#include <stdexcept>
 
 namespace distr::binding {
 namespace {
@@ -50,7 +51,17 @@ bool is_aligned(const Tensor& tensor) {
   return !tensor.is_cuda() || reinterpret_cast<std::uintptr_t>(tensor.const_data_ptr()) % kAlignment == 0;
 }
 
-// What `allocate` returns; its failure in words, which torch before 2.13 keeps for its log.
+// Throws torch's own words for a failure, looked up where torch runs: before 2.13 it keeps them for its log.
+void check(AOTITorchError error) {
+  if (error == TORCH_SUCCESS) {
+    return;
+  }
+  using Words = const char*();
+  auto* const words = reinterpret_cast<Words*>(dlsym(RTLD_DEFAULT, "torch_exception_get_what_without_backtrace"));
+  throw std::runtime_error(words == nullptr ? "its log may say why" : words());
+}
+
+// What `allocate` returns; its failure in words.
 template <class Allocate>
 Tensor allocated(const Tensor& like, const Allocate& allocate) {
   try {
@@ -66,10 +77,10 @@ Tensor empty_strided(const Tensor& q, Sizes sizes, Sizes strides, ScalarType typ
   const auto rank = static_cast<std::int64_t>(sizes.size());
   const auto dtype = torch::stable::detail::to<std::int32_t>(torch::stable::detail::from(type));
   std::int32_t device_type = 0;
-  STABLE_TORCH_ERROR_CODE_CHECK(aoti_torch_get_device_type(q.get(), &device_type));
+  check(aoti_torch_get_device_type(q.get(), &device_type));
   return allocated(q, [&] {
     AtenTensorHandle made = nullptr;
-    STABLE_TORCH_ERROR_CODE_CHECK(
+    check(
         aoti_torch_empty_strided(rank, sizes.data(), strides.data(), dtype, device_type, q.get_device_index(), &made));
     return Tensor(made);
   });

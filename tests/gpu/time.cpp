@@ -224,7 +224,7 @@ class Shape {
         if (!row.contains("ms_without")) {
           row["ms_without"] = {{"grouping", time_alone(kernel)}};
         }
-        row["ms_without"][ablation.without] = time_alone(ablation.kernel);
+        row["ms_without"][ablation.stage] = time_alone(ablation.kernel);
       }
     }
   }

@@ -1,0 +1,109 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Runs clang-tidy on the sources that standard input names, a handful of them in one translation unit.
+
+Usage: tidy.py BUILD < NAMES       BUILD holds compile_commands.json. Exit status: 0, or 1 if there are findings.
+
+Most of clang-tidy's time goes to the headers (the standard library, JSON, CLI11), which sources that are written into
+one file share (written, not included: clang's analyzer passes over what is included). Sources that declare the same
+name for themselves do not go together; those that still cannot be compiled in one file are halved.
+"""
+
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+TOGETHER = 8  # sources in a translation unit: more would leave a core idle at the end
+# What is declared at the start of a line, among it what unnamed namespaces hold: a type, an alias or a constant by its
+# name, a function by its line, since those of other parameters are overloads.
+DECLARED = re.compile(r"^(?:struct|class|enum class|using|constexpr [^=({]*?) ?(\w+)\s*[={;]"
+                      r"|^((?!return|namespace|using|constexpr|struct|class)[\w:<>,*& ]+[ *&]\w+\([^{;]*)\{",
+                      re.MULTILINE)
+
+
+def declared(path):
+    return {name for match in DECLARED.findall(Path(path).read_text()) for name in match if name}
+
+
+def flags(command):
+    """The arguments of a compile command without the compiler, its input and its output."""
+    words = shlex.split(command["command"])
+    kept, skip = [], True
+    for word in words:
+        if skip:
+            skip = False
+        elif word == "-o":
+            skip = True
+        elif word != "-c" and not (word.endswith(".cpp") and not word.startswith("-")):
+            kept.append(word)
+    return kept
+
+
+def groups(sources, commands):
+    """Lists of (source, its flags) that can share a translation unit."""
+    made = []  # [flags, names declared, sources]
+    for source in sources:
+        own, names = flags(commands[source]), declared(source)
+        for group in made:
+            if group[0] == own and not group[1] & names and len(group[2]) < TOGETHER:
+                group[1] |= names
+                group[2].append(source)
+                break
+        else:
+            made.append([own, names, [source]])
+    return [(own, members) for own, _, members in made]
+
+
+def join(sources, unit):
+    """Writes the sources into one file; returns the source and its line of each of the file's lines."""
+    origin, text, included = [], "", set()
+    for source in sources:
+        lines = Path(source).read_text().splitlines()
+        origin += [f"{source}:{number}:" for number in range(1, len(lines) + 1)]
+        text += "".join(("" if line in included else line) + "\n" for line in lines)
+        included |= {line for line in lines if line.startswith("#include")}  # which a later source need not repeat
+    unit.write_text(text)
+    return origin
+
+
+def check(sources, own, folder):
+    """What clang-tidy prints of some sources, and whether it found nothing."""
+    unit = folder / f"together_{'_'.join(Path(source).stem for source in sources)}.cpp"
+    origin = join(sources, unit)
+    own = [*own, *dict.fromkeys(f"-iquote{Path(source).parent}" for source in sources)]
+    if len(sources) > 1:
+        compiled = subprocess.run(["clang++", *own, "-fsyntax-only", "-w", unit], capture_output=True, check=False)
+        if compiled.returncode != 0:
+            half = len(sources) // 2
+            first, second = check(sources[:half], own, folder), check(sources[half:], own, folder)
+            return first[0] + second[0], first[1] and second[1]
+    result = subprocess.run(["clang-tidy", "--quiet", unit, "--", *own], capture_output=True, text=True, check=False)
+    # clang's count of warnings is of headers of others, which are not shown.
+    text = result.stdout + re.sub(r"^\d+ warnings? generated\.\n", "", result.stderr, flags=re.MULTILINE)
+    text = re.sub(rf"{re.escape(str(unit))}:(\d+):", lambda line: origin[int(line[1]) - 1], text)
+    return text, result.returncode == 0
+
+
+def main(build):
+    commands = {entry["file"]: entry for entry in json.loads((build / "compile_commands.json").read_text())}
+    sources = [str(Path(line.strip()).resolve()) for line in sys.stdin]
+    for source in sources:  # one of the CUDA backend is compiled as the source that has most of its path
+        if source not in commands:
+            commands[source] = commands[max(commands, key=lambda other: len(os.path.commonprefix([source, other])))]
+    # The largest first: the small ones fill what they leave.
+    work = sorted(groups(sources, commands), key=lambda group: -len(group[1]))
+    print(f"{len(sources)} sources in {len(work)} translation units", flush=True)
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        results = list(pool.map(lambda group: check(group[1], group[0], build), work))
+    for text, _ in results:
+        print(text, end="")
+    return 0 if all(clean for _, clean in results) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).resolve()))
