@@ -69,7 +69,8 @@ def test_report_measures_it():
         def forward(self, x):
             return torch.nn.functional.scaled_dot_product_attention(x, x, x)
 
-    found = report(Model().eval(), torch.randn(1, HQ, 100, D), [Settings("given", 2, order=random_order(1, 1))], repeats=1)
+    settings = Settings("given", 2, order=random_order(1, 1))
+    found = report(Model().eval(), torch.randn(1, HQ, 100, D), [settings], repeats=1)
     (layer,) = found.layers
     assert json.loads(found.json())["settings"][0]["order"] == [1, HQ, 1, D]
     assert 0 < layer.measurements[0].error < 2
