@@ -13,7 +13,8 @@ struct Powers {
   int q, k;
 };
 
-constexpr Powers kOfHalf[] = {{-20, 0}, {-10, 0}, {7, 0}, {14, 0}, {0, 14}, {7, 7}, {11, 11}, {14, 14}};
+// K * 2^14 would bring dQ to the end of f16's range, where a plain rounding is an infinity.
+constexpr Powers kOfHalf[] = {{-20, 0}, {-10, 0}, {7, 0}, {14, 0}, {0, 11}, {7, 7}, {11, 11}, {14, 11}};
 constexpr Powers kOfFloat[] = {{-100, 0}, {-50, -50}, {-10, 0}, {7, 0},  {13, 0},  {17, 0},  {20, 0}, {23, 0},
                                {27, 0},   {30, 0},    {33, 0},  {53, 0}, {100, 0}, {50, 50}, {0, 100}};
 
