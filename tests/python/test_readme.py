@@ -2,7 +2,8 @@
 """Runs the README's Python snippets, and the commands marked `<!-- test -->`, as a reader would: each by itself.
 
 A snippet that depends on an earlier one fails here. All run in one temporary folder, in the README's order, with the
-repository's examples and data in it; they find the files that earlier ones wrote.
+repository's examples and data in it; they find the files that earlier ones wrote. The examples that embed whole
+documents look at a few passages, unless DISTR_LONG is set.
 """
 
 import os
@@ -42,7 +43,8 @@ def commands(snippet):
     for words in (shlex.split(line, comments=True) for line in snippet.text.splitlines()):
         if words:
             assert words[0] == "python", f"README.md:{snippet.line}: {words[0]}; allowed in a marked block: python"
-            found.append([sys.executable, *words[1:]])
+            short = "examples/semantic_search.py" in words and "DISTR_LONG" not in os.environ
+            found.append([sys.executable, *words[1:], *(["--passages", "8"] if short else [])])
     return found
 
 
