@@ -240,7 +240,7 @@ class _Forward(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    def backward(ctx, grad_out, grad_lse):
+    def backward(ctx, grad_out, grad_lse=None):
         q, k, v, mask, order, out, lse = ctx.saved_tensors
         inputs = len(ctx.needs_input_grad)
         if grad_out is None and grad_lse is None:
@@ -260,11 +260,11 @@ class _Forward(torch.autograd.Function):
 
 class _Attend(_Forward):
     @staticmethod
-    def forward(ctx, q, k, v, mask, scale, packed, seed, deterministic):
+    def forward(ctx, q, k, v, mask, scale, packed, seed, deterministic, with_lse):
         out, lse, order = attend(q, k, v, mask, scale, packed, seed, True)
         causal, *settings = unpack(packed)
         _save(ctx, (q, k, v, mask, order, out, lse), (causal, scale, *settings, deterministic))
-        return out, lse
+        return (out, lse) if with_lse else out  # every output costs time
 
 
 def _save(ctx, tensors, settings):
@@ -276,11 +276,16 @@ def _save(ctx, tensors, settings):
 _register_autograd(forward.default, _Forward, 4)
 
 
+# _Attend.apply() without what Function.apply() does for torch.func and for setup_context(), which are not there.
+_record_attend = super(torch.autograd.Function, _Attend).apply
+
+
 def attend_eagerly(q, k, v, mask, scale, packed, seed, deterministic, with_lse):
     """(out, lse) by `attend`, with gradients: the shortest way in eager code, unless torch.func transforms it. Without
     with_lse lse may be None."""
     if torch.is_grad_enabled() and any_requires_grad((q, k, v, mask)):
-        return _Attend.apply(q, k, v, mask, scale, packed, seed, deterministic)
+        results = _record_attend(q, k, v, mask, scale, packed, seed, deterministic, with_lse)
+        return results if with_lse else (results, None)
     out, lse, _ = attend(q, k, v, mask, scale, packed, seed, with_lse)
     return out, lse
 
