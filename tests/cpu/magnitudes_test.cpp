@@ -34,7 +34,7 @@ TEST(Magnitudes, SoftmaxIsRightForEveryFiniteScore) {
 TEST(Magnitudes, GradientsAreThoseOfTheKeysThatTheForwardTook) {
   for (const char* name : kCases) {
     for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
-      for (Instance& instance : test::magnified(test::with_dtype(test::find(name), dtype))) {
+      for (Instance& instance : test::magnified(test::with_dtype(test::find(name), dtype), test::Use::backward)) {
         EXPECT_EQ(test::check_own_backward(forward, backward, instance), "")
             << instance.test_case.name << ", " << test::name_of(dtype);
       }

@@ -139,6 +139,9 @@ class Checker {
       for (const ForwardKernel& kernel : cuda_backend().forward) {
         check(kernel, instance);
       }
+    }
+    for (const Instance& instance : magnified(test_case, Use::backward)) {
+      const Watchdog::Guard guard(watchdog_, label(instance.test_case));
       for (const BackwardKernel& kernel : cuda_backend().backward) {
         if (wanted(kernel.name) && kernel.supports(test_case.problem, test_case.grouping).empty()) {
           record(kernel.name, label(instance.test_case), caught([&] { return judge_own(kernel, instance); }));

@@ -20,8 +20,10 @@ inline constexpr const char* kMagnified[] = {"one more than a tile",
                                              "lsh, one block",
                                              "energy, wide heads, blocks of 64 rows"};
 
+enum class Use : std::uint8_t { forward, backward };
+
 // The case with Q and K times powers of 2, from about 1e-30 to 1e30 as far as its dtype holds them, and its sums of
 // columns.
-[[nodiscard]] std::vector<Instance> magnified(const Case& test_case);
+[[nodiscard]] std::vector<Instance> magnified(const Case& test_case, Use use = Use::forward);
 
 }  // namespace distr::test
