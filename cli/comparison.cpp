@@ -85,6 +85,7 @@ std::vector<std::byte> Comparison::exact_output(const Grouping& exact, Truth tru
 std::vector<Row> Comparison::errors(const std::vector<Grouping>& settings, Truth truth, std::int64_t max_rows) {
   Progress progress;
   std::vector<Row> rows;
+  rows.reserve(settings.size());
   Execution& execution = computation_.execution();
   const Operation operation = operation_of(work_);
   for (const Grouping& grouping : settings) {

@@ -92,7 +92,7 @@ Plan Computation::decide(Operation operation, const Grouping& grouping) const {
 }
 
 Plan Computation::prepared(const Plan& plan, Operation operation) {
-  const Plan own = plan.operation() == operation ? plan : plan.for_operation(operation);
+  Plan own = plan.operation() == operation ? plan : plan.for_operation(operation);
   if (execution_.device == Device::cpu) return own;  // there the calls allocate their own
   if (own.workspace_bytes() > workspace_.size()) workspace_.resize(own.workspace_bytes());
   execution_.workspace = workspace_.data();

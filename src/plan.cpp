@@ -191,16 +191,16 @@ const std::string& Plan::choice() const noexcept { return state_->resolved.choic
 const KernelInfo& Plan::kernel() const noexcept { return state_->kernel; }
 bool Plan::reads_order() const noexcept { return !is_exact(state_->resolved.grouping); }
 
-std::size_t Plan::workspace_bytes() const noexcept {
+std::size_t Plan::workspace_bytes() const {
   return state_->of_kernel([](const auto& decided) { return decided.workspace.bytes(); });
 }
-std::span<const WorkspacePart> Plan::workspace() const noexcept {
+std::span<const WorkspacePart> Plan::workspace() const {
   return state_->of_kernel([](const auto& decided) { return decided.workspace.parts(); });
 }
-std::span<const LaunchShape> Plan::launches() const noexcept {
+std::span<const LaunchShape> Plan::launches() const {
   return state_->of_kernel([](const auto& decided) { return std::span<const LaunchShape>(decided.launches); });
 }
-std::span<const TileShape> Plan::tiles() const noexcept {
+std::span<const TileShape> Plan::tiles() const {
   return state_->of_kernel([](const auto& decided) { return std::span<const TileShape>(decided.tiles); });
 }
 

@@ -73,9 +73,9 @@ class CudaStopwatch {
   [[nodiscard]] std::vector<double> laps();
 
  private:
-  void* stream_;
-  std::vector<void*> events_;  // cudaEvent_t; kept for the next time
-  std::size_t marks_ = 0;      // how many of them are set
+  [[maybe_unused]] void* stream_;
+  std::vector<void*> events_;               // cudaEvent_t; kept for the next time
+  [[maybe_unused]] std::size_t marks_ = 0;  // how many of them are set
 };
 
 }  // namespace v0

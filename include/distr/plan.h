@@ -46,11 +46,11 @@ class Plan {
   [[nodiscard]] const Grouping& grouping() const noexcept;   ///< without Strategy::automatic
   [[nodiscard]] const std::string& choice() const noexcept;  ///< one sentence: which strategy was chosen and why
   [[nodiscard]] const KernelInfo& kernel() const noexcept;
-  [[nodiscard]] std::size_t workspace_bytes() const noexcept;
-  [[nodiscard]] std::span<const WorkspacePart> workspace() const noexcept;
-  [[nodiscard]] std::span<const LaunchShape> launches() const noexcept;
+  [[nodiscard]] std::size_t workspace_bytes() const;
+  [[nodiscard]] std::span<const WorkspacePart> workspace() const;
+  [[nodiscard]] std::span<const LaunchShape> launches() const;
   /// The tiles that the kernel has for this problem, the one that it takes first. See Execution::tile_rows.
-  [[nodiscard]] std::span<const TileShape> tiles() const noexcept;
+  [[nodiscard]] std::span<const TileShape> tiles() const;
   /// Whether forward and backward read an order.
   [[nodiscard]] bool reads_order() const noexcept;
 
