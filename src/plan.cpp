@@ -51,7 +51,8 @@ template <class Tensors>
 
 // The kernel that the caller names, with the reason where it does not serve.
 template <class Tensors>
-KernelEntry<Tensors> named(const Problem& problem, const Grouping& grouping, const Execution& execution) {
+KernelEntry<Tensors> named(const Problem& problem, const Grouping& grouping, const Execution& execution,
+                           const DisabledKernels& disabled) {
   const KernelEntry<Tensors>* found = nullptr;
   std::string names;
   for_each_kernel<Tensors>([&](const KernelEntry<Tensors>& entry) {
@@ -63,7 +64,7 @@ KernelEntry<Tensors> named(const Problem& problem, const Grouping& grouping, con
   if (found == nullptr) {
     invalid("kernel is '" + execution.kernel + "'; allowed: " + (names.empty() ? "none" : names));
   }
-  const std::string reason = found->supports(problem, grouping);
+  const std::string reason = reason_against(*found, problem, grouping, execution.deterministic, disabled);
   if (!reason.empty()) {
     throw Error(Status::unsupported, execution.kernel + ": " + reason);
   }
@@ -74,11 +75,11 @@ KernelEntry<Tensors> named(const Problem& problem, const Grouping& grouping, con
 template <class Tensors>
 KernelEntry<Tensors> choose(const Problem& problem, const Grouping& grouping, const Execution& execution) {
   count(decision_counts.chosen);
-  if (!execution.kernel.empty()) {
-    return named<Tensors>(problem, grouping, execution);
-  }
   const DisabledKernels disabled;
   disabled.validate();
+  if (!execution.kernel.empty()) {
+    return named<Tensors>(problem, grouping, execution, disabled);
+  }
   const KernelEntry<Tensors>* first = nullptr;
   for_each_kernel<Tensors>([&](const KernelEntry<Tensors>& entry) {
     if (first == nullptr && entry.device == execution.device &&

@@ -2,12 +2,12 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
 #include <vector>
 
 #include "distr/attention.h"
 #include "distr/version.h"
 #include "support/cases.h"
+#include "support/failure.h"
 
 namespace distr {
 namespace {
@@ -27,15 +27,7 @@ Grouping grouping_of(Strategy strategy, std::int64_t group_size = 2) {
   return grouping;
 }
 
-std::pair<Status, std::string> failure(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return {error.status(), error.what()};
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
+using test::failure;
 
 // A call's tensors of problem_of(2) at G = 2.
 struct Call {

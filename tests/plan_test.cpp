@@ -4,23 +4,15 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <functional>
 #include <string>
 
 #include "support/cases.h"
+#include "support/failure.h"
 
 namespace distr {
 namespace {
 
-std::pair<Status, std::string> failure(const std::function<void()>& call) {
-  try {
-    call();
-  } catch (const Error& error) {
-    return {error.status(), error.what()};
-  }
-  ADD_FAILURE() << "no error";
-  return {};
-}
+using test::failure;
 
 Decisions since(const Decisions& before) {
   const Decisions now = decisions();
@@ -127,6 +119,16 @@ TEST(Plan, TakesTheKernelAndTheTileThatAreNamed) {
             "tile_rows is 100; allowed: 0, 128");
   execution.tile_rows = 128;
   EXPECT_EQ(plan(Operation::forward, floats, test_case.grouping, execution).tiles().front().rows, 128);
+}
+
+// A kernel that is named is held to what one that is chosen is.
+TEST(Plan, RefusesANamedKernelWithTheReason) {
+  const test::Case& test_case = test::find("given");
+  Execution execution;
+  execution.kernel = "cpu/grouping";
+  const Problem problem = test::with_dtype(test_case, DType::f32).problem;
+  EXPECT_EQ(failure([&] { (void)plan(Operation::grouping, problem, test_case.grouping, execution); }).second,
+            "cpu/grouping: has nothing to compute, as the caller brings the order");
 }
 
 // Every row of the table stands where the enumeration has it, under a name of its own.
