@@ -6,6 +6,7 @@
 
 #include "cuda/problem.h"
 #include "cuda/workspace.h"
+#include "kernel.h"
 
 namespace distr::cuda {
 
@@ -39,6 +40,17 @@ struct QueryRows {
 };
 
 [[nodiscard]] std::int64_t stats_rows_of(const DeviceProblem& problem) noexcept;
+
+// `rows` with the tensors that a backward reads; what is written stays as it is.
+[[nodiscard]] inline QueryRows with_inputs(QueryRows rows, const BackwardTensors& tensors) noexcept {
+  rows.q = tensors.q;
+  rows.o = tensors.o;
+  rows.d_o = tensors.d_o;
+  rows.lse = static_cast<const float*>(tensors.lse);
+  rows.d_lse = static_cast<const float*>(tensors.d_lse);
+  rows.order = tensors.order;
+  return rows;
+}
 
 void preprocess_rows(DType dtype, const QueryRows& rows, void* stream);
 

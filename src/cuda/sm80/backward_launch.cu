@@ -89,13 +89,7 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, Sums sums
 }
 
 void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* stream) const {
-  QueryRows rows = rows_;
-  rows.q = tensors.q;
-  rows.o = tensors.o;
-  rows.d_o = tensors.d_o;
-  rows.lse = static_cast<const float*>(tensors.lse);
-  rows.d_lse = static_cast<const float*>(tensors.d_lse);
-  rows.order = tensors.order;
+  QueryRows rows = with_inputs(rows_, tensors);
   rows.stats = stats_.in(workspace);
   rows.delta = delta_.in(workspace);
   rows.spread = spread_.in(workspace);

@@ -192,13 +192,7 @@ void BackwardPlan::clear(void* workspace, void* stream) const {
 }
 
 void BackwardPlan::prepare_rows_of(const BackwardTensors& tensors, void* workspace, void* stream) const {
-  QueryRows rows = rows_;
-  rows.q = tensors.q;
-  rows.o = tensors.o;
-  rows.d_o = tensors.d_o;
-  rows.lse = static_cast<const float*>(tensors.lse);
-  rows.d_lse = static_cast<const float*>(tensors.d_lse);
-  rows.order = tensors.order;
+  QueryRows rows = with_inputs(rows_, tensors);
   rows.stats = stats_.in(workspace);
   rows.spread = spread_.in(workspace);
   preprocess_rows(dtype_, rows, stream);
