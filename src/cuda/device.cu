@@ -4,7 +4,6 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <utility>
 
 #include "cuda/launch.h"
 #include "kernel.h"
@@ -108,19 +107,6 @@ std::string unusable_reason() {
     return too_old(current_device());
   } catch (const Error& error) {
     return error.what();
-  }
-}
-
-void allow_shared_memory(const void* kernel, std::size_t bytes) {
-  static std::mutex mutex;
-  static std::map<std::pair<int, const void*>, std::size_t> allowed;  // by device and kernel
-  const int device = current_device();
-  const std::lock_guard lock(mutex);
-  std::size_t& most = allowed[{device, kernel}];
-  if (bytes > most) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-          "cudaFuncSetAttribute");
-    most = bytes;
   }
 }
 

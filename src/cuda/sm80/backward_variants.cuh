@@ -21,6 +21,7 @@ void launch_dkdv(BackwardParameters p, void* stream) {
   const std::int64_t row_bytes = (problem.head_dim + problem.head_dim_v) * 2 + (C::kAccumulatesDq ? C::kDim * 4 : 0);
   p.section = section_of(heads, problem.heads_q / problem.heads_kv * problem.seq_q * row_bytes);
   if (ctas > 0) {
+    allow_shared_memory<backward_dkdv<C>, C::kSharedBytes>();
     launch(backward_dkdv<C>, dim3(static_cast<unsigned>(ctas), C::kParts), C::kThreads, C::kSharedBytes, stream, p);
   }
 }
@@ -35,6 +36,7 @@ void launch_backward(const BackwardParameters& parameters, void* stream) {
   const std::int64_t ctas = heads * ((problem.seq_q + Queries::kRows - 1) / Queries::kRows);
   if (ctas > 0) {
     p.section = section_of(heads, problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2);
+    allow_shared_memory<backward_dq<Queries>, Queries::kSharedBytes>();
     launch(backward_dq<Queries>, dim3(static_cast<unsigned>(ctas)), Queries::kThreads, Queries::kSharedBytes, stream,
            p);
   }
@@ -55,6 +57,7 @@ void launch_backward_atomics(const BackwardParameters& parameters, void* stream)
   launch_dkdv<DkDvShape<T, kDim, kServes, Gradients::all>>(p, stream);
   if (ctas > 0) {
     p.section = 1;
+    allow_shared_memory<convert_dq<Rounding>, Rounding::kSharedBytes>();
     launch(convert_dq<Rounding>, dim3(static_cast<unsigned>(ctas)), Rounding::kThreads,
            problem.exact ? 0 : Rounding::kSharedBytes, stream, p);
   }

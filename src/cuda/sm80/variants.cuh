@@ -14,6 +14,7 @@ template <class C>
 void launch_variant(const ForwardParameters& p, bool dependent, void* stream) {
   const std::int64_t whole = p.scheduler.count() - (p.split.end - p.split.begin);
   const dim3 ctas(static_cast<unsigned>(whole + p.split.ctas()));
+  allow_shared_memory<forward<C>, C::kSharedBytes>();
   if (dependent) {
     launch_dependent(forward<C>, ctas, C::kThreads, C::kSharedBytes, stream, p);
   } else {
