@@ -63,14 +63,14 @@ std::string too_old(int device) {
 }  // namespace
 
 const DeviceProperties& device_properties() {
-  constexpr std::size_t kQuickly = 64;  // devices that no lock is taken for once they are known
-  static std::array<std::atomic<const DeviceProperties*>, kQuickly> quickly{};
+  constexpr std::size_t kCachedDevices = 64;  // no lock is taken for these once they are known
+  static std::array<std::atomic<const DeviceProperties*>, kCachedDevices> cached{};
   static std::mutex mutex;
   static std::map<int, DeviceProperties> known;  // by device; its elements stay where they are
   const int device = current_device();
   const auto index = static_cast<std::size_t>(device);
-  if (index < kQuickly) {
-    if (const DeviceProperties* found = quickly[index].load(std::memory_order_acquire)) {
+  if (index < kCachedDevices) {
+    if (const DeviceProperties* found = cached[index].load(std::memory_order_acquire)) {
       return *found;
     }
   }
@@ -85,8 +85,8 @@ const DeviceProperties& device_properties() {
     properties.shared_bytes_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
     found = known.emplace(device, properties).first;
   }
-  if (index < kQuickly) {
-    quickly[index].store(&found->second, std::memory_order_release);
+  if (index < kCachedDevices) {
+    cached[index].store(&found->second, std::memory_order_release);
   }
   return found->second;
 }

@@ -16,7 +16,7 @@ inline constexpr int kStatsRows = 128;
 inline constexpr int kPreprocessedRows = 32;
 
 // How the statistics of a head's rows lie.
-enum class Stats : std::uint8_t {
+enum class StatsLayout : std::uint8_t {
   pairs,  // [stats_rows]: both of a row
   tiles,  // [stats_rows / 64][2][4][4][2][2] floats: first all of the one, in the order in which the tensor cores deal
           // out the columns of an accumulator: row 16 m + 8 n + 2 lane + i of a tile at [m][lane][n][i]
@@ -36,7 +36,7 @@ struct QueryRows {
                   // wanted, and o to d_lse are not read
   float* delta;   // D [B, Hq, Nq], or null
   void* spread;   // Q~ [B, Hq, Nq, d], packed (operand.h), or null: it is not wanted
-  Stats layout = Stats::pairs;
+  StatsLayout layout = StatsLayout::pairs;
 };
 
 [[nodiscard]] std::int64_t stats_rows_of(const DeviceProblem& problem) noexcept;
