@@ -20,7 +20,7 @@ namespace distr {
 namespace cuda {
 namespace {
 
-// Why the problem is not served, first of all, and then why nothing is.
+// The kernel's own reason comes before the device's, for which no kernel serves.
 template <auto kSupports>
 std::string supports(const Problem& problem, const Grouping& grouping) {
   const std::string reason = kSupports(problem, grouping);
