@@ -245,15 +245,16 @@ def plot(result, path):
     dims, lengths = (sorted({row[key] for row in rows}) for key in ("head_dim", "seq_q"))
     sizes = {"figsize": (3.4 * len(dims) + 0.8, 2.3 * len(panels) + 0.9), "squeeze": False}
     figure, axes = plt.subplots(len(panels), len(dims), sharex=True, sharey=True, layout="constrained", **sizes)
-    colours = {"exact": "tab:blue", "energy": "tab:green", "lsh": "tab:orange"}
+    looks = {"exact": ("#0072B2", "o"), "energy": ("#009E73", "s"), "lsh": ("#E69F00", "^")}  # Okabe and Ito's palette
     for (op, causal), line in zip(panels, axes):
         for dim, axis in zip(dims, line):
             for contender in (EXACT, *GROUPED):
                 setting = {"strategy": contender.strategy, "group_size": contender.group_size}
                 series = rows_of(rows, op=op, causal=causal, head_dim=dim, **setting)
                 points = sorted((row["seq_q"], row["ratio_to_sdpa"]) for row in series)
+                colour, marker = looks[contender.strategy]
                 style = "--" if contender.group_size == 4 else "-"
-                axis.plot(*zip(*points), style, marker=".", color=colours[contender.strategy], label=contender.name)
+                axis.plot(*zip(*points), style, marker=marker, markersize=4, color=colour, label=contender.name)
             axis.axhline(1, color="black", linewidth=0.8)
             axis.set_xscale("log", base=2)
             axis.set_xticks(lengths, [str(n) for n in lengths], minor=False)
