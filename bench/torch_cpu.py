@@ -25,6 +25,7 @@ import math
 import os
 import pathlib
 import random
+import re
 import shlex
 import statistics
 import sys
@@ -189,8 +190,13 @@ def row_of(shape, contender, op, times, error, qkv):
 
 
 def cpu_name():
+    """The first processor's name, with its family and model, as several kinds share a name; None where it has none."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
-        return next((line.split(": ", 1)[1].strip() for line in file if line.startswith("model name")), None)
+        lines = [line for line in file.read().split("\n\n")[0].splitlines() if ": " in line]
+    facts = dict(re.split(r"\s*: ", line, maxsplit=1) for line in lines)
+    if "model name" not in facts:
+        return None
+    return f"{facts['model name'].strip()}, family {facts.get('cpu family')}, model {facts.get('model')}"
 
 
 def meta():
