@@ -216,13 +216,17 @@ def rows_of(rows, **wanted):
 def verdicts(rows):
     """Sentences on what was aimed at: exact attention level with torch's in the median, G > 1 ahead of exact."""
     for dtype, op in itertools.product(DTYPES, ("forward", "backward", "forward_backward")):
-        ratios = [row["ratio_to_sdpa"] for row in rows_of(rows, dtype=dtype, op=op, strategy="exact")]
+        exact = rows_of(rows, dtype=dtype, op=op, strategy="exact")
+        ratios = [row["ratio_to_sdpa"] for row in exact]
         if ratios:
-            behind = sum(ratio < 1 for ratio in ratios)
+            behind = [row for row in exact if row["ratio_to_sdpa"] < 1]
             yield (
                 f"{dtype} {op}: exact / torch speed {statistics.median(ratios):.2f} in the median, "
-                f"{min(ratios):.2f} to {max(ratios):.2f}; behind in {behind} of {len(ratios)} rows"
+                f"{min(ratios):.2f} to {max(ratios):.2f}; behind in {len(behind)} of {len(ratios)} rows"
             )
+            for row in behind:
+                causal = " causal" if row["causal"] else ""
+                yield f"    d{row['head_dim']} N{row['seq_q']}{causal}: {row['ratio_to_sdpa']:.2f}"
         for strategy, size in ((contender.strategy, contender.group_size) for contender in GROUPED):
             long = rows_of(rows, dtype=dtype, op=op, strategy=strategy, group_size=size)
             ratios = [row["ratio_to_exact"] for row in long if row["seq_q"] >= LONG]
