@@ -149,9 +149,8 @@ def quality() -> str:
     return markdown(head, lines) + "\n\n" + source(name, meta, f'CUDA {meta["cuda"]}', f'torch {meta["torch"]}')
 
 
-def torch_speed() -> str:
+def torch_speed(name: str = "cpu/torch.json") -> str:
     """Speed on the CPU: exact attention relative to torch's, and G > 1 relative to exact attention."""
-    name = "cpu/torch.json"
     result = load(name)
     grouped = [("energy", 2), ("energy", 4), ("lsh", 2), ("lsh", 4)]
     works = {"forward": "forward", "forward_backward": "forward + backward"}
@@ -207,7 +206,7 @@ def gpu_speed() -> str:
     return markdown(["op, ms", "d", "N", "causal", *GPU_METHODS], lines) + "\n\n" + source(name, meta, *facts)
 
 
-CPU_FILES = ["cpu/torch.json"]  # of bench/torch_cpu.py, one for each kind of CPU measured
+CPU_FILES = ["cpu/torch.json", "cpu/torch_zen4.json"]  # of bench/torch_cpu.py, one for each kind of CPU measured
 
 
 def span(values: list[float]) -> str:
@@ -225,7 +224,7 @@ def exact_speed() -> str:
         for dtype in ("f32", "bf16"):
             gains = [span([row["ratio_to_sdpa"] for row in rows if (row["op"], row["dtype"]) == (op, dtype)])
                      for op in operations]
-            machine = f'{result["meta"]["cpu"]}, one core ({rate:.0f} GFLOP/s reached)'
+            machine = f'{result["meta"]["cpu"].partition(",")[0]}, one core ({rate:.0f} GFLOP/s reached)'
             lines.append([f"torch, {dtype}", machine, *gains])
     result = load("h200/torch.json")
     for peer in ("cuDNN", "FA2"):
@@ -319,7 +318,8 @@ def gpu_free_order() -> str:
 
 TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "performance": performance,
           "grouping": grouping, "memory": memory, "errors": errors, "semantic_search": semantic_search,
-          "torch_speed": torch_speed, "gpu_speed": gpu_speed, "gpu_gains": gpu_gains, "hopper": hopper,
+          "torch_speed": torch_speed, "torch_speed_zen4": lambda: torch_speed("cpu/torch_zen4.json"),
+          "gpu_speed": gpu_speed, "gpu_gains": gpu_gains, "hopper": hopper,
           "gpu_free_order": gpu_free_order}
 
 
