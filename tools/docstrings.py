@@ -14,7 +14,6 @@ def as_markdown(text):
     for line in text.splitlines():
         entry = ENTRY.match(line) if not within or entries else None
         if entry:
-            lines += [] if entries else [""]
             line = f"- `{entry['names']}`: {line[entry.end() :]}"
             entries = True
         elif not line.strip():
