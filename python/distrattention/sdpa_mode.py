@@ -8,11 +8,12 @@ import warnings
 
 from distrattention import core  # first, for it says in words what is missing
 from distrattention.attention import scaled_dot_product_attention
-from distrattention.settings import Settings
+from distrattention.settings import Fields, Settings, chosen
 
 import torch  # isort: skip
 import torch.nn.functional as F  # isort: skip
 from torch.overrides import TorchFunctionMode  # isort: skip
+from typing_extensions import Unpack  # isort: skip  # torch brings it
 
 POLICIES = ("error", "warn", "silent")
 
@@ -37,9 +38,9 @@ class replace_sdpa(TorchFunctionMode):
     on_unsupported: what happens to a call that this package refuses (dropout, or attention over channels, say).
         "error" raises the refusal; "warn" lets the next block outside, and in the end torch's own function, take the
         call, and warns once for each kind of refusal; "silent" does so without a word.
-    settings: the fields of `Settings`. With order_from None, is_causal calls that require grad take the order of the
-        previous block; a mask does not tell whether it is causal, so pass order_from="previous" to train a model
-        whose causality arrives as a mask.
+    settings, fields: a `Settings`, or the fields of one. With order_from None, is_causal calls that require grad take
+        the order of the previous block; a mask does not tell whether it is causal, so pass order_from="previous" to
+        train a model whose causality arrives as a mask.
 
     Blocks nest (the innermost decides), may be entered again, and end with an exception too. A block holds for the
     thread that entered it. Activation checkpointing repeats the forward within the backward: keep both in the block.
@@ -55,12 +56,14 @@ class replace_sdpa(TorchFunctionMode):
     Raises ValueError for a policy, and ValueError or TypeError for a setting, that is not allowed.
     """
 
-    def __init__(self, *, on_unsupported="error", **settings):
+    def __init__(
+        self, settings: Settings | None = None, *, on_unsupported: str = "error", **fields: Unpack[Fields]
+    ) -> None:
         super().__init__()
         if on_unsupported not in POLICIES:
             raise ValueError(f"on_unsupported is {on_unsupported!r}; allowed: {', '.join(map(repr, POLICIES))}")
         self.on_unsupported = on_unsupported
-        self.settings = Settings(**settings)
+        self.settings = chosen(settings, fields)
         self.warned = set()
 
     def __torch_function__(self, function, types, args=(), kwargs=None):

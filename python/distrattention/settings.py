@@ -3,7 +3,8 @@
 
 import dataclasses
 import operator
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypedDict
 
 from distrattention import _tables
 
@@ -26,7 +27,7 @@ _DEFAULTS = _tables.DEFAULTS
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Settings:
-    """What every entry of the package takes as keywords, as one immutable value.
+    """What every entry of the package takes as keywords, as one immutable value, which `settings=` takes instead.
 
     strategy: "auto" (exact, unless a group_size is given: then "energy" where that pays), "exact", "lsh" (the paper's:
         columns of Q with neighbouring hashes share a group), "energy" (keep the ceil(d / G) columns that weigh most) or
@@ -56,7 +57,7 @@ class Settings:
     seed: int = _DEFAULTS["seed"]
     order: Any = None  # a torch.Tensor
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _require_name("strategy", self.strategy, STRATEGIES)
         _require_name("estimator", self.estimator, ESTIMATORS)
         if self.order_from is not None:
@@ -71,26 +72,62 @@ class Settings:
             allowed = "a tensor, [B or 1, Hq, blocks or 1, d]"
             raise ValueError(f"strategy is {self.strategy!r} and order None; allowed: {allowed}")
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return self._key() == other._key() if isinstance(other, Settings) else NotImplemented
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash(self._key())
 
     def _key(self):
         return (*(getattr(self, field) for field in FIELDS[:-1]), id(self.order))
 
     @property
-    def taken_group_size(self):
+    def taken_group_size(self) -> int:
         """G, by the default of the strategy where none is named."""
         return self.group_size or (1 if self.strategy == "auto" else 2)
 
-    def asdict(self):
+    def asdict(self) -> dict[str, Any]:
         """The settings as keywords of scaled_dot_product_attention()."""
         return {field: getattr(self, field) for field in FIELDS}
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Settings))  # the order is the last
+
+
+class Fields(TypedDict, total=False):
+    """The fields of Settings as keywords."""
+
+    strategy: str
+    group_size: int | None
+    block_size: int | None
+    estimator: str
+    order_from: str | None
+    seed: int
+    order: Any
+
+
+def chosen(settings: Settings | None, fields: Mapping[str, Any]) -> Settings:
+    """What a function was given: `settings`, or the fields of Settings that were named. Raises TypeError for both."""
+    if settings is None:
+        return Settings(**fields)
+    if not isinstance(settings, Settings):
+        raise TypeError(f"settings is {settings!r}; allowed: distrattention.Settings, or its fields by name")
+    if fields:
+        raise TypeError(f"settings and {', '.join(fields)} were both given; allowed: one or the other")
+    return settings
+
+
+def fields_of(settings: Settings, given: tuple) -> tuple:
+    """The fields of `settings`, for a function that has a keyword for each; `given` is what these hold. Raises
+    TypeError where one of them is set, too."""
+    beside = dict(zip(FIELDS, given))
+    named = {name: value for name, value in beside.items() if value is not None and value != getattr(Settings, name)}
+    return tuple(chosen(settings, named).asdict().values())
+
+
+def counted(number, noun, plural=None):
+    """"1 head" or "2 heads"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _require_name(name, value, allowed):
@@ -114,11 +151,11 @@ def _check_order(strategy, order):
     import torch  # which the order's type has loaded
 
     if not isinstance(order, torch.Tensor):
-        raise TypeError(f"order is a {type(order).__name__}; allowed: None or a torch.Tensor")
+        raise TypeError(f"order is of type {type(order).__name__}; allowed: None or a torch.Tensor")
     if order.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"order is {order.dtype}; allowed: int64, int32")
     if order.dim() != 4:
-        raise ValueError(f"order has {order.dim()} axes; allowed: 4, [B or 1, Hq, blocks or 1, d]")
+        raise ValueError(f"order has {counted(order.dim(), 'axis', 'axes')}; allowed: 4, [B or 1, Hq, blocks or 1, d]")
     if strategy == "auto" or STRATEGIES[strategy].order == "none":
         takers = ", ".join(name for name, row in STRATEGIES.items() if name != "auto" and row.order != "none")
         raise ValueError(f"order was given with strategy {strategy!r}; allowed: {takers}")

@@ -234,8 +234,13 @@ def test_bad_input(wrong, message):
 
 
 def test_a_batch_of_another_type():
-    with pytest.raises(TypeError, match="batch is a int; allowed: tensor, mapping"):
+    with pytest.raises(TypeError, match="batch is of type int; allowed: tensor, mapping"):
         report(tiny({}), 3)
+
+
+def test_one_setting_needs_no_list():
+    found = report(tiny({}), normal(1, 64, 64), Settings("energy", 2), repeats=1)
+    assert found.settings == (Settings("energy", 2),) and len(found.layers[0].measurements) == 1
 
 
 def test_settings_of_another_type():

@@ -24,7 +24,7 @@ DEFAULT = (Settings("lsh", 2), Settings("lsh", 4), Settings("energy", 2), Settin
 def report(
     model: nn.Module,
     batch: Tensor | Mapping | Sequence | Callable[[nn.Module], object],
-    settings: Sequence[Settings] = DEFAULT,
+    settings: Settings | Sequence[Settings] = DEFAULT,
     *,
     repeats: int = 5,
     max_rows: int = 4096,
@@ -36,8 +36,8 @@ def report(
         with attn_implementation "sdpa") or this package (transformers with "distr", whose own settings are left aside).
     batch: a tensor (`model(batch)`), a mapping (`model(**batch)`), a list or tuple (`model(*batch)`), or a function
         that takes the model and runs it (`lambda model: model.encode(images)`), each time on the same inputs.
-    settings: what to measure; an `order_from` of None is `own`, as in every call without gradients. Ask for
-        `previous` to see what training of a causal model would meet.
+    settings: what to measure, one or several; an `order_from` of None is `own`, as in every call without gradients. Ask
+        for `previous` to see what training of a causal model would meet.
     repeats: timed runs of each setting, in turn; the medians are reported.
     max_rows: about how many rows of P to look at in a call, evenly spread (at least one a head).
     end_to_end: whether to run the model again with each setting in all layers, and compare what it returns.
@@ -54,7 +54,7 @@ def report(
         raise ValueError("the model is in training mode; allowed: evaluation mode (model.eval())")
     require_int("repeats", repeats, 1)
     require_int("max_rows", max_rows, 1)
-    settings = tuple(settings)
+    settings = (settings,) if isinstance(settings, Settings) else tuple(settings)
     for setting in settings:
         if not isinstance(setting, Settings):
             raise TypeError(f"settings has {setting!r}; allowed: distrattention.Settings")
@@ -86,7 +86,7 @@ class _Evaluation(_Meeting):
     """Measures every attention call, and answers it exactly: a call of torch's attention by torch itself."""
 
     def __init__(self, names: list[str], settings: tuple[Settings, ...], repeats: int, max_rows: int):
-        super().__init__(strategy="energy")  # in _attend(): to learn whether a call can be approximated
+        super().__init__(Settings("energy"))  # in _attend(): to learn whether a call can be approximated
         self.names = names  # of the modules under way, the innermost last
         self.measured = settings
         self.repeats = repeats
@@ -192,7 +192,8 @@ def _run(model, batch):
         return model(*batch)
     if callable(batch):
         return batch(model)
-    raise TypeError(f"batch is a {type(batch).__name__}; allowed: tensor, mapping, list, tuple, function of the model")
+    kind = type(batch).__name__
+    raise TypeError(f"batch is of type {kind}; allowed: tensor, mapping, list, tuple, function of the model")
 
 
 def _outputs(model, batch, settings, exact, layers) -> tuple[tuple[Output, ...], str | None]:
@@ -203,7 +204,7 @@ def _outputs(model, batch, settings, exact, layers) -> tuple[tuple[Output, ...],
         return (), "the model returns no floating-point tensor"
     errors: dict[str, list[float | None]] = {name: [] for name in exact}
     for setting in settings:
-        with _Approximation(**setting.asdict()):
+        with _Approximation(setting):
             found = _tensors(_run(model, batch))
         for name, tensor in exact.items():
             same = name in found and found[name].shape == tensor.shape

@@ -11,8 +11,8 @@ Where a call's settings come from, the last one that speaks:
   2. its `per_layer`, a mapping of module.layer_idx to Settings, or a function of the attention module;
   3. an attribute `distr_settings` on the attention module, which is the way for modules without layer_idx (ViT):
      model.layers[0].attention.distr_settings = Settings(strategy="exact");
-  4. the model call: model(**inputs, strategy="lsh", group_size=4), but not generate(), which refuses what it does not
-     know. Several names can be registered, and changed at run time.
+  4. the model call: model(**inputs, strategy="lsh", group_size=4) or model(**inputs, settings=Settings("lsh", 4)), but
+     not generate(), which refuses what it does not know. Several names can be registered, and changed at run time.
 
 What is approximated: calls with at least one block of query rows (block_size, 128 unless set), and shorter ones that
 have no more keys than rows. Decoding is exact: one row, or fewer rows than a block against more keys (speculative
@@ -34,10 +34,11 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils import logging
+from typing_extensions import Unpack
 
 from distrattention.attention import attention_of_prompts
 from distrattention.core import will_require_grad
-from distrattention.settings import FIELDS, Settings
+from distrattention.settings import FIELDS, Fields, Settings, chosen
 
 logger = logging.get_logger(__name__)
 
@@ -71,7 +72,12 @@ PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 def register(
-    name: str = "distr", *, per_layer: PerLayer | None = None, ignore: Iterable[str] = (), **settings
+    name: str = "distr",
+    settings: Settings | None = None,
+    *,
+    per_layer: PerLayer | None = None,
+    ignore: Iterable[str] = (),
+    **fields: Unpack[Fields],
 ) -> None:
     """Makes attn_implementation=`name` mean DistrAttention, in the registries of attention functions and of masks.
 
@@ -79,7 +85,7 @@ def register(
         name registered here before gets the new settings, for models in use too.
     per_layer: settings of single layers; a function may return None for those registered. See the module's notes.
     ignore: names of further arguments that a model hands on to its attention and that change nothing there.
-    settings: the fields of `Settings`.
+    settings, fields: a `Settings`, or the fields of one.
 
     Raises ValueError for a name, setting or layer that is not allowed.
     """
@@ -88,11 +94,11 @@ def register(
         raise ValueError(f"name is {name!r}; allowed: one without 'flash', '|' and '/', and not 'eager'")
     if known is not None and not hasattr(known, "distr_settings"):
         raise ValueError(f"name is {name!r}, which transformers or another package has registered; allowed: a new name")
-    registered = Settings(**settings)
+    registered = chosen(settings, fields)
     if isinstance(per_layer, Mapping):
-        for layer, chosen in per_layer.items():
-            if isinstance(layer, bool) or not isinstance(layer, int) or not isinstance(chosen, Settings):
-                raise ValueError(f"per_layer has {layer!r}: {chosen!r}; allowed: an int: distrattention.Settings")
+        for layer, of_layer in per_layer.items():
+            if isinstance(layer, bool) or not isinstance(layer, int) or not isinstance(of_layer, Settings):
+                raise ValueError(f"per_layer has {layer!r}: {of_layer!r}; allowed: an int: distrattention.Settings")
     elif per_layer is not None and not callable(per_layer):
         raise ValueError(
             f"per_layer is {per_layer!r}; allowed: a mapping of ints to Settings, or a function of the module"
@@ -114,6 +120,7 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
         **kwargs,
     ) -> tuple[Tensor, None]:
         """query [B, Hq, L, d], key [B, Hkv, S, d], value [B, Hkv, S, dv] -> ([B, L, Hq, dv], no weights)."""
+        of_call = kwargs.pop("settings", None)
         overrides = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
         position_bias = kwargs.pop("position_bias", None)
         _check_arguments(kwargs, harmless, dropout, attention_mask, key)
@@ -131,7 +138,10 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
             attention_mask = _biased_mask(position_bias, attention_mask, causal_flag, rows, key.shape[2])
             causal_flag = False
 
-        arguments = {**_settings(module, registered, per_layer).asdict(), **overrides}
+        if of_call is None:
+            arguments = {**_settings(module, registered, per_layer).asdict(), **overrides}
+        else:
+            arguments = chosen(of_call, overrides).asdict()
         if arguments["order_from"] is None and (causal or getattr(module, "is_decoder", False)):
             arguments["order_from"] = "previous" if _in_training(module, query, key, value) else "own"
         output = attention_of_prompts(
@@ -152,22 +162,22 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
 
 def _settings(module: nn.Module, registered: Settings, per_layer: PerLayer | None) -> Settings:
     """The settings of a layer: the module's own, else those of `per_layer`, else the registered ones."""
-    chosen = getattr(module, "distr_settings", None)
-    if chosen is None and isinstance(per_layer, Mapping):
+    found = getattr(module, "distr_settings", None)
+    if found is None and isinstance(per_layer, Mapping):
         layer = getattr(module, "layer_idx", None)
         if layer is None:
             raise ValueError(
                 f"{type(module).__name__} has no layer_idx for per_layer; allowed: a function of the module, or an "
                 "attribute distr_settings on the module"
             )
-        chosen = per_layer.get(layer)
-    elif chosen is None and per_layer is not None:
-        chosen = per_layer(module)
-    if chosen is None:
+        found = per_layer.get(layer)
+    elif found is None and per_layer is not None:
+        found = per_layer(module)
+    if found is None:
         return registered
-    if not isinstance(chosen, Settings):
-        raise ValueError(f"the settings of {type(module).__name__} are {chosen!r}; allowed: distrattention.Settings")
-    return chosen
+    if not isinstance(found, Settings):
+        raise ValueError(f"the settings of {type(module).__name__} are {found!r}; allowed: distrattention.Settings")
+    return found
 
 
 def _in_training(module: nn.Module, *tensors: Tensor) -> bool:
