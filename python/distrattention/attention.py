@@ -4,7 +4,7 @@
 from typing import Any
 
 from distrattention import core  # first, for it says in words what is missing
-from distrattention.settings import DEFAULT_BLOCK, Fields, Settings, chosen, fields_of
+from distrattention.settings import DEFAULT_BLOCK, EXACT, Fields, Settings, chosen, fields_of
 
 from torch import Tensor  # isort: skip
 from torch.nn.attention.bias import CausalBias, CausalVariant  # isort: skip
@@ -69,11 +69,11 @@ def scaled_dot_product_attention(
     return (out, lse) if return_lse else out
 
 
-def attention_of_prompts(query, key, value, *, strategy, block_size, **others):
+def attention_of_prompts(query, key, value, *, settings, **others):
     """scaled_dot_product_attention(), but exact in decoding; the integration in transformers calls it."""
-    if is_decoding(query.shape[-2], key.shape[-2], block_size):
-        strategy = "exact"
-    return scaled_dot_product_attention(query, key, value, strategy=strategy, block_size=block_size, **others)
+    if is_decoding(query.shape[-2], key.shape[-2], settings.block_size):
+        settings = EXACT
+    return scaled_dot_product_attention(query, key, value, settings=settings, **others)
 
 
 def is_decoding(rows, keys, block_size):

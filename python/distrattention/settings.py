@@ -32,7 +32,7 @@ class Settings:
     strategy: "auto" (exact, unless a group_size is given: then "energy" where that pays), "exact", "lsh" (the paper's:
         columns of Q with neighbouring hashes share a group), "energy" (keep the ceil(d / G) columns that weigh most) or
         "given" (keep the first ceil(d / G) columns of `order`).
-    group_size: G, the columns of a group; 1 is exact attention, at most d. None: 2, and 1 for "auto".
+    group_size: G, the columns of a group; 1 is exact attention, at most d. None: 2, and 1 for "auto" and "exact".
     block_size: l, the rows of Q that share one order of the columns; None: 128. At least the number of queries: one
         order for all.
     estimator: what stands for a group's columns of Q under "lsh", their "mean" or a "sample" (the paper).
@@ -66,6 +66,11 @@ class Settings:
             value = getattr(self, name)
             if name == "seed" or value is not None:
                 object.__setattr__(self, name, require_int(name, value, low))  # the class is frozen
+        if self.strategy == "exact":
+            for name, allowed in (("group_size", (None, 1)), ("estimator", (_DEFAULTS["estimator"],))):
+                if getattr(self, name) not in allowed:
+                    found = f"{name} is {getattr(self, name)!r} with strategy 'exact'"
+                    raise ValueError(f"{found}; allowed: {', '.join(map(repr, allowed))}, as nothing is grouped")
         if self.order is not None:
             _check_order(self.strategy, self.order)
         elif STRATEGIES[self.strategy].order == "caller":
@@ -84,7 +89,7 @@ class Settings:
     @property
     def taken_group_size(self) -> int:
         """G, by the default of the strategy where none is named."""
-        return self.group_size or (1 if self.strategy == "auto" else 2)
+        return self.group_size or (1 if self.strategy in ("auto", "exact") else 2)
 
     def asdict(self) -> dict[str, Any]:
         """The settings as keywords of scaled_dot_product_attention()."""
@@ -120,9 +125,13 @@ def chosen(settings: Settings | None, fields: Mapping[str, Any]) -> Settings:
 def fields_of(settings: Settings, given: tuple) -> tuple:
     """The fields of `settings`, for a function that has a keyword for each; `given` is what these hold. Raises
     TypeError where one of them is set, too."""
-    beside = dict(zip(FIELDS, given))
-    named = {name: value for name, value in beside.items() if value is not None and value != getattr(Settings, name)}
-    return tuple(chosen(settings, named).asdict().values())
+    columns = zip(FIELDS, given, _values_of(Settings))
+    named = {name: value for name, value, default in columns if value is not default and value != default}
+    return _values_of(chosen(settings, named))
+
+
+def _values_of(settings: Settings | type[Settings]) -> tuple:
+    return tuple([getattr(settings, name) for name in FIELDS])
 
 
 def counted(number, noun, plural=None):
@@ -159,3 +168,6 @@ def _check_order(strategy, order):
     if strategy == "auto" or STRATEGIES[strategy].order == "none":
         takers = ", ".join(name for name, row in STRATEGIES.items() if name != "auto" and row.order != "none")
         raise ValueError(f"order was given with strategy {strategy!r}; allowed: {takers}")
+
+
+EXACT = Settings("exact")

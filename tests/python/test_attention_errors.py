@@ -220,11 +220,11 @@ def test_unknown_keywords_are_not_swallowed():
 
 
 def test_exact_and_one_column_need_no_group_size():
-    """The default group_size of 2 is no reason to refuse heads of one column; `exact` does not look at it."""
+    """The default group_size of 2 is no reason to refuse heads of one column; `exact` has none."""
     one = torch.randn(2, 5, 1)
     assert scaled_dot_product_attention(one, one, one).shape == one.shape
     eight = torch.randn(2, 5, 8)
-    assert scaled_dot_product_attention(eight, eight, eight, strategy="exact", group_size=100).shape == eight.shape
+    assert scaled_dot_product_attention(eight, eight, eight, strategy="exact", group_size=1).shape == eight.shape
 
 
 def test_numbers_of_numpy_and_torch_are_numbers():
@@ -252,6 +252,21 @@ def test_explain_refuses_what_attention_refuses():
         arguments, error, message = REFUSED[name]
         with pytest.raises(error, match=message):
             explain(**arguments())
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        (dict(group_size=4), "group_size is 4 with strategy 'exact'; allowed: None, 1, as nothing is grouped"),
+        (dict(estimator="sample"), "estimator is 'sample' with strategy 'exact'; allowed: 'mean', as nothing"),
+    ],
+)
+def test_exact_attention_has_no_groups(keywords, message):
+    with pytest.raises(ValueError, match=message):
+        Settings("exact", **keywords)
+    with pytest.raises(ValueError, match=message):
+        scaled_dot_product_attention(**tensors(), strategy="exact", **keywords)
+    assert Settings("exact").taken_group_size == Settings("exact", 1).taken_group_size == 1
 
 
 def test_settings_raise_when_they_are_made():

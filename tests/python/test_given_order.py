@@ -92,7 +92,7 @@ def test_report_measures_it():
 )
 def test_what_does_not_fit_is_refused(qkv, keywords, error, message):
     with pytest.raises(error, match=message):
-        scaled_dot_product_attention(*qkv, enable_gqa=True, block_size=L, group_size=2, **keywords)
+        scaled_dot_product_attention(*qkv, enable_gqa=True, block_size=L, **keywords)
 
 
 def test_there_is_no_order_to_make(qkv):

@@ -16,6 +16,7 @@ from .result import Layer, Measurement, Output, Report
 
 import torch  # isort: skip
 import torch.nn.functional as F  # isort: skip
+from torch.overrides import TorchFunctionMode  # isort: skip
 from torch import Tensor, nn  # isort: skip
 
 DEFAULT = (Settings("lsh", 2), Settings("lsh", 4), Settings("energy", 2), Settings("energy", 4))
@@ -75,6 +76,8 @@ def report(
 
 class _Meeting(replace_sdpa):
     """Meets the calls of torch's attention (`_attend`, by the base class) and of this package (`attend_here`)."""
+
+    __enter__, __exit__ = TorchFunctionMode.__enter__, TorchFunctionMode.__exit__  # without a count
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function in (ops.forward, ops.forward.default):

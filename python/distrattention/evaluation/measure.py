@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import core, ops
-from ..settings import STRATEGIES, Settings
+from ..settings import EXACT, STRATEGIES, Settings
 
 _CHUNK = 1 << 22  # scores held at a time, more only where one row of every head has more
 
@@ -49,7 +49,8 @@ class Call:
         if settings.strategy != "auto":
             return settings
         tensors = (self.query, self.key, self.value, self.mask)
-        return replace(settings, strategy=core.explain(*tensors, self.causal, self.scale, settings)["strategy"])
+        strategy = core.explain(*tensors, self.causal, self.scale, settings)["strategy"]
+        return EXACT if strategy == "exact" else replace(settings, strategy=strategy)
 
     def order(self, settings: Settings) -> Tensor | None:
         """The columns' order, int32 [B, Hq, blocks, d]; None for exact attention. `settings` are resolved."""
