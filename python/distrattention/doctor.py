@@ -58,8 +58,9 @@ def _sample_lines(sample):
     yield f"sample problem: q, k, v {list(sample.shape)} {sample.dtype} on {sample.device}, group_size 2"
     for operation in ("forward", "backward"):
         for strategy in (name for name, row in STRATEGIES.items() if row.order != "caller"):
-            options = {"operation": operation, "strategy": strategy, "group_size": 2}
-            found = distrattention.explain(sample, sample, sample, **options)
+            group_size = 1 if strategy == "exact" else 2
+            settings = distrattention.Settings(strategy, group_size)
+            found = distrattention.explain(sample, sample, sample, operation=operation, settings=settings)
             yield f"  {operation}, {strategy}: {found['kernel'] or 'none'} ({found['choice']})"
         for name, reason in found["kernels"].items():
             yield f"  {operation} kernel {name}: {reason or 'would serve'}"

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -79,6 +78,12 @@ def output_errors(output: Tensor, exact: Tensor) -> tuple[float, float]:
     return error if difference else 0.0, cosines.min().item() if cosines.numel() else 1.0
 
 
+def squares_by_head(tensor: Tensor) -> Tensor:
+    """The sum of the squares of O [..., Hq, Nq, dv] for each head, float64 [Hq] ([1] where O has no heads)."""
+    norms = torch.linalg.vector_norm(tensor.float(), dim=(-2, -1), dtype=torch.float64)
+    return norms.square().reshape(-1, norms.shape[-1] if norms.dim() else 1).sum(0)
+
+
 def total_variations(
     call: Call, settings: Sequence[Settings], orders: Sequence[Tensor | None], max_rows: int
 ) -> list[float]:
@@ -149,11 +154,11 @@ def _probabilities(call: Call, q: Tensor, k: Tensor, rows: Tensor) -> Tensor:
     return scores.sub_(lse.clamp_min(torch.finfo(lse.dtype).min)).exp_()
 
 
-def times_in_turn(runs: Sequence[Callable[[], object]], repeats: int, device: torch.device) -> list[float]:
-    """The median milliseconds of each run; all run in turn, `repeats` times, so that a drift of the machine's speed
-    meets all alike. They should have run once before."""
+def times_in_turn(runs: Sequence[Callable[[], object]], repeats: int, device: torch.device) -> list[tuple[float, ...]]:
+    """The milliseconds of each run, `repeats` of them; all run in turn, so that a drift of the machine's speed meets
+    all alike. They should have run once before."""
     samples = [[_milliseconds(run, device) for run in runs] for _ in range(repeats)]
-    return [statistics.median(times) for times in zip(*samples)]
+    return list(zip(*samples))
 
 
 def _milliseconds(run: Callable[[], object], device: torch.device) -> float:
