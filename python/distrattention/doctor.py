@@ -9,7 +9,7 @@ from collections.abc import Iterator
 import distrattention
 from distrattention.settings import STRATEGIES
 
-PACKAGES = ("torch", "transformers", "timm")
+PACKAGES = ("torch", "transformers", "timm", "diffusers")
 SAMPLE = (1, 12, 4096, 64)  # [B, H, N, d]
 
 

@@ -30,16 +30,25 @@ _FUSED = (
 
 @dataclass
 class Calls:
-    """The attention calls that a block of replace_sdpa met, but for compiled ones, which are not counted."""
+    """The attention calls that were met, but for compiled ones, which are not counted."""
 
-    taken: int = 0  # by this package, with the block's settings
+    taken: int = 0  # by this package, with the settings
     reasons: dict[str, int] = field(default_factory=dict)  # why others were left exact, and how many of them
-    compiled: bool = False  # whether the block met compiled calls
+    compiled: bool = False  # whether compiled calls were met
 
     @property
     def left(self) -> int:
         """How many calls were left exact."""
         return sum(self.reasons.values())
+
+    def count(self, reason: str | None) -> None:
+        """Counts a call that was taken (None), or left exact for a reason."""
+        if torch.compiler.is_compiling():  # where a count would be a constant
+            self.compiled = True
+        elif reason is None:
+            self.taken += 1
+        else:
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
 
 
 class replace_sdpa(TorchFunctionMode):
@@ -107,7 +116,7 @@ class replace_sdpa(TorchFunctionMode):
             return self._attend(*args, **kwargs)
         if function in _CALLERS:
             if function is F.multi_head_attention_forward and kwargs.get("need_weights", True):
-                self._count(_WEIGHTS)
+                self.calls.count(_WEIGHTS)
                 self._warn_once(f"a call is left to torch: {_WEIGHTS}")
             super().__enter__()  # a mode is off while it answers
             try:
@@ -139,13 +148,13 @@ class replace_sdpa(TorchFunctionMode):
             elif settings.strategy != "exact" and _is_decoding(query, key, settings.block_size):
                 settings, reason = EXACT, "decoding"
             out = scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa, settings=settings)
-            self._count(reason)
+            self.calls.count(reason)
             return out
         except (RuntimeError, TypeError, ValueError) as error:
             if not _is_refusal(error):
                 raise
             self._pass_on(error)
-            self._count(str(error).splitlines()[0])
+            self.calls.count(str(error).splitlines()[0])
         return F.scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
 
     def _pass_on(self, refusal):
@@ -160,15 +169,6 @@ class replace_sdpa(TorchFunctionMode):
         if self.on_unsupported != "silent" and kind not in self.warned:
             self.warned.add(kind)
             warnings.warn(message, stacklevel=stacklevel)  # at the call of torch's function
-
-    def _count(self, reason):
-        """Counts a call that was taken, or left exact for a reason."""
-        if torch.compiler.is_compiling():  # where a count would be a constant
-            self.calls.compiled = True
-        elif reason is None:
-            self.calls.taken += 1
-        else:
-            self.calls.reasons[reason] = self.calls.reasons.get(reason, 0) + 1
 
 
 def _warn_of_no_call(calls):

@@ -158,10 +158,11 @@ def test_type_checkers_are_told():
     assert seen == distrattention._HOMES
     assert Fields.__annotations__ == {field.name: field.type for field in dataclasses.fields(Settings)}
     public = [getattr(distrattention, name) for name in distrattention.__all__ if name != "__version__"]
-    for module in ("timm", "transformers"):
+    for module in ("diffusers", "timm", "transformers"):
         pytest.importorskip(module)
         module = importlib.import_module(f"distrattention.integrations.{module}")
-        public += [item for item in vars(module).values() if getattr(item, "__module__", "") == module.__name__]
+        own = (item for item in vars(module).values() if getattr(item, "__module__", "") == module.__name__)
+        public += [item for item in own if not item.__name__.startswith("_")]
     checked = set()
     for item in public:
         functions = vars(item).values() if inspect.isclass(item) else [item]
