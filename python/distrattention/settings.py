@@ -27,7 +27,7 @@ _DEFAULTS = _tables.DEFAULTS
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Settings:
-    """What every entry of the package takes as keywords, as one immutable value, which `settings=` takes instead.
+    """What every entry of the package takes as keywords, or as one immutable value by `settings=`.
 
     strategy: "auto" (exact, unless a group_size is given: then "energy" where that pays), "exact", "lsh" (the paper's:
         columns of Q with neighbouring hashes share a group), "energy" (keep the ceil(d / G) columns that weigh most) or
