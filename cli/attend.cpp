@@ -25,7 +25,7 @@
 namespace distr::cli {
 namespace {
 
-struct Options {
+struct AttendOptions {
   InputOptions input;
   RunOptions run;
   GroupingOptions grouping;
@@ -64,7 +64,7 @@ void reserve(OutputFiles& files, const std::string& flag, const std::string& pat
 }
 
 // Whether the kernel or the user wants an order that was not given.
-bool needs_order(const Options& options, const Grouping& grouping) {
+bool needs_order(const AttendOptions& options, const Grouping& grouping) {
   const bool is_callers = traits(grouping.strategy).order == OrderSource::caller && reads_order(grouping);
   if (is_callers && options.order.empty()) {
     throw InputError(std::string("--strategy: '") + name_of(grouping.strategy) +
@@ -116,7 +116,7 @@ void run(const Inputs& inputs, const Plans& plans, Computation& computation, Res
   if (makes_order) result.order = computation.order();
 }
 
-Result compute(const Options& options, const Inputs& inputs, Device device) {
+Result compute(const AttendOptions& options, const Inputs& inputs, Device device) {
   const Grouping wanted = grouping_of(options.grouping, inputs.problem.head_dim, options.run.seed);
   Execution execution;
   execution.device = device;
@@ -139,7 +139,7 @@ Result compute(const Options& options, const Inputs& inputs, Device device) {
   return result;
 }
 
-void write_files(const Options& options, const Inputs& inputs, Result& result, OutputFiles& files) {
+void write_files(const AttendOptions& options, const Inputs& inputs, Result& result, OutputFiles& files) {
   files.write(options.out, format_file(options.out, "o", std::move(result.o)));
   if (!options.lse.empty()) files.write(options.lse, format_file(options.lse, "lse", std::move(result.lse)));
   if (!options.order_out.empty()) {
@@ -152,7 +152,7 @@ void write_files(const Options& options, const Inputs& inputs, Result& result, O
   files.commit();
 }
 
-void print_json(const Options& options, const Inputs& inputs, const Result& result, double seconds_total) {
+void print_json(const AttendOptions& options, const Inputs& inputs, const Result& result, double seconds_total) {
   Json json = {{"version", version()}, {"op", "forward"}, {"kernel", result.kernel}};
   json.update(sizes_json(inputs.problem));
   json["causal_corner"] = name_of(inputs.problem.causal);
@@ -175,7 +175,7 @@ void print_json(const Options& options, const Inputs& inputs, const Result& resu
   std::cout << json_text(json) << '\n';
 }
 
-void print_summary(const Options& options, const Inputs& inputs, const Result& result, double seconds_total) {
+void print_summary(const AttendOptions& options, const Inputs& inputs, const Result& result, double seconds_total) {
   std::cout << "problem   " << sizes_text(inputs.problem) << '\n'
             << "grouping  " << grouping_text(result.grouping) << '\n'
             << "kernel    " << result.kernel << (result.device == Device::cuda ? " on " + cuda_device().name : "")
@@ -187,7 +187,7 @@ void print_summary(const Options& options, const Inputs& inputs, const Result& r
   if (!options.order_out.empty()) std::cout << "order     " << options.order_out << '\n';
 }
 
-void attend(const Options& options) {
+void attend(const AttendOptions& options) {
   const auto start = std::chrono::steady_clock::now();
   const Device device = require_device(options.run.device);
   OutputFiles files;
@@ -208,7 +208,7 @@ void attend(const Options& options) {
 
 void add_attend(CLI::App& app) {
   CLI::App* command = app.add_subcommand("attend", "Attention of tensors in files, exact or approximate");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<AttendOptions>();
   add_input_options(*command, options->input);
   const std::string type = "FILE.npy|safetensors";
   add_path(*command, "--out", options->out, type, "O, of Q's rank and type; .npy has no bf16 and holds f4 then (exact)")

@@ -24,10 +24,9 @@
 namespace distr::cli {
 namespace {
 
-constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kErrorPairs = 1 << 22;  // scores that errors of P are taken from, about
 
-struct Options {
+struct BenchOptions {
   RunOptions run;
   SettingLists settings;
   std::vector<std::int64_t> seqs{1024, 2048, 4096};
@@ -50,7 +49,7 @@ Work parse_work(const std::string& word) {
 }
 
 struct Sweep {
-  const Options& options;
+  const BenchOptions& options;
   Device device;
   double peak;  // operations a second; 0 on a GPU, whose peak is not measured
   Json rows = Json::array();
@@ -95,7 +94,7 @@ void add_rows(Sweep& sweep, const Problem& problem, Work work, const std::vector
 }
 
 void bench_problem(Sweep& sweep, const Problem& problem, Work work) {
-  const Options& options = sweep.options;
+  const BenchOptions& options = sweep.options;
   const std::vector<Grouping> settings = settings_of(options.settings, problem.head_dim, options.run.seed);
   for (const Grouping& setting : settings) validate(problem, setting);
   const Inputs inputs = random_inputs(problem, options.run.seed);
@@ -113,7 +112,7 @@ void bench_problem(Sweep& sweep, const Problem& problem, Work work) {
   add_rows(sweep, problem, work, rows, memory);
 }
 
-std::vector<Problem> problems_of(const Options& options) {
+std::vector<Problem> problems_of(const BenchOptions& options) {
   std::vector<Problem> problems;
   for (const DType dtype : options.dtypes) {
     for (const Causal causal : options.causals) {
@@ -138,7 +137,7 @@ std::vector<Problem> problems_of(const Options& options) {
 }
 
 // --nondeterministic is for what has another order of summation.
-void require_choice_of_order(const Options& options) {
+void require_choice_of_order(const BenchOptions& options) {
   const bool has_backward = std::any_of(options.works.begin(), options.works.end(), [](Work work) {
     return work == Work::backward || work == Work::forward_backward;
   });
@@ -149,7 +148,7 @@ void require_choice_of_order(const Options& options) {
   }
 }
 
-void bench(const Options& options) {
+void bench(const BenchOptions& options) {
   require_choice_of_order(options);
   const Device device = require_device(options.run.device);
   OutputFiles files;
@@ -188,7 +187,7 @@ void bench(const Options& options) {
          "workspace.\n";
 }
 
-void add_sweep_options(CLI::App& command, Options& options) {
+void add_sweep_options(CLI::App& command, BenchOptions& options) {
   const auto integers = [&](const char* flag, const char* help, std::int64_t high, std::vector<std::int64_t>& target,
                             const char* shown) {
     add_list(command, flag, "INT", help, target,
@@ -221,7 +220,7 @@ void add_sweep_options(CLI::App& command, Options& options) {
 
 void add_bench(CLI::App& app) {
   CLI::App* command = app.add_subcommand("bench", "Time, rate and error over a sweep of shapes, on random values");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<BenchOptions>();
   options->settings.estimators = {Estimator::mean};
   add_sweep_options(*command, *options);
   command->add_flag("--json", options->json, "Print one JSON object instead of a table")->group(kOutputGroup);

@@ -72,7 +72,7 @@ constexpr Rule kRules[] = {
     {BlockRule::registers, "registers", "registers", "power of two"},
 };
 
-struct Options {
+struct BlocksOptions {
   const Gpu* gpu = nullptr;
   std::optional<std::int64_t> shared_memory, tensor_cores;
   BlockKernel kernel;
@@ -80,7 +80,7 @@ struct Options {
   bool json = false;
 };
 
-struct Row {
+struct RuleRow {
   std::int64_t head_dim;
   const Rule* rule;
   BlockChoice choice;
@@ -130,7 +130,7 @@ std::int64_t parse_memory(const std::string& word) {
   return parse_integer(option, word, 1, kMaxSharedMemory);
 }
 
-GpuProperties properties_of(const Options& options) {
+GpuProperties properties_of(const BlocksOptions& options) {
   if (options.gpu != nullptr && (options.shared_memory || options.tensor_cores)) {
     throw InputError("--gpu names the sizes; allowed: --gpu, or --shared-memory and --tensor-cores");
   }
@@ -146,7 +146,7 @@ GpuProperties properties_of(const Options& options) {
   return gpu;
 }
 
-const PaperRows* paper_rows(const Options& options) {
+const PaperRows* paper_rows(const BlocksOptions& options) {
   for (const PaperRows& rows : kTable2) {
     if (options.gpu != nullptr && std::string(rows.gpu) == options.gpu->name) return &rows;
   }
@@ -164,7 +164,7 @@ std::vector<std::pair<const char*, Pair>> printed_pairs(const PaperRows& rows, s
   return {{"flash", rows.flash.at(column)}, {"ours", rows.ours.at(column)}, {"best", rows.best.at(column)}};
 }
 
-Json row_json(const Row& row) {
+Json row_json(const RuleRow& row) {
   const auto rounded_by = [&row](const BlockLimit& limit) {
     return limit.rounded ? Json(row.rule->step) : Json(nullptr);
   };
@@ -179,7 +179,7 @@ Json row_json(const Row& row) {
           {"accumulators", row.accumulators(row.pair())}};
 }
 
-void print_json(const Options& options, const GpuProperties& gpu, const std::vector<Row>& rows) {
+void print_json(const BlocksOptions& options, const GpuProperties& gpu, const std::vector<RuleRow>& rows) {
   Json json = {{"gpu", options.gpu == nullptr ? Json(nullptr) : Json(options.gpu->name)},
                {"shared_memory", gpu.shared_memory},
                {"tensor_cores", gpu.tensor_cores},
@@ -188,7 +188,7 @@ void print_json(const Options& options, const GpuProperties& gpu, const std::vec
                {"element_bytes", options.kernel.element_bytes},
                {"rows", Json::array()},
                {"paper", Json::array()}};
-  for (const Row& row : rows) json["rows"].push_back(row_json(row));
+  for (const RuleRow& row : rows) json["rows"].push_back(row_json(row));
   const PaperRows* const paper = paper_rows(options);
   for (const std::int64_t head_dim : options.head_dims) {
     const auto column = paper_column(head_dim);
@@ -201,8 +201,8 @@ void print_json(const Options& options, const GpuProperties& gpu, const std::vec
 }
 
 // Where the paper prints another pair that takes as many registers as the third rule's.
-void print_ties(const PaperRows& paper, const std::vector<Row>& rows) {
-  for (const Row& row : rows) {
+void print_ties(const PaperRows& paper, const std::vector<RuleRow>& rows) {
+  for (const RuleRow& row : rows) {
     const auto column = paper_column(row.head_dim);
     if (row.rule->rule != BlockRule::registers || !column) continue;
     const Pair printed = paper.ours.at(*column);
@@ -213,19 +213,19 @@ void print_ties(const PaperRows& paper, const std::vector<Row>& rows) {
   }
 }
 
-void print_table(const Options& options, const GpuProperties& gpu, const std::vector<Row>& rows) {
+void print_table(const BlocksOptions& options, const GpuProperties& gpu, const std::vector<RuleRow>& rows) {
   const PaperRows* const paper = paper_rows(options);
   Table table;
   table.add_column("d", Table::Align::right);
   table.add_column("rule", Table::Align::left);
   for (const char* head : {"l", "m", "accumulators"}) table.add_column(head, Table::Align::right);
   for (const char* head : {"l is bound by", "m is bound by"}) table.add_column(head, Table::Align::left);
-  const auto add_row = [&table](const Row& row, const std::string& name, Pair pair, const std::string& l_limit,
+  const auto add_row = [&table](const RuleRow& row, const std::string& name, Pair pair, const std::string& l_limit,
                                 const std::string& m_limit) {
     table.add_row({std::to_string(row.head_dim), name, std::to_string(pair.l), std::to_string(pair.m),
                    std::to_string(row.accumulators(pair)), l_limit, m_limit});
   };
-  for (const Row& row : rows) {
+  for (const RuleRow& row : rows) {
     add_row(row, row.rule->label, row.pair(), limit_text(*row.rule, row.choice.l_limit),
             limit_text(*row.rule, row.choice.m_limit));
     const auto column = paper_column(row.head_dim);
@@ -246,9 +246,9 @@ void print_table(const Options& options, const GpuProperties& gpu, const std::ve
   if (paper != nullptr) print_ties(*paper, rows);
 }
 
-void blocks(const Options& options) {
+void blocks(const BlocksOptions& options) {
   const GpuProperties gpu = properties_of(options);
-  std::vector<Row> rows;
+  std::vector<RuleRow> rows;
   for (const std::int64_t head_dim : options.head_dims) {
     for (const Rule& rule : kRules) {
       rows.push_back({head_dim, &rule, choose_blocks(gpu, head_dim, rule.rule, options.kernel)});
@@ -261,7 +261,7 @@ void blocks(const Options& options) {
 
 void add_blocks(CLI::App& app) {
   CLI::App* command = app.add_subcommand("blocks", "The paper's rule for the block sizes l and m, and its Table 2");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<BlocksOptions>();
   add_parsed(*command, "--gpu", "3090|4090|L40|A100|H100|H200", "Whose sizes are taken",
              [options](const std::string& word) { options->gpu = parse_gpu(word); });
   add_parsed(*command, "--shared-memory", "BYTES|KB", "Instead: of one SM; 102400 or 100KB",

@@ -25,10 +25,9 @@
 namespace distr::cli {
 namespace {
 
-constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
 constexpr std::int64_t kPlotSize = 128;  // of the heat maps, at most
 
-struct Options {
+struct CompareOptions {
   InputOptions input;
   RunOptions run;
   SettingLists settings;
@@ -38,7 +37,7 @@ struct Options {
   bool json = false;
 };
 
-Json comparison_json(const Options& options, const Inputs& inputs, const std::vector<Row>& rows) {
+Json comparison_json(const CompareOptions& options, const Inputs& inputs, const std::vector<Row>& rows) {
   const Device device = choose_device(options.run.device);
   Json meta = run_meta(options.run.threads, device);
   meta["device"] = name_of(device);
@@ -89,7 +88,7 @@ void print_table(const Inputs& inputs, Device device, const std::vector<Row>& ro
 }
 
 // What tells a setting from the others: without the parts that all have in common.
-PlotPoint point_of(const Options& options, const Row& row) {
+PlotPoint point_of(const CompareOptions& options, const Row& row) {
   const Grouping& grouping = row.grouping;
   PlotPoint point{name_of(grouping.strategy), "exact", row.median(), row.errors.output_frobenius};
   if (grouping.strategy == Strategy::exact) return point;
@@ -106,7 +105,7 @@ void require_values(const Problem& problem) {
   }
 }
 
-void require_plottable(const Options& options, const Problem& problem, std::size_t row_count) {
+void require_plottable(const CompareOptions& options, const Problem& problem, std::size_t row_count) {
   const auto require = [](const char* flag, std::int64_t value, std::int64_t count) {
     if (value >= count) {
       throw InputError(std::string(flag) + ": " + std::to_string(value) + " is not allowed; allowed: 0 to " +
@@ -118,7 +117,7 @@ void require_plottable(const Options& options, const Problem& problem, std::size
   require("--plot-setting", options.plot_setting, static_cast<std::int64_t>(row_count));
 }
 
-std::vector<std::byte> plot(const Options& options, const Inputs& inputs, Comparison& comparison,
+std::vector<std::byte> plot(const CompareOptions& options, const Inputs& inputs, Comparison& comparison,
                             const std::vector<Row>& rows) {
   const Row& shown = rows[static_cast<std::size_t>(options.plot_setting)];
   const auto heatmap = [&](const Row& row, Picture& picture) {
@@ -139,7 +138,7 @@ std::vector<std::byte> plot(const Options& options, const Inputs& inputs, Compar
   return draw(picture, picture_format(options.plot));
 }
 
-void compare(const Options& options) {
+void compare(const CompareOptions& options) {
   const Device device = require_device(options.run.device);
   OutputFiles files;
   if (!options.plot.empty()) {
@@ -168,7 +167,7 @@ void compare(const Options& options) {
   }
 }
 
-void add_output_options(CLI::App& command, Options& options) {
+void add_output_options(CLI::App& command, CompareOptions& options) {
   const auto add_index = [&command](const char* flag, const char* help, std::int64_t& target) {
     add_integer(command, flag, help, 0, kAny, [&target](std::int64_t value) { target = value; })
         ->default_str(std::to_string(target))
@@ -188,7 +187,7 @@ void add_output_options(CLI::App& command, Options& options) {
 
 void add_compare(CLI::App& app) {
   CLI::App* command = app.add_subcommand("compare", "Exact attention against approximate settings: time and error");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<CompareOptions>();
   add_input_options(*command, options->input);
   add_output_options(*command, *options);
   add_setting_options(*command, options->settings);

@@ -59,9 +59,9 @@ struct PaperTable {
 constexpr PaperTable kTables[] = {{3, "the block size l varies, G = 2", kTable3},
                                   {4, "the group size G varies, l = 2", kTable4}};
 
-const std::vector<Estimator> kEstimators = {Estimator::sample, Estimator::mean};
+const std::vector<Estimator> kBothEstimators = {Estimator::sample, Estimator::mean};
 
-struct Options {
+struct ErrorsOptions {
   std::int64_t rows = 64;
   std::int64_t trials = 100;
   std::uint64_t seed = 0;
@@ -70,7 +70,7 @@ struct Options {
   bool json = false;
 };
 
-struct Row {
+struct ErrorRow {
   const PaperTable* table;
   const PaperColumn* column;
   std::int64_t head_dim;
@@ -83,9 +83,9 @@ Summary summary_of(const std::vector<double>& values) {
   return {*least, *largest, std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size())};
 }
 
-void measure_trial(const ErrorTrials& trials, std::span<Row> rows) {
-  for (std::size_t i = 0; i < rows.size(); i += kEstimators.size()) {
-    const auto scores = trials.approximate(rows[i].column->setting, kEstimators);
+void measure_trial(const ErrorTrials& trials, std::span<ErrorRow> rows) {
+  for (std::size_t i = 0; i < rows.size(); i += kBothEstimators.size()) {
+    const auto scores = trials.approximate(rows[i].column->setting, kBothEstimators);
     for (std::size_t e = 0; e < scores.size(); ++e) {
       const ErrorStatistics statistics = statistics_of(trials.exact(), scores[e]);
       rows[i + e].signed_means.push_back(statistics.signed_mean);
@@ -95,16 +95,17 @@ void measure_trial(const ErrorTrials& trials, std::span<Row> rows) {
 }
 
 // By table, then d, then setting, then estimator.
-std::vector<Row> measure_all(const Options& options) {
+std::vector<ErrorRow> measure_all(const ErrorsOptions& options) {
   Progress progress;
-  std::vector<Row> rows;
+  std::vector<ErrorRow> rows;
   std::int64_t done = 0;
   const auto total = options.trials * static_cast<std::int64_t>(std::size(kTables) * std::size(kHeadDims));
   for (const PaperTable& table : kTables) {
     for (const std::int64_t head_dim : kHeadDims) {
       const std::size_t first = rows.size();
       for (const PaperColumn& column : table.columns) {
-        for (const Estimator estimator : kEstimators) rows.push_back({&table, &column, head_dim, estimator, {}, {}});
+        for (const Estimator estimator : kBothEstimators)
+          rows.push_back({&table, &column, head_dim, estimator, {}, {}});
       }
       ErrorTrials trials(options.rows, head_dim, options.seed, options.projections);
       for (std::int64_t trial = 0; trial < options.trials; ++trial) {
@@ -121,7 +122,7 @@ Json summary_json(const Summary& summary) {
   return {{"min", summary.min}, {"max", summary.max}, {"mean", summary.mean}};
 }
 
-Json errors_json(const Options& options, const std::vector<Row>& rows) {
+Json errors_json(const ErrorsOptions& options, const std::vector<ErrorRow>& rows) {
   Json meta = run_meta(1);
   meta["seq"] = options.rows;
   meta["trials"] = options.trials;
@@ -131,7 +132,7 @@ Json errors_json(const Options& options, const std::vector<Row>& rows) {
   meta["signed"] = "|mean (S_hat - S)| / mean S";
   meta["elementwise"] = "mean (|S_hat - S| / S)";
   Json json = {{"meta", meta}, {"rows", Json::array()}};
-  for (const Row& row : rows) {
+  for (const ErrorRow& row : rows) {
     json["rows"].push_back({{"impl", "distr"},
                             {"op", "scores"},
                             {"table", row.table->number},
@@ -151,7 +152,7 @@ void add_summary(std::vector<std::string>& cells, const Summary& summary) {
   for (const double value : {summary.min, summary.max, summary.mean}) cells.push_back(significant(value, 3));
 }
 
-void print_tables(const Options& options, const std::vector<Row>& rows) {
+void print_tables(const ErrorsOptions& options, const std::vector<ErrorRow>& rows) {
   std::cout << "Errors of S_hat in percent: " << options.trials
             << " trials, Q and K uniform in (0, 1), N = " << options.rows << ", lsh\n";
   for (const PaperTable& paper : kTables) {
@@ -162,7 +163,7 @@ void print_tables(const Options& options, const std::vector<Row>& rows) {
          {"signed min", "max", "mean", "element-wise min", "max", "mean", "paper min", "max", "mean"}) {
       table.add_column(head, Table::Align::right);
     }
-    for (const Row& row : rows) {
+    for (const ErrorRow& row : rows) {
       if (row.table != &paper) continue;
       std::vector<std::string> cells = {std::to_string(row.head_dim), std::to_string(row.column->setting.block),
                                         std::to_string(row.column->setting.group_size), name_of(row.estimator)};
@@ -200,7 +201,7 @@ std::vector<ErrorMap> error_maps(const ErrorTrials& trials, const PaperTable& ta
   return maps;
 }
 
-std::vector<std::byte> figure(const Options& options) {
+std::vector<std::byte> figure(const ErrorsOptions& options) {
   ErrorTrials trials(kPlotRows, kPlotHeadDim, options.seed, options.projections);
   trials.draw();
   ErrorPicture picture;
@@ -213,7 +214,7 @@ std::vector<std::byte> figure(const Options& options) {
   return draw(picture, picture_format(options.plot));
 }
 
-void errors(const Options& options) {
+void errors(const ErrorsOptions& options) {
   OutputFiles files;
   if (!options.plot.empty()) {
     static_cast<void>(picture_format(options.plot));
@@ -221,7 +222,7 @@ void errors(const Options& options) {
     files.reserve(options.plot);
   }
   if (!options.json_out.empty()) files.reserve(options.json_out);
-  const std::vector<Row> rows = measure_all(options);
+  const std::vector<ErrorRow> rows = measure_all(options);
   const std::string text = result_text(errors_json(options, rows));
   if (!options.plot.empty()) files.write(options.plot, figure(options));
   if (!options.json_out.empty()) files.write(options.json_out, std::as_bytes(std::span(text)));
@@ -237,7 +238,7 @@ void errors(const Options& options) {
 
 void add_errors(CLI::App& app) {
   CLI::App* command = app.add_subcommand("errors", "The errors of S_hat in the paper's Tables 3 and 4 and Figure 7");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<ErrorsOptions>();
   add_integer(*command, "--seq", "N, the rows of Q and K", 1, kMaxRows, [options](std::int64_t value) {
     options->rows = value;
   })->default_str(std::to_string(options->rows));

@@ -24,7 +24,7 @@ namespace {
 
 constexpr Operation kOperations[] = {Operation::grouping, Operation::forward, Operation::backward};
 
-struct Options {
+struct InfoOptions {
   Problem problem;  // its sizes, dtype and causal
   std::optional<std::int64_t> heads_kv, seq_k, head_dim_v;
   MaskKind mask = MaskKind::none;
@@ -51,7 +51,7 @@ Mask full_mask(MaskKind kind, const Problem& problem) {
   return mask;
 }
 
-Problem problem_of(const Options& options) {
+Problem problem_of(const InfoOptions& options) {
   Problem problem = options.problem;
   problem.heads_kv = options.heads_kv.value_or(problem.heads_q);
   problem.seq_k = options.seq_k.value_or(problem.seq_q);
@@ -61,7 +61,7 @@ Problem problem_of(const Options& options) {
   return contiguous(problem);
 }
 
-Report examine(const Options& options) {
+Report examine(const InfoOptions& options) {
   Report report;
   report.problem = problem_of(options);
   report.device = choose_device(options.device);
@@ -142,8 +142,7 @@ void print_text(const Report& report) {
   table.print(std::cout);
 }
 
-void add_sizes(CLI::App& command, Options& options) {
-  constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
+void add_sizes(CLI::App& command, InfoOptions& options) {
   const auto add = [&command](const char* flag, const char* help, std::int64_t low, std::int64_t high, auto& target) {
     return add_integer(command, flag, help, low, high, [&target](std::int64_t value) { target = value; });
   };
@@ -166,7 +165,7 @@ void add_sizes(CLI::App& command, Options& options) {
 
 void add_info(CLI::App& app) {
   CLI::App* command = app.add_subcommand("info", "The build, the machine, and which kernels would serve a problem");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<InfoOptions>();
   add_sizes(*command, *options);
   add_grouping_options(*command, options->grouping);
   add_device_option(*command, options->device);

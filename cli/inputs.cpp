@@ -17,14 +17,14 @@ namespace {
 using Path = std::filesystem::path;
 
 // A tensor with the words that stand for it in messages.
-struct Named {
+struct InputTensor {
   std::string name;   // "q"
   std::string where;  // "q ('folder/q.npy')"
   Path path;
   Tensor tensor;
 };
 
-Named named(std::string name, const Path& path, Tensor tensor) {
+InputTensor named(std::string name, const Path& path, Tensor tensor) {
   std::string where = name + " (" + quoted(path.string()) + ")";
   return {std::move(name), std::move(where), path, std::move(tensor)};
 }
@@ -41,15 +41,15 @@ Tensor take(TensorMap& tensors, const std::string& name, const Path& path) {
 }
 
 // From a .npy file, or from the tensor of that name in a .safetensors file.
-Named read_named(const std::string& name, const Path& path) {
+InputTensor read_named(const std::string& name, const Path& path) {
   if (path.extension() != ".safetensors") return named(name, path, read_npy(path));
   TensorMap tensors = read_safetensors(path);
   return named(name, path, take(tensors, name, path));
 }
 
 struct Files {
-  Named q, k, v;
-  std::optional<Named> mask;
+  InputTensor q, k, v;
+  std::optional<InputTensor> mask;
 };
 
 Files read_one_file(const InputOptions& options) {
@@ -98,7 +98,7 @@ std::optional<DType> float_type(ElementType type) {
   }
 }
 
-DType require_float(const Named& input) {
+DType require_float(const InputTensor& input) {
   const std::optional<DType> type = float_type(input.tensor.type);
   if (!type) {
     throw InputError(input.where + " has type " + name_of(input.tensor.type) + "; allowed: f16, bf16, f32, f64");
@@ -106,7 +106,7 @@ DType require_float(const Named& input) {
   return *type;
 }
 
-void require_rank_and_type(const Named& input, const Named& q) {
+void require_rank_and_type(const InputTensor& input, const InputTensor& q) {
   const std::size_t rank = input.tensor.shape.size();
   if (rank < 2 || rank > 4) {
     throw InputError(input.where + " has rank " + std::to_string(rank) + ", shape " + shape_text(input.tensor.shape) +
@@ -130,7 +130,7 @@ std::array<std::int64_t, 4> shape_of_four(const Tensor& tensor) {
   return shape;
 }
 
-void require_equal(const char* axis, const Named& left, std::int64_t left_length, const Named& right,
+void require_equal(const char* axis, const InputTensor& left, std::int64_t left_length, const InputTensor& right,
                    std::int64_t right_length) {
   if (left_length != right_length) {
     throw InputError(left.where + " has shape " + shape_text(left.tensor.shape) + ", " + axis + " " +
@@ -140,7 +140,7 @@ void require_equal(const char* axis, const Named& left, std::int64_t left_length
 }
 
 Problem sizes_of(const Files& files) {
-  for (const Named* input : {&files.q, &files.k, &files.v}) require_rank_and_type(*input, files.q);
+  for (const InputTensor* input : {&files.q, &files.k, &files.v}) require_rank_and_type(*input, files.q);
   const auto q = shape_of_four(files.q.tensor);
   const auto k = shape_of_four(files.k.tensor);
   const auto v = shape_of_four(files.v.tensor);
@@ -160,7 +160,7 @@ Problem sizes_of(const Files& files) {
   return problem;
 }
 
-Mask mask_of(const Named& input) {
+Mask mask_of(const InputTensor& input) {
   const auto& shape = input.tensor.shape;
   if (shape.size() > 4) {
     throw InputError(input.where + " has rank " + std::to_string(shape.size()) + "; allowed: 0 to 4");
@@ -185,7 +185,7 @@ Mask mask_of(const Named& input) {
 }
 
 template <typename Integer>
-std::vector<std::int32_t> permutations(const Named& input, std::int64_t head_dim) {
+std::vector<std::int32_t> permutations(const InputTensor& input, std::int64_t head_dim) {
   const std::size_t dim = static_cast<std::size_t>(head_dim);
   const std::size_t count = input.tensor.data.size() / sizeof(Integer);
   std::vector<Integer> values(count);
@@ -240,7 +240,7 @@ Inputs read_inputs(const InputOptions& input_options, const RunOptions& run_opti
   }
   validate(inputs.problem);
   inputs.problem = contiguous(inputs.problem);
-  const std::pair<Named&, std::vector<std::byte>&> targets[] = {
+  const std::pair<InputTensor&, std::vector<std::byte>&> targets[] = {
       {files.q, inputs.q}, {files.k, inputs.k}, {files.v, inputs.v}};
   for (const auto& [file, target] : targets) {
     inputs.paths[file.name] = file.path.string();
@@ -250,7 +250,7 @@ Inputs read_inputs(const InputOptions& input_options, const RunOptions& run_opti
 }
 
 std::vector<std::int32_t> read_order(const Path& path, const Inputs& inputs, const Grouping& grouping) {
-  const Named order = read_named("order", path);
+  const InputTensor order = read_named("order", path);
   const auto full = order_shape(inputs.problem, grouping);
   const std::vector<std::int64_t> full_shape(full.begin(), full.end());
   const std::vector<std::int64_t> short_shape = inputs.shape_like_input(full_shape);

@@ -14,7 +14,6 @@ namespace distr::cli {
 namespace {
 
 constexpr int kMaxThreads = 1024;
-constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
 
 }  // namespace
 

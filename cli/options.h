@@ -5,6 +5,7 @@
 #include <CLI/CLI.hpp>
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <optional>
 #include <string>
 
@@ -31,6 +32,9 @@ struct GroupingOptions {
   Grouping grouping;                       // but for its group size
   std::optional<std::int64_t> group_size;  // empty: min(2, d), and 1 for auto
 };
+
+// The upper end of what has none.
+inline constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
 
 // Headings of --help.
 inline constexpr const char* kInputGroup = "Input";

@@ -11,8 +11,6 @@
 namespace distr::cli {
 namespace {
 
-constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
-
 template <typename Enum>
 std::string names_of(const std::vector<Enum>& values, const char* separator = ",") {
   std::string text;

@@ -23,9 +23,7 @@
 namespace distr::cli {
 namespace {
 
-constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
-
-struct Options {
+struct TuneOptions {
   std::vector<std::int64_t> head_dims{32, 64, 128, 256}, group_sizes{1, 2, 4, 8}, blocks{64, 128, 256},
       seqs{4096, 16384}, heads{10};
   std::vector<Strategy> strategies{Strategy::lsh, Strategy::energy};
@@ -37,7 +35,7 @@ struct Options {
   bool json = false;
 };
 
-std::vector<Grouping> groupings_of(const Options& options, std::int64_t head_dim) {
+std::vector<Grouping> groupings_of(const TuneOptions& options, std::int64_t head_dim) {
   std::vector<Grouping> groupings;
   for (const std::int64_t size : options.group_sizes) {
     if (size > head_dim) continue;
@@ -52,7 +50,7 @@ std::vector<Grouping> groupings_of(const Options& options, std::int64_t head_dim
 }
 
 // In the order in which they are measured.
-std::vector<Problem> problems_of(const Options& options) {
+std::vector<Problem> problems_of(const TuneOptions& options) {
   std::vector<Problem> problems;
   Problem problem;
   problem.dtype = options.dtype;
@@ -74,7 +72,7 @@ std::vector<Problem> problems_of(const Options& options) {
   return problems;
 }
 
-std::vector<Trial> measure_all(const Options& options, const std::vector<Problem>& problems) {
+std::vector<Trial> measure_all(const TuneOptions& options, const std::vector<Problem>& problems) {
   std::vector<Trial> trials;
   Progress progress;
   Inputs inputs;
@@ -135,7 +133,7 @@ std::int64_t groups_of(const Trial& trial) {
   return reads_order(grouping) ? num_groups(trial.problem, grouping) : trial.problem.head_dim;
 }
 
-Json tune_json(const Options& options, const std::vector<Trial>& trials) {
+Json tune_json(const TuneOptions& options, const std::vector<Trial>& trials) {
   const CudaDevice gpu = cuda_device();
   Json meta = run_meta(1, Device::cuda);
   meta["repeats"] = options.repeats;
@@ -206,7 +204,7 @@ void print_crossovers(const std::vector<Trial>& trials) {
   table.print(std::cout);
 }
 
-void print_text(const Options& options, const std::vector<Trial>& trials) {
+void print_text(const TuneOptions& options, const std::vector<Trial>& trials) {
   std::cout << cuda_device().name << "; " << kTunedKernel << ", B " << options.batch << ", " << name_of(options.dtype)
             << "\n\n";
   print_trials(trials);
@@ -228,7 +226,7 @@ void print_text(const Options& options, const std::vector<Trial>& trials) {
          "the sizes; loss taken: with the tiles that the kernel takes.\n";
 }
 
-void tune(const Options& options) {
+void tune(const TuneOptions& options) {
   const std::string reason = cuda_unusable_reason();
   if (!reason.empty()) throw InputError("a CUDA device is needed: " + reason);
   OutputFiles files;
@@ -249,7 +247,7 @@ void tune(const Options& options) {
   }
 }
 
-void add_lists(CLI::App& command, Options& options) {
+void add_lists(CLI::App& command, TuneOptions& options) {
   const auto integers = [&](const char* flag, const char* help, std::int64_t high, std::vector<std::int64_t>& target,
                             const char* shown) {
     add_list(command, flag, "INT", help, target,
@@ -282,7 +280,7 @@ void add_lists(CLI::App& command, Options& options) {
 
 void add_tune(CLI::App& app) {
   CLI::App* command = app.add_subcommand("tune", "The GPU's tiles and block lengths measured, beside the paper's rule");
-  const auto options = std::make_shared<Options>();
+  const auto options = std::make_shared<TuneOptions>();
   add_lists(*command, *options);
   const auto integer = [&](const char* flag, const char* help, std::int64_t high, const auto& store) {
     return add_integer(*command, flag, help, 1, high, store)->group(kInputGroup);

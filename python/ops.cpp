@@ -40,7 +40,7 @@ Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& 
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in);
   const Call call =
       make_call(q, k, k, settings_of(causal, {}, strategy, group_size, block_size, "mean", order_from, seed));
-  return order_of(call, plan(Operation::grouping, call.problem, call.grouping, call.execution), q, k, flat);
+  return order_of(call, plan_of(Operation::grouping, call), q, k, flat);
 }
 
 // O [B, Hq, Nq, dv], in memory [B, Nq, Hq, dv]: the transpose that follows attention in models then costs nothing.
@@ -79,7 +79,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const
       make_call(q, k, v, settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0));
   add_mask(call, q, mask);
   Tensor o = output_of(call, q, v);
-  const Plan forward = plan(Operation::forward, call.problem, call.grouping, call.execution);
+  const Plan forward = plan_of(Operation::forward, call);
   OptionalTensor lse = attend_by(call, forward, q, k, v, mask, order_for(forward, q, order_in), o, true);
   return {std::move(o), *std::move(lse)};
 }
@@ -93,10 +93,10 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor> attend(const Tensor& q_in, co
   Call call = make_call(q, k, v, unpack(settings, scale, seed));
   add_mask(call, q, mask);
   Tensor o = output_of(call, q, v);
-  const Plan forward = plan(Operation::forward, call.problem, call.grouping, call.execution);
+  const Plan forward = plan_of(Operation::forward, call);
   OptionalTensor order;
   if (forward.reads_order()) {
-    order = order_of(call, forward.for_operation(Operation::grouping), q, k, true);
+    order = order_of(call, plan_of_order(call, forward), q, k, true);
   }
   OptionalTensor lse = attend_by(call, forward, q, k, v, mask, order, o, with_lse);
   return {std::move(o), std::move(lse), std::move(order)};
@@ -137,7 +137,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& d_o_in, const 
   const bool want_mask = mask && mask_gradient;
   Tensor d_mask = want_mask ? empty(q, mask->sizes(), type_of_lse) : empty(q, {0}, type_of_lse);
   call.execution.deterministic = deterministic;
-  const Plan backward = plan(Operation::backward, call.problem, call.grouping, call.execution);
+  const Plan backward = plan_of(Operation::backward, call);
   const OptionalTensor order = order_for(backward, q, order_in);
   run(call, backward, q,
       BackwardTensors{.q = q.const_data_ptr(),

@@ -6,6 +6,8 @@
 #include <algorithm>
 #include <stdexcept>
 
+#include "plan_cache.h"
+
 namespace distr::binding {
 namespace {
 
@@ -117,7 +119,8 @@ Problem make_problem(const Tensor& q, const Tensor& k, const Tensor& v, const Se
               "; allowed: [batch, heads, rows, columns]");
     }
   }
-  require(q, "k", k, q.scalar_type(), {q.size(0), k.size(1), k.size(2), q.size(3)});
+  const std::int64_t heads_k = settings.grouped_heads ? k.size(1) : q.size(1);
+  require(q, "k", k, q.scalar_type(), {q.size(0), heads_k, k.size(2), q.size(3)});
   require(q, "v", v, q.scalar_type(), {q.size(0), k.size(1), k.size(2), v.size(3)});
   Problem problem;
   problem.dtype = dtype_of("q", q);
@@ -156,6 +159,16 @@ Mask make_mask(const Tensor& q, const Tensor& tensor) {
   std::copy(tensor.sizes().begin(), tensor.sizes().end(), mask.shape.begin());
   std::copy(tensor.strides().begin(), tensor.strides().end(), mask.strides.begin());
   return mask;
+}
+
+PlanKey key_of(Operation operation, const Call& call) {
+  return {operation,
+          call.problem,
+          call.grouping,
+          call.execution.device,
+          call.device_index,
+          call.execution.threads,
+          call.execution.deterministic};
 }
 
 }  // namespace
@@ -236,7 +249,7 @@ Settings settings_of(const std::string& causal, std::optional<double> scale, con
   grouping.estimator = named("estimator", estimator, kEstimators).value;
   grouping.order_from = named("order_from", order_from, kOrdersFrom).value;
   grouping.seed = static_cast<std::uint64_t>(seed);
-  return {named("causal", causal, kCorners).value, scale, grouping};
+  return {named("causal", causal, kCorners).value, scale, grouping, true};
 }
 
 Settings unpack(std::int64_t packed, std::optional<double> scale, std::int64_t seed) {
@@ -256,19 +269,21 @@ Settings unpack(std::int64_t packed, std::optional<double> scale, std::int64_t s
   grouping.strategy = take_of(kStrategies).strategy;
   grouping.estimator = take_of(kEstimators).value;
   grouping.order_from = take_of(kOrdersFrom).value;
+  const bool grouped_heads = take(2) == 1;
   grouping.group_size = take(1024);
-  grouping.block = take(std::int64_t{1} << 46);
+  grouping.block = take(std::int64_t{1} << 40);
   grouping.seed = static_cast<std::uint64_t>(seed);
-  return {causal, scale, grouping};
+  return {causal, scale, grouping, grouped_heads};
 }
 
 Call make_call(const Tensor& q, const Tensor& k, const Tensor& v, const Settings& settings) {
-  Call call{make_problem(q, k, v, settings), settings.grouping, {}, {}};
+  Call call{make_problem(q, k, v, settings), settings.grouping, {}, 0, {}};
   if (q.is_cuda()) {
-    const std::int32_t device = q.get_device_index();
-    call.guard.emplace(device);
+    call.device_index = q.get_device_index();
+    call.guard.emplace(call.device_index);
     call.execution.device = Device::cuda;
-    call.execution.stream = current_cuda_stream(device);
+    call.execution.stream = current_cuda_stream(call.device_index);
+    call.execution.check_memory = false;  // torch knows where its tensors are
   } else {
     call.execution.threads = static_cast<int>(torch::stable::get_num_threads());
     call.execution.parallel = run_in_torch;
@@ -280,6 +295,16 @@ void add_mask(Call& call, const Tensor& q, const OptionalTensor& mask) {
   if (mask) {
     call.problem.mask = make_mask(q, *mask);
   }
+}
+
+Plan plan_of(Operation operation, const Call& call) {
+  return PlanCache::instance().find_or_make(
+      key_of(operation, call), [&] { return plan(operation, call.problem, call.grouping, call.execution); });
+}
+
+Plan plan_of_order(const Call& call, const Plan& forward) {
+  return PlanCache::instance().find_or_make(key_of(Operation::grouping, call),
+                                            [&] { return forward.for_operation(Operation::grouping); });
 }
 
 OptionalTensor order_for(const Plan& plan, const Tensor& q, const OptionalTensor& order) {

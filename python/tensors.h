@@ -66,6 +66,7 @@ struct Settings {
   Causal causal = Causal::none;
   std::optional<double> scale;
   Grouping grouping;
+  bool grouped_heads = true;  // Hq may be a multiple of H
 };
 [[nodiscard]] Settings settings_of(const std::string& causal, std::optional<double> scale, const std::string& strategy,
                                    std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
@@ -78,13 +79,18 @@ struct Call {
   Grouping grouping;
   // CPU: torch's threads, as many as torch.set_num_threads() says, from its pool. CUDA: torch's current stream.
   Execution execution;
-  std::optional<torch::stable::accelerator::DeviceGuard> guard;  // CUDA: q's device is the current one
+  std::int32_t device_index = 0;                                 // CUDA: q's device
+  std::optional<torch::stable::accelerator::DeviceGuard> guard;  // CUDA: it is the current one
 };
 
 // For Q [B, Hq, Nq, d], K [B, H, Nk, d], V [B, H, Nk, dv] with contiguous rows. Problem::o is left to the caller.
 [[nodiscard]] Call make_call(const Tensor& q, const Tensor& k, const Tensor& v, const Settings& settings);
 // Adds the mask, if there is one.
 void add_mask(Call& call, const Tensor& q, const OptionalTensor& mask);
+// The call's plan, from the thread's last ones where it is among them.
+[[nodiscard]] Plan plan_of(Operation operation, const Call& call);
+// The plan of the order that a forward reads.
+[[nodiscard]] Plan plan_of_order(const Call& call, const Plan& forward);
 // The order as the library wants it, contiguous, if there is one. It may come as [B, Hq, blocks, d] or flat,
 // [B, Hq, blocks * d].
 [[nodiscard]] OptionalTensor order_for(const Plan& plan, const Tensor& q, const OptionalTensor& order);

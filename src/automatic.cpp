@@ -1,17 +1,15 @@
 // SPDX-License-Identifier: Apache-2.0
 // Strategy `auto`: exact attention; where a group size is asked for and an approximation pays, the strategy that
-// measures best. What pays on a device its backend says (cpu/heuristics.h, cuda/heuristics.h).
+// measures best. What pays on a device its backend says (cpu/heuristics.h, cuda/heuristics.h), and what pays on every
+// device common/heuristics.h.
 #include <string>
 
+#include "common/heuristics.h"
 #include "decisions.h"
 #include "dispatch.h"
 
 namespace distr {
 namespace {
-
-// Shorter blocks fuse K more often than the smaller product saves; wider values leave little to save.
-constexpr std::int64_t kShortestBlock = 64;
-constexpr std::int64_t kWidestValues = 4;  // times head_dim
 
 Advice device_advice(const Problem& problem, const Grouping& grouping, Device device) {
   switch (device) {
@@ -38,12 +36,12 @@ Advice advice(const Problem& problem, const Grouping& grouping, Device device) {
   if (!of_device.pays) {
     return of_device;
   }
-  if (grouping.block < kShortestBlock) {
+  if (grouping.block < common::kShortestBlock) {
     return {false, "as blocks of " + std::to_string(grouping.block) +
                        " rows share too little work for an approximation to pay (from " +
-                       std::to_string(kShortestBlock) + " on they do)"};
+                       std::to_string(common::kShortestBlock) + " on they do)"};
   }
-  if (problem.head_dim_v > kWidestValues * problem.head_dim) {
+  if (problem.head_dim_v > common::kWidestValues * problem.head_dim) {
     return {false,
             "as nearly all work is the product with V, whose head_dim_v is " + std::to_string(problem.head_dim_v)};
   }

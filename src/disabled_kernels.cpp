@@ -28,15 +28,19 @@ bool any_beginning(std::string_view text, Visitor visit) {
 
 }  // namespace
 
-DisabledKernels::DisabledKernels() {
+inline namespace v0 {
+
+std::string_view disabled_kernels() noexcept {
   const char* text = std::getenv("DISTR_DISABLE_KERNELS");
   if (text == nullptr) {
     text = std::getenv("DISTR_LEAVE_OUT");  // its name until version 0.2
   }
-  if (text != nullptr) {
-    beginnings_ = text;
-  }
+  return text == nullptr ? "" : text;
 }
+
+}  // namespace v0
+
+DisabledKernels::DisabledKernels() : beginnings_(disabled_kernels()) {}
 
 bool DisabledKernels::has(std::string_view kernel) const noexcept {
   return !beginnings_.empty() &&

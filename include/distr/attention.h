@@ -8,6 +8,7 @@
 #include <functional>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "distr/error.h"
@@ -37,6 +38,9 @@ struct Execution {
   bool deterministic = true;
   std::string kernel;          ///< the kernel to take, one of list(); empty: the first that serves
   std::int64_t tile_rows = 0;  ///< rows of Q of a tile, among Plan::tiles(); 0: those that the kernel prefers
+  /// CUDA: whether the driver is asked where each tensor is, so that host memory is refused in words; false where the
+  /// caller knows that all are in the current device's memory, as a framework does.
+  bool check_memory = true;
   /// Called now and then, by one thread at a time (the calling one, unless `parallel` is set), with the count of
   /// finished pieces of work of the step under way; a call may have several steps. Must not throw.
   std::function<void(std::int64_t done, std::int64_t total)> progress;
@@ -125,6 +129,9 @@ struct KernelInfo {
 
 /// Every kernel of this build, in order of preference.
 [[nodiscard]] std::vector<KernelInfo> list();
+
+/// The value of the environment variable DISTR_DISABLE_KERNELS (see explain()); empty where there is none.
+[[nodiscard]] std::string_view disabled_kernels() noexcept;
 
 struct KernelVerdict {
   KernelInfo kernel;

@@ -100,6 +100,8 @@ struct Grouping {
   Estimator estimator = Estimator::mean;
   OrderFrom order_from = OrderFrom::own;
   std::uint64_t seed = 0;  ///< of the projections of `lsh`
+
+  bool operator==(const Grouping&) const = default;
 };
 
 /// Throws Error(invalid_argument) naming the value that is out of range and what is allowed.

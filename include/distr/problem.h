@@ -36,6 +36,8 @@ struct Strides {
   std::int64_t batch = 0;
   std::int64_t head = 0;
   std::int64_t row = 0;
+
+  bool operator==(const Strides&) const = default;
 };
 
 /// A mask of rank 0 to 4 that broadcasts to [batch, heads_q, seq_q, seq_k] by NumPy's rules: axes are aligned at the
@@ -46,6 +48,8 @@ struct Mask {
   int rank = 0;
   std::array<std::int64_t, 4> shape{};    ///< the first `rank` entries count
   std::array<std::int64_t, 4> strides{};  ///< likewise
+
+  bool operator==(const Mask&) const = default;
 };
 
 /// The largest head_dim and head_dim_v.
@@ -80,6 +84,8 @@ struct Problem {
   /// Strides of O(Nq) vectors such as LSE [batch, heads_q, seq_q] are always contiguous; their type is fp32, and fp64
   /// when dtype is f64.
   [[nodiscard]] DType lse_dtype() const noexcept { return dtype == DType::f64 ? DType::f64 : DType::f32; }
+
+  bool operator==(const Problem&) const = default;
 };
 
 /// `problem` with the strides of contiguous Q, K, V and O of its sizes.

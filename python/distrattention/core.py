@@ -45,8 +45,8 @@ def _known_settings(*fields, **named):
 
 def attend_simply(query, key, value, is_causal, scale, grouped_heads, fields, with_lse):
     """attend() by the shortest way, for the usual call: eager code, four axes, nothing to broadcast or to cast, and no
-    mask. None where the call is not that. What the tensors or the scale lack is looked for when the operator has
-    refused them. `fields`: of Settings.
+    mask. None where the call is not that, which the operator itself finds out by refusing it: what the tensors or the
+    settings lack is then said on the long way. `fields`: of Settings.
     """
     if (
         torch.compiler.is_compiling()
@@ -54,49 +54,31 @@ def attend_simply(query, key, value, is_causal, scale, grouped_heads, fields, wi
         or torch._C._is_any_autocast_enabled()
         or torch.autograd.forward_ad._current_level >= 0  # there may be tangents
         or not (type(query) in _TENSORS and type(key) in _TENSORS and type(value) in _TENSORS)
-        or query.is_nested  # which has no shape
-        or key.is_nested
-        or value.is_nested
+        or query.dim() != 4
         or query.is_meta  # nothing refuses those that do not fit
         or type(scale) not in _SCALES
+        or fields[-1] is not None  # the caller's order
         or _LOG.isEnabledFor(logging.INFO)
     ):
         return None
-    shape, shape_k, shape_v = query.shape, key.shape, value.shape
-    if not (
-        len(shape) == len(shape_k) == len(shape_v) == 4
-        and shape[0] == shape_k[0] == shape_v[0]
-        and shape_k[1] == shape_v[1]
-        and (shape[1] == shape_k[1] or grouped_heads)
-        and query.device == key.device == value.device
-    ):
-        return None
     training_causal = bool(is_causal) and will_require_grad(query, key, value)
-    *fields, order = fields
-    if order is not None:
-        return None
     try:
-        packed, seed = _packed("top_left" if is_causal else "none", training_causal, shape[3], *fields)
+        packed, seed = _packed("top_left" if is_causal else "none", training_causal, bool(grouped_heads), *fields)
     except (TypeError, ValueError):  # they cannot be looked up, or are no settings
         return None
     deterministic = not is_nondeterministic_backward_allowed()
     try:
         return ops.attend_eagerly(query, key, value, None, scale, packed, seed, deterministic, with_lse)
-    except RuntimeError as error:
-        refusal = error
-    try:
-        check((query, key, value), ("query", "key", "value"), grouped_heads)
-        check_scale(scale)
-        raise refusal
-    finally:
-        del refusal  # whose traceback keeps this frame, and so the tensors
+    except RuntimeError:
+        return None
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
-def _packed(causal, training_causal, head_dim, *fields):
+def _packed(causal, training_causal, grouped_heads, *fields):
     """(what ops.pack() makes of the settings, the seed)."""
     settings = _known_settings(*fields)
-    return ops.pack(causal, *options_of(settings, head_dim, training_causal)), settings.seed
+    options = options_of(settings, MAX_HEAD_DIM, training_causal)  # a smaller d is the operator's to refuse
+    return ops.pack(causal, *options, grouped_heads), settings.seed
 
 
 def attend(query, key, value, mask, causal, scale, settings, training_causal, deterministic=False, with_lse=True):

@@ -98,14 +98,15 @@ def order_of_caller(order, q, block_size):
 # The settings of `attend` in one number, which takes less time to pass than their names.
 
 _CORNERS = ("none", "top_left", "bottom_right")
-_NAMES = (_CORNERS, tuple(STRATEGIES), ESTIMATORS, ORDERS_FROM)  # as in python/tensors.cpp
-_GROUP_SIZES, _BLOCK_SIZES = 2**10, 2**46
+_NAMES = (_CORNERS, tuple(STRATEGIES), ESTIMATORS, ORDERS_FROM, (False, True))  # as in python/tensors.cpp
+_GROUP_SIZES, _BLOCK_SIZES = 2**10, 2**40
 
 
-def pack(causal, strategy, group_size, block_size, estimator, order_from):
-    """The settings in one number. A block of more than 2^46 - 1 rows is one of so many."""
+def pack(causal, strategy, group_size, block_size, estimator, order_from, grouped_heads=True):
+    """The settings in one number. A block of more than 2^40 - 1 rows is one of so many. grouped_heads: whether Hq may
+    be a multiple of H."""
     packed, place = 0, 1
-    for name, names in zip((causal, strategy, estimator, order_from), _NAMES):
+    for name, names in zip((causal, strategy, estimator, order_from, grouped_heads), _NAMES):
         packed += names.index(name) * place
         place *= len(names)
     return packed + place * (group_size + _GROUP_SIZES * min(block_size, _BLOCK_SIZES - 1))
@@ -118,7 +119,7 @@ def unpack(packed):
     for names in _NAMES:
         packed, index = divmod(packed, len(names))
         found.append(names[index])
-    causal, strategy, estimator, order_from = found
+    causal, strategy, estimator, order_from, _ = found
     block_size, group_size = divmod(packed, _GROUP_SIZES)
     return causal, strategy, group_size, block_size, estimator, order_from
 

@@ -45,7 +45,6 @@ __device__ inline void wait_on_dependent_grids() {
 template <class... Parameters, class... Arguments>
 void launch_dependent(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared, void* stream,
                       const Arguments&... arguments) {
-  raise_shared_memory_limit(kernel, shared);
   cudaLaunchAttribute attribute{};
   attribute.id = cudaLaunchAttributeProgrammaticStreamSerialization;
   attribute.val.programmaticStreamSerializationAllowed = 1;

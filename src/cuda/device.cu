@@ -4,7 +4,6 @@
 #include <atomic>
 #include <map>
 #include <mutex>
-#include <utility>
 
 #include "cuda/launch.h"
 #include "kernel.h"
@@ -64,14 +63,14 @@ std::string too_old(int device) {
 }  // namespace
 
 const DeviceProperties& device_properties() {
-  constexpr std::size_t kQuickly = 64;  // devices that no lock is taken for once they are known
-  static std::array<std::atomic<const DeviceProperties*>, kQuickly> quickly{};
+  constexpr std::size_t kCachedDevices = 64;  // no lock is taken for these once they are known
+  static std::array<std::atomic<const DeviceProperties*>, kCachedDevices> cached{};
   static std::mutex mutex;
   static std::map<int, DeviceProperties> known;  // by device; its elements stay where they are
   const int device = current_device();
   const auto index = static_cast<std::size_t>(device);
-  if (index < kQuickly) {
-    if (const DeviceProperties* found = quickly[index].load(std::memory_order_acquire)) {
+  if (index < kCachedDevices) {
+    if (const DeviceProperties* found = cached[index].load(std::memory_order_acquire)) {
       return *found;
     }
   }
@@ -86,8 +85,8 @@ const DeviceProperties& device_properties() {
     properties.shared_bytes_per_sm = attribute(cudaDevAttrMaxSharedMemoryPerMultiprocessor, device);
     found = known.emplace(device, properties).first;
   }
-  if (index < kQuickly) {
-    quickly[index].store(&found->second, std::memory_order_release);
+  if (index < kCachedDevices) {
+    cached[index].store(&found->second, std::memory_order_release);
   }
   return found->second;
 }
@@ -108,19 +107,6 @@ std::string unusable_reason() {
     return too_old(current_device());
   } catch (const Error& error) {
     return error.what();
-  }
-}
-
-void allow_shared_memory(const void* kernel, std::size_t bytes) {
-  static std::mutex mutex;
-  static std::map<std::pair<int, const void*>, std::size_t> allowed;  // by device and kernel
-  const int device = current_device();
-  const std::lock_guard lock(mutex);
-  std::size_t& most = allowed[{device, kernel}];
-  if (bytes > most) {
-    check(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, static_cast<int>(bytes)),
-          "cudaFuncSetAttribute");
-    most = bytes;
   }
 }
 

@@ -20,7 +20,7 @@ namespace distr {
 namespace cuda {
 namespace {
 
-// Why the problem is not served, first of all, and then why nothing is.
+// The kernel's own reason comes before the device's, for which no kernel serves.
 template <auto kSupports>
 std::string supports(const Problem& problem, const Grouping& grouping) {
   const std::string reason = kSupports(problem, grouping);
@@ -71,16 +71,18 @@ std::array<NamedTensor, 13> named(const BackwardTensors& t) {
            {t.d_mask, "the mask's gradient"}}};
 }
 
-// The kernel's plan, whose run looks first at where the tensors are.
+// The kernel's plan, whose run looks first at where the tensors are, unless the caller knows.
 template <class Tensors, auto kPlan>
 KernelPlan<Tensors> plan(const Problem& problem, const Grouping& grouping, const Execution& execution) {
   KernelPlan<Tensors> result = kPlan(problem, grouping, execution);
   result.run = [run = std::move(result.run)](const Tensors& tensors, const Execution& with) {
-    const int device = current_device();
-    for (const auto& [pointer, name] : named(tensors)) {
-      require_device_memory(pointer, name, device);
+    if (with.check_memory) {
+      const int device = current_device();
+      for (const auto& [pointer, name] : named(tensors)) {
+        require_device_memory(pointer, name, device);
+      }
+      require_device_memory(with.workspace, "the workspace", device);
     }
-    require_device_memory(with.workspace, "the workspace", device);
     run(tensors, with);
   };
   return result;

@@ -16,6 +16,7 @@
 #include "cuda/grouping.h"
 #include "cuda/grouping_loads.cuh"
 #include "cuda/grouping_moments.cuh"
+#include "cuda/grouping_plan.h"
 #include "cuda/grouping_rank.cuh"
 #include "cuda/workspace.h"
 
@@ -285,7 +286,14 @@ struct Plan {
   bool aligned_rows;  // of Q and K
   int read_threads;
   dim3 read_grid, order_grid;
-  void (*order_blocks)(Arguments);
+  void (*order_kernel)(Arguments);
+
+  static Plan of(const Problem& problem, const Grouping& grouping, WorkspaceLayout& workspace);
+  [[nodiscard]] std::vector<LaunchShape> launches() const {
+    const TileShape tile{arguments.queries.piece_rows, arguments.keys.length, arguments.head_dim, 0};
+    return {{tile, read_grid.x, read_threads, 0},
+            {tile, std::int64_t{order_grid.x} * order_grid.y, 2 * arguments.width, 0}};
+  }
 
   [[nodiscard]] Arguments with(const GroupingTensors& tensors, void* workspace) const {
     Arguments a = arguments;
@@ -303,7 +311,7 @@ struct Plan {
   }
 };
 
-Plan plan_of(const Problem& problem, const Grouping& grouping, WorkspaceLayout& workspace) {
+Plan Plan::of(const Problem& problem, const Grouping& grouping, WorkspaceLayout& workspace) {
   const QueryPieces queries(problem, grouping);
   const KeyStrips keys(problem, queries);
   const grouping::Warps warps(problem.head_dim);
@@ -333,8 +341,8 @@ Plan plan_of(const Problem& problem, const Grouping& grouping, WorkspaceLayout& 
   return {problem.dtype,
           arguments,
           {workspace, "squares of Q", queries.count * width},
-          {workspace, "spreads of K", keys.count * width},
-          {workspace, "spreads of strips", keys.run_strips == 1 ? 0 : kv_heads * keys.strips * width},
+          {workspace, "moments of K", keys.count * width},
+          {workspace, "moments of strips", keys.run_strips == 1 ? 0 : kv_heads * keys.strips * width},
           aligned_rows,
           warps.count() * 32,
           dim3(static_cast<unsigned>(queries.count + keys.count)),
@@ -342,14 +350,12 @@ Plan plan_of(const Problem& problem, const Grouping& grouping, WorkspaceLayout& 
           many_loads ? order_blocks<kManyRunLoads> : order_blocks<kRunLoads>};
 }
 
-using Run = void (*)(const Plan& plan, const GroupingTensors& tensors, const Execution& execution);
-
 void run_all(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
   const Arguments a = plan.with(tensors, execution.workspace);
   grouping::with_loads(plan.dtype, plan.is_aligned(tensors), [&]<class T, int kVector>() {
     launch_dependent(read_tensors<T, kVector>, plan.read_grid, plan.read_threads, 0, execution.stream, a);
   });
-  launch_dependent(plan.order_blocks, plan.order_grid, 2 * a.width, 0, execution.stream, a);
+  launch_dependent(plan.order_kernel, plan.order_grid, 2 * a.width, 0, execution.stream, a);
 }
 
 void run_read_only(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
@@ -363,21 +369,6 @@ void run_read_and_wait(const Plan& plan, const GroupingTensors& tensors, const E
   launch_dependent(only_wait, dim3(1), 32, 0, execution.stream, plan.with(tensors, nullptr));
 }
 
-KernelPlan<GroupingTensors> made(const Problem& problem, const Grouping& grouping, Run run) {
-  KernelPlan<GroupingTensors> result;
-  const Plan plan = plan_of(problem, grouping, result.workspace);
-  const TileShape tile{plan.arguments.queries.piece_rows, plan.arguments.keys.length, problem.head_dim, 0};
-  result.tiles = {tile};
-  result.launches = {{tile, plan.read_grid.x, plan.read_threads, 0},
-                     {tile, std::int64_t{plan.order_grid.x} * plan.order_grid.y, 2 * plan.arguments.width, 0}};
-  result.run = [plan, run](const GroupingTensors& tensors, const Execution& execution) {
-    if (plan.arguments.queries.count > 0) {
-      run(plan, tensors, execution);
-    }
-  };
-  return result;
-}
-
 }  // namespace
 
 std::string supports(const Problem& problem, const Grouping& grouping) {
@@ -385,15 +376,15 @@ std::string supports(const Problem& problem, const Grouping& grouping) {
 }
 
 KernelPlan<GroupingTensors> plan(const Problem& problem, const Grouping& grouping, const Execution& /*execution*/) {
-  return made(problem, grouping, run_all);
+  return grouping::kernel_plan(problem, grouping, run_all);
 }
 
 KernelPlan<GroupingTensors> plan_read_only(const Problem& problem, const Grouping& grouping, const Execution&) {
-  return made(problem, grouping, run_read_only);
+  return grouping::kernel_plan(problem, grouping, run_read_only);
 }
 
 KernelPlan<GroupingTensors> plan_read_and_wait(const Problem& problem, const Grouping& grouping, const Execution&) {
-  return made(problem, grouping, run_read_and_wait);
+  return grouping::kernel_plan(problem, grouping, run_read_and_wait);
 }
 
 }  // namespace distr::cuda::energy

@@ -58,7 +58,7 @@ struct RowSpan {
 }
 
 // The rows of Q that decide each row of the order [batch, heads, blocks], cut into `pieces`. A head has at most 2^29
-// rows (refusal()), so 32 bits count them.
+// rows (unsupported_reason()), so 32 bits count them.
 struct QueryPieces {
   const std::byte* q;     // [batch, heads, seq, d]
   Strides strides;        // bytes

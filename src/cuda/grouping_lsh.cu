@@ -24,6 +24,7 @@
 #include "cuda/dependent_launch.cuh"
 #include "cuda/grouping.h"
 #include "cuda/grouping_loads.cuh"
+#include "cuda/grouping_plan.h"
 #include "cuda/grouping_rank.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/workspace.h"
@@ -315,6 +316,16 @@ struct Plan {
   int threads, sum_threads;
   std::size_t shared;
 
+  static Plan of(const Problem& problem, const Grouping& grouping, WorkspaceLayout& workspace);
+  [[nodiscard]] std::vector<LaunchShape> launches() const {
+    const TileShape tile{arguments.queries.piece_rows, 0, arguments.head_dim, 0};
+    std::vector<LaunchShape> result{{tile, grid.x, threads, static_cast<std::int64_t>(shared)}};
+    if (sums.exists()) {
+      result.push_back({tile, sum_grid.x, sum_threads, 0});
+    }
+    return result;
+  }
+
   [[nodiscard]] Arguments with(const GroupingTensors& tensors, void* workspace) const {
     Arguments a = arguments;
     a.queries.q = static_cast<const std::byte*>(tensors.q);
@@ -327,7 +338,7 @@ struct Plan {
   }
 };
 
-Plan plan_of(const Problem& problem, const Grouping& grouping, WorkspaceLayout& workspace) {
+Plan Plan::of(const Problem& problem, const Grouping& grouping, WorkspaceLayout& workspace) {
   const QueryPieces queries(problem, grouping);
   const grouping::Warps warps(problem.head_dim);
   const std::int64_t resident = device_properties().num_sms * (kWarpsPerSm / warps.count());
@@ -348,8 +359,6 @@ Plan plan_of(const Problem& problem, const Grouping& grouping, WorkspaceLayout& 
           shared_bytes(warps.count())};
 }
 
-using Run = void (*)(const Plan& plan, const GroupingTensors& tensors, const Execution& execution);
-
 void run_all(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
   const Arguments a = plan.with(tensors, execution.workspace);
   grouping::with_loads(plan.dtype, plan.is_aligned(tensors), [&]<class T, int kVector>() {
@@ -367,22 +376,6 @@ void run_read_only(const Plan& plan, const GroupingTensors& tensors, const Execu
   });
 }
 
-KernelPlan<GroupingTensors> made(const Problem& problem, const Grouping& grouping, Run run) {
-  KernelPlan<GroupingTensors> result;
-  const Plan plan = plan_of(problem, grouping, result.workspace);
-  const TileShape tile{plan.arguments.queries.piece_rows, 0, problem.head_dim, 0};
-  result.tiles = {tile};
-  result.launches = {{tile, plan.grid.x, plan.threads, static_cast<std::int64_t>(plan.shared)},
-                     {tile, plan.sum_grid.x, plan.sum_threads, 0}};
-  result.launches.resize(plan.sums.exists() ? 2 : 1);
-  result.run = [plan, run](const GroupingTensors& tensors, const Execution& execution) {
-    if (plan.arguments.queries.count > 0) {
-      run(plan, tensors, execution);
-    }
-  };
-  return result;
-}
-
 }  // namespace
 
 std::string supports(const Problem& problem, const Grouping& grouping) {
@@ -390,11 +383,11 @@ std::string supports(const Problem& problem, const Grouping& grouping) {
 }
 
 KernelPlan<GroupingTensors> plan(const Problem& problem, const Grouping& grouping, const Execution& /*execution*/) {
-  return made(problem, grouping, run_all);
+  return grouping::kernel_plan(problem, grouping, run_all);
 }
 
 KernelPlan<GroupingTensors> plan_read_only(const Problem& problem, const Grouping& grouping, const Execution&) {
-  return made(problem, grouping, run_read_only);
+  return grouping::kernel_plan(problem, grouping, run_read_only);
 }
 
 }  // namespace distr::cuda::lsh

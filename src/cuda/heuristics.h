@@ -24,11 +24,11 @@ struct HopperServes {
 
 // Where `energy` is worth its error to those who ask for it, on an NVIDIA H200 with the tensor-core kernels and tiles
 // of 128 queries: smaller heads lose too much when half of their columns go; on shorter sequences it was, in the middle
-// of the settings, less than 1.15 times as quick as exact attention. The numbers are in DESIGN.md, under "What auto
-// chooses".
+// of the settings, less than 1.15 times as quick as exact attention (bench/results/h200/experiments/tune_tiles.json;
+// docs/auto.md).
 inline constexpr std::array kAdviceCrossovers{common::Crossover{64, 8192}};
-// Beside exact attention by Hopper's own kernel, in bf16 and with one grouping for the whole sequence. Groupings by
-// blocks gain nothing in the backward.
+// Beside exact attention by Hopper's own kernel, in bf16 and with one grouping for the whole sequence
+// (bench/results/h200/torch.json). Groupings by blocks gain nothing in the backward.
 inline constexpr std::array kAdviceCrossoversOfHopper{common::Crossover{64, 16384}};
 
 // What the tensor-core kernels were not measured with; empty: nothing.

@@ -4,7 +4,9 @@
 
 #include <cuda_runtime.h>
 
+#include <atomic>
 #include <cstddef>
+#include <cstdint>
 #include <string>
 
 #include "cuda/launch_syntax.h"
@@ -41,24 +43,29 @@ const DeviceProperties& device_properties();
 // Why no kernel of this build can run on the current device (no driver, older than sm_80); empty: they can.
 std::string unusable_reason();
 
-// Lets the kernel have so many bytes of dynamic shared memory on the current device. CUDA is asked once for each
-// device.
-void allow_shared_memory(const void* kernel, std::size_t bytes);
-
-// Lets the kernel have so many bytes of dynamic shared memory, if more than kernels have without asking.
-template <class... Parameters>
-void raise_shared_memory_limit(void (*kernel)(Parameters...), std::size_t shared) {
-  constexpr std::size_t kDefaultSharedBytes = 48 * 1024;
-  if (shared > kDefaultSharedBytes) {
-    allow_shared_memory(reinterpret_cast<const void*>(kernel), shared);
+// Lets a kernel have kBytes of dynamic shared memory on the current device. CUDA is asked once for each device (if it
+// is one of the first 64), and no lock is taken: where two threads ask at once they ask for the same.
+template <auto kKernel, std::size_t kBytes>
+void allow_shared_memory() {
+  constexpr std::size_t kDefaultBytes = 48 * 1024;  // that every kernel may have
+  if constexpr (kBytes > kDefaultBytes) {
+    static std::atomic<std::uint64_t> allowed = 0;  // devices, a bit each
+    const int device = current_device();
+    const std::uint64_t bit = device < 64 ? std::uint64_t{1} << device : 0;
+    if ((allowed.load(std::memory_order_acquire) & bit) == 0) {
+      check(cudaFuncSetAttribute(reinterpret_cast<const void*>(kKernel), cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 static_cast<int>(kBytes)),
+            "cudaFuncSetAttribute");
+      allowed.fetch_or(bit, std::memory_order_release);
+    }
   }
 }
 
-// Launches on `stream` with `shared` bytes of dynamic shared memory; the kernel's limit is raised where it must be.
+// Launches on `stream` with `shared` bytes of dynamic shared memory: up to 48 KiB, or what allow_shared_memory()
+// allowed.
 template <class... Parameters, class... Arguments>
 void launch(void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared, void* stream,
             const Arguments&... arguments) {
-  raise_shared_memory_limit(kernel, shared);
   launch_kernel(kernel, grid, threads, shared, stream, arguments...);
   check(cudaGetLastError(), "kernel launch");
 }

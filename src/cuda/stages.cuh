@@ -6,7 +6,7 @@
 namespace distr::cuda {
 
 struct Stages {
-  // Rows whose reference turns out to be too far from their scores are computed again.
+  // Rows whose fixed row max turns out to be too far from their scores are computed again.
   static constexpr bool kRepeatsRows = true;
 
   // `exp2` of a score.

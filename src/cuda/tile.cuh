@@ -132,10 +132,10 @@ __device__ __forceinline__ void store_row(T* row, bool is_valid, int columns, in
   return x + __shfl_xor_sync(~0U, x, 2);
 }
 
-// The natural logarithm of the sum of e^S, from total = the sum of 2^(log2(e) S - reference).
-[[nodiscard]] __device__ inline float natural_lse(float reference, float total) {
+// The natural logarithm of the sum of e^S, from row_sum = the sum of 2^(log2(e) S - row_max).
+[[nodiscard]] __device__ inline float natural_lse(float row_max, float row_sum) {
   constexpr float kLn2 = 0.6931471805599453F;
-  return total == 0.0F ? -INFINITY : kLn2 * (reference + log2f(total));
+  return row_sum == 0.0F ? -INFINITY : kLn2 * (row_max + log2f(row_sum));
 }
 
 }  // namespace distr::cuda

@@ -22,8 +22,8 @@ struct WorkTile {
 // The tiles of all heads, in the order in which thread blocks take them. They go head after head, so that blocks that
 // run at the same time read the same K and V, and within a head from the last rows to the first. The tiles of the last
 // `interleaved` heads are interleaved, so that in causal attention their longest tiles come first and the launch ends
-// with the shortest. A thread block cannot start before it knows its tile, so the members are what it finds it from
-// quickest.
+// with the shortest. A thread block cannot start before it knows its tile, so the members are those from which it finds
+// its tile quickest.
 class TileScheduler {
  public:
   TileScheduler() = default;
@@ -48,11 +48,11 @@ class TileScheduler {
     const bool is_before = index < before;
     const unsigned head =
         is_before ? index / of_head_ : heads_before_ + (index - before) % interleaved_;  // of all batches
-    const unsigned turn =
+    const unsigned in_head =
         is_before ? index % of_head_ : (index - before) / interleaved_;  // tiles of its head before it
     const unsigned of_batch = head % heads_q_;
     return {static_cast<int>(head / heads_q_), static_cast<int>(of_batch), static_cast<int>(of_batch / heads_of_kv_),
-            last_row_ - static_cast<int>(turn) * rows_};
+            last_row_ - static_cast<int>(in_head) * rows_};
   }
 
  private:

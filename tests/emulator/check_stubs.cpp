@@ -14,19 +14,19 @@ namespace test {
 
 std::vector<Case> large_cases() {
   std::vector<Case> result;
-  // So many that energy's keys are picked at d = 64 too (sm90/heuristics.h); as they are for larger d.
+  // So many that energy's keys are gathered at d = 64 too (sm90/heuristics.h); as they are for larger d.
   for (const std::int64_t dim : {56, 72}) {
-    Case picked;
-    picked.name = "many keys, picked, d " + std::to_string(dim);
-    picked.problem.seq_q = 130;
-    picked.problem.seq_k = 4100;
-    picked.problem.head_dim = picked.problem.head_dim_v = dim;
-    picked.problem.causal = Causal::bottom_right;
-    picked.problem = contiguous(picked.problem);
-    picked.grouping.strategy = Strategy::energy;
-    picked.grouping.group_size = 4;
-    picked.grouping.block = 128;
-    result.push_back(picked);
+    Case gathered;
+    gathered.name = "many keys, gathered, d " + std::to_string(dim);
+    gathered.problem.seq_q = 130;
+    gathered.problem.seq_k = 4100;
+    gathered.problem.head_dim = gathered.problem.head_dim_v = dim;
+    gathered.problem.causal = Causal::bottom_right;
+    gathered.problem = contiguous(gathered.problem);
+    gathered.grouping.strategy = Strategy::energy;
+    gathered.grouping.group_size = 4;
+    gathered.grouping.block = 128;
+    result.push_back(gathered);
   }
   // On three SMs blocks of three consumers and of two, of more than 32 columns (sm90/heuristics.h).
   Case sizes;

@@ -83,8 +83,7 @@ inline void multiply_tiles(float* d, const Shared& shared, Fault fault) {
     if (fault != Fault::omits_fence) {
       ptx::wgmma_fence();
     }
-    // Ablation a pattern: eight rows (along k) of 16 bytes side by side, then those of the other half of k, then more
-    // n.
+    // Without a swizzle: eight rows (along k) of 16 bytes side by side, then those of the other half of k, then more n.
     constexpr std::uint64_t kLeading = 8, kStride = 16;  // 16 bytes each
     const std::uint64_t start = (shared.base + stage * kTileBytes) / 16;
     ptx::wgmma<ptx::Major::k>(sums, a, start | kLeading << 16 | kStride << 32, true, __nv_bfloat16{});

@@ -137,9 +137,9 @@ Thread* ThreadBlock::choose() {
     return nullptr;
   }
   while (true) {
-    Warp& stay = warps_[static_cast<std::size_t>(current_->warp)];
+    Warp& current = warps_[static_cast<std::size_t>(current_->warp)];
     int chosen = current_->warp;
-    if (stay.runnable == 0 || random_.below(64) == 0) {
+    if (current.runnable == 0 || random_.below(64) == 0) {
       int all = 0;
       for (const Warp& warp : warps_) {
         all += warp.runnable != 0 ? warp.weight : 0;

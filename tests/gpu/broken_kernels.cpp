@@ -9,7 +9,7 @@
 namespace distr::test {
 namespace {
 
-// The kernel that the ablations of its operation plan with.
+// The kernel that the broken ones of its operation plan with.
 template <class Kernel>
 thread_local Kernel right;
 

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Kernels that are wrong on purpose, to show that the check can fail.
+// Kernels that are broken on purpose, to show that the check can fail.
 #pragma once
 
 #include <vector>
@@ -15,7 +15,7 @@ struct BrokenKernel {
   Kernel kernel;
 };
 
-// `kernel`, wrong in one way each. They are valid until the calling thread's next call of the same function.
+// `kernel`, broken in one way each. They are valid until the calling thread's next call of the same function.
 [[nodiscard]] std::vector<BrokenKernel<GroupingKernel>> broken_kernels(const GroupingKernel& kernel);
 [[nodiscard]] std::vector<BrokenKernel<ForwardKernel>> broken_kernels(const ForwardKernel& kernel);
 [[nodiscard]] std::vector<BrokenKernel<BackwardKernel>> broken_kernels(const BackwardKernel& kernel);

@@ -35,8 +35,8 @@ struct NoValues : Ablation {
   __device__ __forceinline__ static void values(const Step& /*step*/) {}
 };
 
-// Shapes: kVariants; refusal(), why there is none for a problem that the kernel serves; and the kernel's own supports()
-// and plan_forward_among().
+// Shapes: kVariants; unsupported_reason(), why there is none for a problem that the kernel serves; and the kernel's own
+// supports() and plan_forward_among().
 template <class Shapes>
 ForwardAblation ablation_of(ForwardKernel kernel, const char* stage) {
   kernel.supports = [](const Problem& problem, const Grouping& grouping) {

@@ -27,7 +27,7 @@ constexpr sm90::Variant shape() {
       sm90::Config<__nv_bfloat16, kColumns, kValues, kConsumers, kScaleIn, KeyLoader, kCtasPerSm, Stages>>();
 }
 
-std::string refusal_of_shapes(const Problem& problem, const Grouping& grouping) {
+std::string no_shape_reason(const Problem& problem, const Grouping& grouping) {
   const bool has_one = problem.dtype == DType::bf16 && problem.head_dim % 64 == 0 && grouping.group_size <= 2;
   return has_one ? "" : "has ablations for bf16, d = 64 and 128, and G to 2";
 }
@@ -41,7 +41,7 @@ struct Shapes {
   static constexpr auto supports = sm90::forward_supports;
   static constexpr auto plan_among = sm90::plan_forward_among;
 
-  static constexpr auto unsupported_reason = refusal_of_shapes;
+  static constexpr auto unsupported_reason = no_shape_reason;
 };
 
 template <class Stages>
@@ -54,7 +54,7 @@ struct BlocksShapes {
   static constexpr auto plan_among = sm90::plan_forward_among;
 
   static std::string unsupported_reason(const Problem& problem, const Grouping& grouping) {
-    const std::string reason = refusal_of_shapes(problem, grouping);
+    const std::string reason = no_shape_reason(problem, grouping);
     const bool gathers = sm90::product_of(problem, grouping) == sm90::Product::gathered;
     return reason.empty() && std::is_same_v<Stages, NoFusion> && !gathers ? "gathers no columns of K" : reason;
   }

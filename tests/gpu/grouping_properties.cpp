@@ -104,7 +104,7 @@ std::string puts_values_that_are_not_finite_first(const GroupingKernel& kernel, 
   return "";
 }
 
-// Ablation keys energies are 0, but not those of infinite columns: 0 times infinity is no number, and comes first.
+// Without keys energies are 0, but not those of infinite columns: 0 times infinity is NaN, and comes first.
 std::string puts_infinite_queries_without_keys_first(const GroupingKernel& kernel, DType dtype) {
   const Case test_case = bottom_right_case("infinite, no keys", 100, 20, 40, 16, dtype);
   if (!kernel.supports(test_case.problem, test_case.grouping).empty()) {

@@ -46,7 +46,7 @@ std::vector<Case> many_cases() {
     shared.problem = contiguous(shared.problem);
     result.push_back(shared);
   }
-  // Causal heads of which the last are together, and not the first (cuda/tile_scheduler.cuh).
+  // Causal heads of which the last are interleaved, and not the first (cuda/tile_scheduler.cuh).
   Case mixed = large_case("large, many causal heads", 400, 420, 128, 128, exact, 1, 128);
   mixed.problem.batch = 7;
   mixed.problem.heads_q = mixed.problem.heads_kv = 19;
@@ -62,14 +62,14 @@ std::vector<Case> many_cases() {
     keys.problem = contiguous(keys.problem);
     result.push_back(keys);
   }
-  // So many that energy's keys are picked at d = 64 too (sm90/heuristics.h).
+  // So many that energy's keys are gathered at d = 64 too (sm90/heuristics.h).
   for (const Causal causal : {Causal::none, Causal::bottom_right}) {
-    Case picked = large_case("large, many keys" + std::string(causal == Causal::none ? "" : ", causal"), 1430, 4200, 64,
-                             64, energy, 4, 128);
-    picked.problem.heads_q = picked.problem.heads_kv = 3;
-    picked.problem.causal = causal;
-    picked.problem = contiguous(picked.problem);
-    result.push_back(picked);
+    Case gathered = large_case("large, many keys" + std::string(causal == Causal::none ? "" : ", causal"), 1430, 4200,
+                               64, 64, energy, 4, 128);
+    gathered.problem.heads_q = gathered.problem.heads_kv = 3;
+    gathered.problem.causal = causal;
+    gathered.problem = contiguous(gathered.problem);
+    result.push_back(gathered);
   }
   return result;
 }

@@ -177,12 +177,13 @@ class Checker {
       record(kPublic, std::string("streams, ") + name_of(dtype), caught([dtype] { return check_streams(dtype); }));
     }
   }
-  // Kernels that are wrong in one way each must not pass.
-  void check_that_wrong_kernels_fail() {
+
+  // Kernels that are broken in one way each must not pass.
+  void check_that_broken_kernels_fail() {
     const Backend backend = cuda_backend();
-    check_twins(backend.grouping);
-    check_twins(backend.forward);
-    check_twins(backend.backward);
+    check_broken(backend.grouping);
+    check_broken(backend.forward);
+    check_broken(backend.backward);
   }
 
   [[nodiscard]] int report() const {
@@ -225,14 +226,14 @@ class Checker {
   }
 
   template <class Kernel>
-  void check_twins(std::span<const Kernel> kernels) {
+  void check_broken(std::span<const Kernel> kernels) {
     for (const Kernel& kernel : kernels) {
-      for (const BrokenKernel<Kernel>& wrong : broken_kernels(kernel)) {
-        const Case test_case = with_dtype(find(wrong.case_name), DType::f16);
+      for (const BrokenKernel<Kernel>& broken : broken_kernels(kernel)) {
+        const Case test_case = with_dtype(find(broken.case_name), DType::f16);
         if (wanted(kernel.name) && kernel.supports(test_case.problem, test_case.grouping).empty()) {
-          const Watchdog::Guard guard(watchdog_, std::string(kernel.name) + ", " + wrong.what);
-          const std::string fault = caught([&] { return judge(wrong.kernel, Instance(test_case)); });
-          record(std::string("wrong twins of ") + kernel.name, wrong.what, fault.empty() ? "was not caught" : "");
+          const Watchdog::Guard guard(watchdog_, std::string(kernel.name) + ", " + broken.what);
+          const std::string fault = caught([&] { return judge(broken.kernel, Instance(test_case)); });
+          record(std::string("broken ") + kernel.name, broken.what, fault.empty() ? "was not caught" : "");
         }
       }
     }
@@ -350,7 +351,7 @@ std::vector<std::function<void()>> wanted_work(const CheckOptions& options, Chec
       work.emplace_back([&checker, test_case] { checker.check_non_finite(test_case); });
     }
   }
-  work.emplace_back([&checker] { checker.check_that_wrong_kernels_fail(); });
+  work.emplace_back([&checker] { checker.check_that_broken_kernels_fail(); });
   return work;
 }
 

@@ -35,7 +35,7 @@ TEST(TileScheduler, AreEveryTileOfEveryHeadOnce) {
       ASSERT_EQ((tile.row - 64) % 64, 0);
       ASSERT_GE(tile.row, 64);
       ASSERT_LT(tile.row, 400);
-      ASSERT_EQ(++seen[std::tuple(tile.batch, tile.head, tile.row)], 1) << interleaved << " together";
+      ASSERT_EQ(++seen[std::tuple(tile.batch, tile.head, tile.row)], 1) << interleaved << " interleaved";
     }
   }
 }
@@ -74,15 +74,15 @@ TEST(TileScheduler, CountUpTo31Bits) {
   }
 }
 
-TEST(TileScheduler, GoThroughHeadAfterHeadThenTheLastByTurns) {
+TEST(TileScheduler, GoThroughHeadAfterHeadThenTheLastInterleaved) {
   const TileScheduler tiles = tiles_of(5);  // 7 heads before them
   for (unsigned index = 0; index < 72; ++index) {
     const WorkTile tile = tiles.at(index);
     const bool is_before = index < 42;
     const unsigned head = is_before ? index / 6 : 7 + (index - 42) % 5;
-    const unsigned turn = is_before ? index % 6 : (index - 42) / 5;
+    const unsigned in_head = is_before ? index % 6 : (index - 42) / 5;
     EXPECT_EQ(static_cast<unsigned>(tile.batch * 4 + tile.head), head) << "tile " << index;
-    EXPECT_EQ(tile.row, 64 + (5 - static_cast<int>(turn)) * 64) << "tile " << index;
+    EXPECT_EQ(tile.row, 64 + (5 - static_cast<int>(in_head)) * 64) << "tile " << index;
   }
 }
 

@@ -8,24 +8,38 @@
 #include "support/textbook.h"
 
 namespace distr::test {
+namespace {
+
+std::vector<double> transposed(const std::vector<double>& matrix, std::size_t columns) {
+  const std::size_t rows = matrix.size() / columns;
+  std::vector<double> result(matrix.size());
+  for (std::size_t n = 0; n < matrix.size(); ++n) {
+    result[n % columns * rows + n / columns] = matrix[n];
+  }
+  return result;
+}
+
+}  // namespace
 
 void TextbookRows::fuse(const TextbookRow& row) {
   const Problem& p = instance_.test_case.problem;
   groups = groups_of(instance_, row.b, row.h, row.i);
-  k_hat.assign(groups.size(), {});
+  k_hat.clear();
   v.clear();
   for (std::int64_t j = 0; j < p.seq_k; ++j) {
-    for (std::size_t g = 0; g < groups.size(); ++g) {
+    for (const auto& group : groups) {
       double sum = 0;
-      for (const std::int64_t column : groups[g]) {
+      for (const std::int64_t column : group) {
         sum = round_.sum(sum + element(instance_.k_data(), p.dtype, p.k, row.b, row.h_kv, j, column));
       }
-      k_hat[g].push_back(round_.operand(sum));
+      k_hat.push_back(round_.operand(sum));
     }
     for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
       v.push_back(element(instance_.v_data(), p.dtype, p.v, row.b, row.h_kv, j, c));
     }
   }
+  k_hat_transposed = transposed(k_hat, groups.size());
+  v_transposed = transposed(v, static_cast<std::size_t>(p.head_dim_v));
 }
 
 TextbookRow TextbookRows::row(std::int64_t n) {
@@ -54,9 +68,7 @@ TextbookRow TextbookRows::row(std::int64_t n) {
   row.s.assign(static_cast<std::size_t>(p.seq_k), 0);
   for (std::size_t n_g = 0; n_g < groups.size(); ++n_g) {  // outside: the sums of many keys run side by side
     const std::size_t g = (n_g + static_cast<std::size_t>(rotation_)) % groups.size();
-    for (std::size_t j = 0; j < row.s.size(); ++j) {
-      row.s[j] = round_.sum(row.s[j] + row.q_hat[g] * k_hat[g][j]);
-    }
+    round_.add(row.s.size(), row.q_hat[g], k_hat_transposed.data() + g * row.s.size(), row.s.data());
   }
   const double scale = round_.sum(p.softmax_scale());
   for (std::int64_t j = 0; j < p.seq_k; ++j) {
@@ -88,8 +100,8 @@ Result textbook(const Instance& instance, Precision precision, std::int64_t rota
       sum = round.sum(sum + weight);
       const double rounded = round.operand(weight);
       const double* const values = rows.v.data() + j * p.head_dim_v;
-      for (std::size_t c = 0; c < o.size() && weight != 0; ++c) {
-        o[c] = round.sum(o[c] + rounded * values[c]);
+      if (weight != 0) {
+        round.add(o.size(), rounded, values, o.data());
       }
     }
     for (const double value : o) {

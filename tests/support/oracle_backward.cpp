@@ -92,6 +92,17 @@ Gradients textbook_backward(const Instance& instance, const Result& forward, con
       add(d, d_o[c] * forward.o[size(n * p.head_dim_v + c)]);
     }
     add(d, -upstream.lse[size(n)]);
+    std::vector<double> d_p(size(p.seq_k));
+    for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
+      round.add(d_p.size(), d_o[c], rows.v_transposed.data() + c * p.seq_k, d_p.data());
+    }
+    // The columns that have a group, each with its q_hat.
+    std::vector<std::int64_t> columns;
+    std::vector<double> q_hat;
+    for (std::size_t g = 0; g < rows.groups.size(); ++g) {
+      columns.insert(columns.end(), rows.groups[g].begin(), rows.groups[g].end());
+      q_hat.resize(columns.size(), row.q_hat[g]);
+    }
     std::vector<double> dq_hat(rows.groups.size());
     for (std::int64_t j = 0; j < p.seq_k; ++j) {
       const double score = row.s[size(j)];
@@ -99,22 +110,15 @@ Gradients textbook_backward(const Instance& instance, const Result& forward, con
         continue;
       }
       const double probability = round.sum(std::exp(round.sum(score - forward.lse[size(n)])));
-      const double rounded = round.operand(probability);
-      const double* const values = rows.v.data() + j * p.head_dim_v;
       const std::int64_t key = (row.b * p.heads_kv + row.h_kv) * p.seq_k + j;
-      double d_p = 0;
-      for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
-        add(d_p, d_o[c] * values[c]);
-        add(result.d_v[size(key * p.head_dim_v + c)], rounded * d_o[c]);
-      }
-      const double d_s = round.sum(probability * round.sum(d_p - d));
+      round.add(size(p.head_dim_v), round.operand(probability), d_o, result.d_v.data() + key * p.head_dim_v);
+      const double d_s = round.sum(probability * round.sum(d_p[size(j)] - d));
       add(result.d_mask[size(mask_index(p.mask, {row.b, row.h, row.i, j}))], d_s);
       const double scaled = round.operand(round.sum(d_s * p.softmax_scale()));
-      for (std::size_t g = 0; g < rows.groups.size(); ++g) {
-        add(dq_hat[g], scaled * rows.k_hat[g][size(j)]);
-        for (const std::int64_t column : rows.groups[g]) {
-          add(result.d_k[size(key * p.head_dim + column)], scaled * row.q_hat[g]);
-        }
+      round.add(dq_hat.size(), scaled, rows.k_hat.data() + size(j) * dq_hat.size(), dq_hat.data());
+      double* const d_k = result.d_k.data() + key * p.head_dim;
+      for (std::size_t n_c = 0; n_c < columns.size(); ++n_c) {
+        add(d_k[columns[n_c]], scaled * q_hat[n_c]);
       }
     }
     for (std::size_t g = 0; g < rows.groups.size(); ++g) {

@@ -20,6 +20,18 @@ struct Rounding {
   DType dtype;
 
   [[nodiscard]] double sum(double x) const { return precision == Precision::float64 ? x : static_cast<float>(x); }
+  // sums[n] += factor * values[n], each rounded.
+  void add(std::size_t count, double factor, const double* values, double* sums) const {
+    if (precision == Precision::float64) {
+      for (std::size_t n = 0; n < count; ++n) {
+        sums[n] += factor * values[n];
+      }
+    } else {
+      for (std::size_t n = 0; n < count; ++n) {
+        sums[n] = static_cast<float>(sums[n] + factor * values[n]);
+      }
+    }
+  }
   [[nodiscard]] double operand(double x) const {
     if (precision == Precision::float64) {
       return x;
@@ -110,8 +122,9 @@ class TextbookRows {
   TextbookRow row(std::int64_t n);
 
   std::vector<std::vector<std::int64_t>> groups;
-  std::vector<std::vector<double>> k_hat;  // [r][Nk]
-  std::vector<double> v;                   // [Nk, dv]
+  // In both layouts, so that the inner loops have independent sums.
+  std::vector<double> k_hat, k_hat_transposed;  // [Nk, r], [r, Nk]
+  std::vector<double> v, v_transposed;          // [Nk, dv], [dv, Nk]
 
  private:
   void fuse(const TextbookRow& row);

@@ -208,13 +208,13 @@ Estimates::Estimates(const Groups& groups, std::span<const Estimation> estimatio
                  [&](const Estimation& e) { return job_of(groups, e); });
 }
 
-void Estimates::make(const std::int32_t* order, std::span<const Made> made, void* stream) const {
+void Estimates::make(const std::int32_t* order, std::span<const Tensors> tensors, void* stream) const {
   Arguments a = arguments_;
   a.order = order;
-  for (std::size_t n = 0; n < made.size(); ++n) {
-    a.jobs[n].x = made[n].x;
-    a.jobs[n].scale = made[n].scale;
-    a.jobs[n].to = static_cast<std::uint32_t*>(made[n].to);
+  for (std::size_t n = 0; n < tensors.size(); ++n) {
+    a.jobs[n].x = tensors[n].x;
+    a.jobs[n].scale = tensors[n].scale;
+    a.jobs[n].to = static_cast<std::uint32_t*>(tensors[n].x_hat);
   }
   launch_dependent(kernel_, dim3(a.jobs[0].grid + a.jobs[1].grid), kThreads, 0, stream, a);
 }

@@ -43,13 +43,13 @@ class Estimates {
  public:
   Estimates(const Groups& groups, std::span<const Estimation> estimations);
 
-  struct Made {
+  struct Tensors {
     const void* x;
     float scale;  // of the estimates, before they are rounded
-    void* to;
+    void* x_hat;
   };
-  // One for each estimation.
-  void make(const std::int32_t* order, std::span<const Made> made, void* stream) const;
+  // One Tensors for each estimation.
+  void make(const std::int32_t* order, std::span<const Tensors> tensors, void* stream) const;
 
   // An Estimation as the kernel takes it.
   struct Job {

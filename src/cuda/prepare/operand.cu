@@ -77,7 +77,7 @@ Strides packed_strides(const Extent& extent) noexcept {
   return {extent.heads * extent.rows * row, extent.rows * row, row};
 }
 
-bool is_taken_by_rows(const Strides& strides, const Extent& extent) noexcept {
+bool suits_cp_async(const Strides& strides, const Extent& extent) noexcept {
   constexpr std::int64_t kMaxRowStride = std::int64_t{1} << 24;
   return has_aligned_rows(strides) && strides.row >= 0 && strides.row < kMaxRowStride && extent.columns % kChunk == 0;
 }

@@ -28,7 +28,7 @@ struct Extent {
 [[nodiscard]] Strides packed_strides(const Extent& extent) noexcept;
 
 // Whether cp.async takes the tensor as it is, by kernels that reckon in 32 bits within a tile.
-[[nodiscard]] bool is_taken_by_rows(const Strides& strides, const Extent& extent) noexcept;
+[[nodiscard]] bool suits_cp_async(const Strides& strides, const Extent& extent) noexcept;
 
 // A tensor as a kernel reads it.
 struct Operand {
@@ -48,8 +48,9 @@ class Input {
   Input() = default;
   // name: of the tensor, and of the workspace's part.
   Input(const char* name, const Strides& strides, const Extent& extent, bool as_it_is, WorkspaceLayout& workspace);
-  static Input by_rows(const char* name, const Strides& strides, const Extent& extent, WorkspaceLayout& workspace) {
-    return {name, strides, extent, is_taken_by_rows(strides, extent), workspace};
+  static Input for_cp_async(const char* name, const Strides& strides, const Extent& extent,
+                            WorkspaceLayout& workspace) {
+    return {name, strides, extent, suits_cp_async(strides, extent), workspace};
   }
 
   [[nodiscard]] const Extent& extent() const noexcept { return extent_; }

@@ -24,7 +24,7 @@ constexpr int kThreads = kRows * kLanes;
 constexpr int kMaxDim = 256;
 // To the base 2: from here on the rounding of LSE and of the scores decides P, which may leave its range. Such a row
 // takes no part: its P is 0, for a bound of 1 would cost the kernels' loops an instruction.
-constexpr float kMostLse = 0x1p22F;
+constexpr float kMaxLse = 0x1p22F;
 
 // The sum of x[c] * y[c] over the row, in all of its lanes. aligned: both begin at a multiple of 16 bytes.
 template <class T>
@@ -52,7 +52,7 @@ template <class T>
 
 // Of the index-th row of all heads.
 __device__ inline void store_stats(const QueryRows& rows, std::int64_t index, float shift, float d) {
-  if (rows.layout == Stats::pairs) {
+  if (rows.layout == StatsLayout::pairs) {
     rows.stats[index] = make_float2(shift, d);
     return;
   }
@@ -88,7 +88,8 @@ struct Alignment {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant__ QueryRows rows, Alignment aligned) {
+__global__ void __launch_bounds__(kThreads)
+    preprocess_kernel(const __grid_constant__ QueryRows rows, Alignment aligned) {
   __shared__ __align__(16) T s_rows[kRows][2][kMaxDim];
   launch_dependent_grids();
   wait_on_dependent_grids();
@@ -117,7 +118,7 @@ __global__ void __launch_bounds__(kThreads) prepare_kernel(const __grid_constant
       const float d = product - (rows.d_lse == nullptr ? 0.0F : rows.d_lse[line]);
       const float lse_log2 = lse * kLog2E;
       const bool is_lowest = lse_log2 == -INFINITY && lse != -INFINITY;
-      const bool takes_part = is_lowest || !(fabsf(lse_log2) >= kMostLse);
+      const bool takes_part = is_lowest || !(fabsf(lse_log2) >= kMaxLse);
       // The lowest bias hides nothing: its LSE stays finite.
       const float shift = is_lowest ? FLT_MAX : -lse_log2;
       store_stats(rows, index, takes_part ? shift : -INFINITY, takes_part ? d : 0);
@@ -171,7 +172,7 @@ void preprocess_rows(DType dtype, const QueryRows& rows, void* stream) {
   const Alignment aligned{has_aligned_rows(rows.problem.q) && is_aligned(rows.q) && rows.problem.head_dim % kChunk == 0,
                           has_aligned_rows(rows.problem.o) && is_aligned(rows.o) && is_aligned(rows.d_o)};
   if (count > 0) {
-    launch_dependent(dtype == DType::f16 ? prepare_kernel<__half> : prepare_kernel<__nv_bfloat16>,
+    launch_dependent(dtype == DType::f16 ? preprocess_kernel<__half> : preprocess_kernel<__nv_bfloat16>,
                      dim3(static_cast<unsigned>(count / kRows)), kThreads, 0, stream, rows, aligned);
   }
 }

@@ -6,6 +6,7 @@
 
 #include "cuda/problem.h"
 #include "cuda/workspace.h"
+#include "kernel.h"
 
 namespace distr::cuda {
 
@@ -15,7 +16,7 @@ inline constexpr int kStatsRows = 128;
 inline constexpr int kPreprocessedRows = 32;
 
 // How the statistics of a head's rows lie.
-enum class Stats : std::uint8_t {
+enum class StatsLayout : std::uint8_t {
   pairs,  // [stats_rows]: both of a row
   tiles,  // [stats_rows / 64][2][4][4][2][2] floats: first all of the one, in the order in which the tensor cores deal
           // out the columns of an accumulator: row 16 m + 8 n + 2 lane + i of a tile at [m][lane][n][i]
@@ -35,10 +36,21 @@ struct QueryRows {
                   // wanted, and o to d_lse are not read
   float* delta;   // D [B, Hq, Nq], or null
   void* spread;   // Q~ [B, Hq, Nq, d], packed (operand.h), or null: it is not wanted
-  Stats layout = Stats::pairs;
+  StatsLayout layout = StatsLayout::pairs;
 };
 
 [[nodiscard]] std::int64_t stats_rows_of(const DeviceProblem& problem) noexcept;
+
+// `rows` with the tensors that a backward reads; what is written stays as it is.
+[[nodiscard]] inline QueryRows with_inputs(QueryRows rows, const BackwardTensors& tensors) noexcept {
+  rows.q = tensors.q;
+  rows.o = tensors.o;
+  rows.d_o = tensors.d_o;
+  rows.lse = static_cast<const float*>(tensors.lse);
+  rows.d_lse = static_cast<const float*>(tensors.d_lse);
+  rows.order = tensors.order;
+  return rows;
+}
 
 void preprocess_rows(DType dtype, const QueryRows& rows, void* stream);
 

@@ -2,11 +2,15 @@
 // The compiled shapes of the sm_80 backward kernels. Everything that sizes registers or shared memory is here.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 #include <type_traits>
 
 #include "cuda/problem.h"
+#include "cuda/sm80/shared_tile.h"
 
 namespace distr::cuda::sm80 {
 
@@ -16,6 +20,12 @@ template <class C>
 class RegisterRows;
 template <class C>
 class SharedRows;
+template <class C>
+struct DkDvStorage;
+template <class C>
+struct DqStorage;
+template <class C>
+struct ConvertDqStorage;
 
 enum class Masks : std::uint8_t { none, tensors };     // what a kernel serves beside causality
 enum class Gradients : std::uint8_t { of_keys, all };  // dK and dV, or dQ too, in an order that changes
@@ -37,19 +47,10 @@ struct DkDvShape {
   static constexpr bool kResident = !kMasks && kDim <= 128;  // K and V stay in registers, else in shared memory
   static constexpr bool kAccumulatesDq = kGives == Gradients::all;
   using OwnRows = std::conditional_t<kResident, RegisterRows<DkDvShape>, SharedRows<DkDvShape>>;
+  using Storage = DkDvStorage<DkDvShape>;
   static constexpr int kCtasPerSm = kDim == 32 ? 3 : 2;
 
-  static constexpr int kTileBytes = kRows * kDim * 2;  // of Q~ or dO
-  static constexpr int kStatsBytes = kRows * 8;
-  static constexpr int kStageBytes = kBackwardStages * (2 * kTileBytes + kStatsBytes);
-  static constexpr int kOwnBytes = kKeys * kDim * 2;  // of K or V
-  // Shared memory: K and V as far as they stay, K in any case if dQ is added; dS; the stages, which V passes through.
-  static constexpr int kGradientsAt = kResident ? (kAccumulatesDq ? kOwnBytes : 0) : 2 * kOwnBytes;
-  static constexpr int kStagesAt = kGradientsAt + (kAccumulatesDq ? kKeys * kRows * 2 : 0);
-  static constexpr int kSharedBytes = std::max(kStagesAt + kStageBytes, 2 * kOwnBytes);
-  static_assert(kSharedBytes <= kMaxSharedBytes);
-
-  // A warp adds dQ in pieces of kSumTiles m16 tiles and kSumColumns columns.
+  // A warp adds dQ in subtiles of kSumTiles m16 tiles and kSumColumns columns.
   static constexpr int kSumTiles = kResident || kRows == 16 ? 1 : 2;
   static constexpr int kSumColumns = 32;
 };
@@ -68,13 +69,8 @@ struct DqShape {
   static constexpr int kKeysPerStep = std::min(kKeys, 32);  // keys whose scores are in registers at the same time
   static constexpr int kCtasPerSm = kDim <= 64 ? 3 : 2;
 
-  static constexpr int kTileBytes = kKeys * kDim * 2;  // of K or V
-  static constexpr int kStageBytes = kBackwardStages * 2 * kTileBytes;
-  static constexpr int kOwnBytes = kRows * kDim * 2;  // of Q~ or dO
-  static constexpr int kPitch = kDim + 8;             // floats of a row of dQ~, which takes the place of all the others
-  static constexpr int kStatsBytes = kRows * 8;
-  static constexpr int kSharedBytes = std::max(2 * kOwnBytes + kStageBytes + kStatsBytes, kRows* kPitch * 4);
-  static_assert(kSharedBytes <= kMaxSharedBytes);
+  using Storage = DqStorage<DqShape>;
+  static constexpr int kPitch = kDim + 8;  // floats of a row of dQ~ in shared memory
 };
 
 // dQ from sums in memory: a thread block takes kRows queries of a head.
@@ -87,9 +83,62 @@ struct ConvertDqShape {
   static constexpr int kRowTiles = 1;
   static constexpr int kRows = kWarps * 16 * kRowTiles;
   static constexpr int kCtasPerSm = kDim == 256 ? 2 : 4;
-  static constexpr int kPitch = kDim + 8;                  // floats of a row of dQ~
-  static constexpr int kSharedBytes = kRows * kPitch * 4;  // where columns are grouped
-  static_assert(kSharedBytes <= kMaxSharedBytes);
+  using Storage = ConvertDqStorage<ConvertDqShape>;
+  static constexpr int kPitch = kDim + 8;  // floats of a row of dQ~ in shared memory
+};
+
+// The kernels count all addresses in their storage from that of its beginning: for each that is found by itself the
+// compiler keeps one more register. In the place of what a kernel has no use for there is a type that takes no memory:
+struct NoKeys {};
+struct NoValues {};
+struct NoDs {};
+
+// A thread block's shared memory in backward_dkdv. K and V of the block's keys lie there as far as they stay, K in any
+// case if dQ is added. Where they do not stay they pass through it.
+template <class C>
+struct DkDvStorage {
+  using OwnTile = SharedTile<C::kKeys, C::kDim>;
+  using DsTile = SharedTile<C::kKeys, C::kRows>;  // dS^T
+  struct Own {
+    OwnTile keys, values;
+  };
+  struct Stage {
+    SharedTile<C::kRows, C::kDim> queries, d_o;  // Q~ and dO
+  };
+  struct MainLoop {
+    [[no_unique_address]] std::conditional_t<C::kResident && !C::kAccumulatesDq, NoKeys, OwnTile> keys;
+    [[no_unique_address]] std::conditional_t<C::kResident, NoValues, OwnTile> values;
+    [[no_unique_address]] std::conditional_t<C::kAccumulatesDq, DsTile, NoDs> d_s;
+    Stage stages[kBackwardStages];
+    float2 stats[kBackwardStages][C::kRows];  // -LSE to the base 2, and D
+  };
+  union {
+    Own own;
+    MainLoop loop;
+  };
+};
+
+// In backward_dq: what the main loop reads, and in its place dQ~ at the end of grouped attention.
+template <class C>
+struct DqStorage {
+  struct Stage {
+    SharedTile<C::kKeys, C::kDim> keys, values;
+  };
+  struct MainLoop {
+    SharedTile<C::kRows, C::kDim> queries, d_o;  // Q~ and dO of the block's queries
+    Stage stages[kBackwardStages];
+    float2 stats[C::kRows];  // -LSE to the base 2, and D
+  };
+  union {
+    MainLoop loop;
+    float d_q[C::kRows][C::kPitch];
+  };
+};
+
+// In convert_dq: dQ~, where columns are grouped.
+template <class C>
+struct ConvertDqStorage {
+  alignas(16) float d_q[C::kRows][C::kPitch];
 };
 
 // What the kernels take by value. The tensors that they read are aligned to 16 bytes, and so are their strides.
@@ -100,13 +149,13 @@ struct BackwardParameters {
   const void* v;              // [B, Hkv, Nk, dv]
   const void* d_o;            // [B, Hq, Nq, dv]
   const float2* stats;        // [B, Hq, stats_rows]: -LSE to the base 2, and D; -inf and 0 where no key counts
-  std::int64_t stats_rows;    // Nq, up to a multiple of kStatsRows: the rows of `stats` and of `sums` of a head
+  std::int64_t stats_rows;    // Nq, up to a multiple of kStatsRows: the rows of `stats` and of `dq_accum` of a head
   const std::int32_t* order;  // [B, Hq, blocks, d]
   float scale;
-  float* sums;  // where dQ is added: dQ~ / scale, in fragments (backward_epilogue.cuh)
+  float* dq_accum;  // where dQ is added: dQ~ / scale, in fragments (backward_dq_atomics.cuh)
   void *d_q, *d_k, *d_v;
   Strides d_q_strides, d_k_strides, d_v_strides;  // any
-  int section;                                    // heads that are worked on at the same time
+  int interleaved;                                // heads, at a time (cuda/backward_scheduler.cuh)
 };
 
 }  // namespace distr::cuda::sm80

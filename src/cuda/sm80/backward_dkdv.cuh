@@ -9,9 +9,9 @@
 //     dV += P^T dO, dK += dS^T Q~             [16 kKeyTiles, d]    in registers
 //   The accumulators of S^T and dP^T have the layout of a left operand, so P and dS never leave the registers on their
 //   way to dV and dK, and both sums have a fixed order. Where the kernel adds up dQ as well, dS^T goes to shared memory
-//   too (backward_epilogue.cuh).
-//   Shared memory: K and V, unless the warps hold them in registers; dS^T, if dQ is wanted; two stages of (Q~, dO, LSE
-//   and D).
+//   too (backward_dq_atomics.cuh).
+//   Shared memory: DkDvStorage (backward_config.h). K and V, unless the warps hold them in registers; dS^T, if dQ is
+//   wanted; two stages of (Q~, dO, LSE and D).
 //   Pipeline: while the warps compute one tile, cp.async copies the next one to the other stage. There is one barrier
 //   for each tile, and a second one for dQ.
 #pragma once
@@ -92,16 +92,25 @@ template <class C>
 // The tiles of queries in shared memory: two stages of Q~, dO and their statistics.
 template <class C>
 struct QueryStages {
+  using Stage = typename C::Storage::Stage;
+  using MainLoop = typename C::Storage::MainLoop;
+  static constexpr std::uint32_t kDo = offsetof(Stage, d_o);
+
   const BackwardParameters& p;
-  std::uint32_t base;  // where shared memory begins
+  std::uint32_t base;  // the storage's address
   int batch;
 
+  // The address of Q~ of tile t.
   [[nodiscard]] __device__ std::uint32_t at(int t) const {
-    return base + C::kStagesAt + static_cast<std::uint32_t>(t % kBackwardStages) * 2 * C::kTileBytes;
+    constexpr std::uint32_t kStages = offsetof(MainLoop, stages);
+    constexpr std::uint32_t kStageBytes = sizeof(Stage);
+    return base + kStages + static_cast<std::uint32_t>(t % kBackwardStages) * kStageBytes;
   }
+  // Where the statistics of tile t lie, in bytes from the beginning of the storage.
   [[nodiscard]] __device__ static std::uint32_t stats_offset(int t) {
-    return C::kStagesAt + kBackwardStages * 2 * C::kTileBytes +
-           static_cast<std::uint32_t>(t % kBackwardStages) * C::kStatsBytes;
+    constexpr std::uint32_t kStats = offsetof(MainLoop, stats);
+    constexpr std::uint32_t kStatsBytes = sizeof(float2) * C::kRows;
+    return kStats + static_cast<std::uint32_t>(t % kBackwardStages) * kStatsBytes;
   }
   __device__ void copy(int t, const QueryTile& tile) const {
     const DeviceProblem& problem = p.problem;
@@ -113,7 +122,7 @@ struct QueryStages {
                                                 columns);
     };
     copy_rows(p.q, problem.q, problem.head_dim, at(t));
-    copy_rows(p.d_o, problem.o, problem.head_dim_v, at(t) + C::kTileBytes);
+    copy_rows(p.d_o, problem.o, problem.head_dim_v, at(t) + kDo);
     const auto thread = ptx::opaque(threadIdx.x);
     if (thread < C::kRows / 2) {
       const float2* stats = p.stats + (batch * problem.heads_q + tile.head) * p.stats_rows + tile.row;
@@ -177,10 +186,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     backward_dkdv(const __grid_constant__ BackwardParameters p) {
   using T = typename C::Element;
   extern __shared__ __align__(1024) std::uint8_t shared[];
+  static_assert(sizeof(typename C::Storage) <= kMaxSharedBytes);
   const DeviceProblem& problem = p.problem;
   const auto coord_of = [&](unsigned cta) {
     return TileCoord::of(cta, static_cast<int>(problem.heads_kv), problem.batch,
-                         static_cast<unsigned>((problem.seq_k + C::kKeys - 1) / C::kKeys), p.section);
+                         static_cast<unsigned>((problem.seq_k + C::kKeys - 1) / C::kKeys), p.interleaved);
   };
   const auto warp_key = [](unsigned thread) { return static_cast<int>(thread / 32) * 16 * C::kKeyTiles; };
   const TileCoord coord = coord_of(blockIdx.x);
@@ -194,20 +204,21 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
   const QueryStages<C> stages{p, base, coord.batch};
 
   // K and V of the thread block pass through shared memory to the operands.
+  constexpr std::uint32_t kValues = offsetof(typename C::Storage::Own, values);
   const auto copy_own = [&](const void* tensor, const Strides& strides, int columns, std::uint32_t to) {
     const T* from = static_cast<const T*>(tensor) + coord.batch * strides.batch + coord.head * strides.head;
     copy_tile<C::kKeys, C::kDim, C::kThreads>(Tile<C::kDim>{to}, from + first_key * strides.row, strides.row,
                                               rows_left(first_key, problem.seq_k), columns);
   };
   copy_own(p.k, problem.k, problem.head_dim, base);
-  copy_own(p.v, problem.v, problem.head_dim_v, base + C::kOwnBytes);
+  copy_own(p.v, problem.v, problem.head_dim_v, base + kValues);
   ptx::cp_async_commit();
   ptx::cp_async_wait<0>();
   __syncthreads();
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const std::uint32_t own = Tile<C::kDim>{base}.at(warp_key(threadIdx.x) + lane % 16, lane / 16);
   const typename C::OwnRows k(own);
-  const typename C::OwnRows v(own + C::kOwnBytes);
+  const typename C::OwnRows v(own + kValues);
   __syncthreads();
 
   float d_k[C::kKeyTiles][C::kColumns / 8][4] = {};
@@ -248,7 +259,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
         ptx::ldmatrix_x4(b, Tile<C::kDim>::move(q, 0, step * 2));
         multiply<T>(s, a, b, 0);
         v.fragments(a, step);
-        ptx::ldmatrix_x4(b, Tile<C::kDim>::move(q, 0, step * 2) + C::kTileBytes);
+        ptx::ldmatrix_x4(b, Tile<C::kDim>::move(q, 0, step * 2) + stages.kDo);
         multiply<T>(dp, a, b, 0);
       }
       differentiate_keys<C>(s, dp, p, reinterpret_cast<const float2*>(shared + stages.stats_offset(t)) + row,
@@ -264,7 +275,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
         store_ds<C>(base, row, static_cast<int>(problem.seq_k) - first_key, ds_operand);
       }
       const std::uint32_t q_rows = Tile<C::kDim>::move(as_rows, row, 0);
-      accumulate_rows<T, C::kDim>(d_v, p_operand, q_rows + C::kTileBytes);
+      accumulate_rows<T, C::kDim>(d_v, p_operand, q_rows + stages.kDo);
       accumulate_rows<T, C::kDim>(d_k, ds_operand, q_rows);
     }
     if constexpr (C::kAccumulatesDq) {

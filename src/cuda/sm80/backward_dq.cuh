@@ -7,8 +7,8 @@
 //     P = 2^(scale S - LSE), dS = P (dP - D)                              in the same registers
 //     dQ~ += dS K                             [16 kRowTiles, d]           in registers
 //   and at the end dQ from dQ~ (backward_epilogue.cuh).
-//   Shared memory: Q~ and dO of the thread block; two stages of (K, V); LSE and D. The epilogue of grouped attention
-//   puts dQ~ in the place of all of them.
+//   Shared memory: DqStorage (backward_config.h). Q~ and dO of the thread block; two stages of (K, V); LSE and D. The
+//   epilogue of grouped attention puts dQ~ in the place of all of them.
 //   Pipeline: while the warps compute one tile, cp.async copies the next one to the other stage; one barrier for each
 //   tile.
 #pragma once
@@ -99,11 +99,15 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     backward_dq(const __grid_constant__ BackwardParameters p) {
   using T = typename C::Element;
+  using Stage = typename C::Storage::Stage;
+  using MainLoop = typename C::Storage::MainLoop;
   extern __shared__ __align__(1024) std::uint8_t shared[];
+  auto& storage = *reinterpret_cast<typename C::Storage*>(shared);
+  static_assert(sizeof(storage) <= kMaxSharedBytes);
   const DeviceProblem& problem = p.problem;
   const auto coord_of = [&](unsigned cta) {
     const auto tiles = static_cast<unsigned>((problem.seq_q + C::kRows - 1) / C::kRows);
-    TileCoord coord = TileCoord::of(cta, static_cast<int>(problem.heads_q), problem.batch, tiles, p.section);
+    TileCoord coord = TileCoord::of(cta, static_cast<int>(problem.heads_q), problem.batch, tiles, p.interleaved);
     coord.tile = static_cast<int>(tiles) - 1 - coord.tile;  // the last queries come first: they see most keys
     return coord;
   };
@@ -122,16 +126,22 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
   const int all = seen_by(first_row);
   const int tiles = (keys + C::kKeys - 1) / C::kKeys;
 
+  constexpr std::uint32_t kDo = offsetof(MainLoop, d_o);
+  constexpr std::uint32_t kStats = offsetof(MainLoop, stats);
+  constexpr std::uint32_t kValues = offsetof(Stage, values);
   const std::uint32_t base = ptx::shared_address(shared);
-  const std::uint32_t stages = base + 2 * C::kOwnBytes;
+  const auto stage_of = [&](int t) {
+    constexpr std::uint32_t kStages = offsetof(MainLoop, stages);
+    constexpr std::uint32_t kStageBytes = sizeof(Stage);
+    return base + kStages + static_cast<std::uint32_t>(t % kBackwardStages) * kStageBytes;
+  };
   const T* k = static_cast<const T*>(p.k) + coord.batch * problem.k.batch + head_kv * problem.k.head;
   const T* v = static_cast<const T*>(p.v) + coord.batch * problem.v.batch + head_kv * problem.v.head;
   const auto copy_next = [&](int t) {
-    const std::uint32_t to = stages + static_cast<std::uint32_t>(t % kBackwardStages) * 2 * C::kTileBytes;
+    const std::uint32_t to = stage_of(t);
     const int left = rows_left(t * C::kKeys, problem.seq_k);
     copy_tile<C::kKeys, C::kDim, C::kThreads>(Tile<C::kDim>{to}, k, problem.k.row, left, problem.head_dim);
-    copy_tile<C::kKeys, C::kDim, C::kThreads>(Tile<C::kDim>{to + C::kTileBytes}, v, problem.v.row, left,
-                                              problem.head_dim_v);
+    copy_tile<C::kKeys, C::kDim, C::kThreads>(Tile<C::kDim>{to + kValues}, v, problem.v.row, left, problem.head_dim_v);
     k += C::kKeys * problem.k.row;
     v += C::kKeys * problem.v.row;
   };
@@ -141,11 +151,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
                                               rows_left(first_row, problem.seq_q), columns);
   };
   copy_own(p.q, problem.q, problem.head_dim, base);
-  copy_own(p.d_o, problem.o, problem.head_dim_v, base + C::kOwnBytes);
-  constexpr int kStatsAt = 2 * C::kOwnBytes + C::kStageBytes;
+  copy_own(p.d_o, problem.o, problem.head_dim_v, base + kDo);
   if (const int thread = static_cast<int>(threadIdx.x); thread < C::kRows / 2) {
     const std::int64_t head = std::int64_t{coord.batch} * problem.heads_q + coord.head;
-    ptx::cp_async_16(base + kStatsAt + thread * 16, p.stats + head * p.stats_rows + first_row + thread * 2, true);
+    ptx::cp_async_16(base + kStats + thread * 16, p.stats + head * p.stats_rows + first_row + thread * 2, true);
   }
   if (tiles > 0) {
     copy_next(0);
@@ -165,7 +174,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     ptx::cp_async_commit();
 
     const bool edge = (t + 1) * C::kKeys > all;
-    const std::uint32_t stage = stages + static_cast<std::uint32_t>(t % kBackwardStages) * 2 * C::kTileBytes;
+    const std::uint32_t stage = stage_of(t);
     const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     const std::uint32_t as_columns = Tile<C::kDim>{stage}.at(thread / 16 * 8 + thread % 8, thread / 8 % 2);
     const std::uint32_t as_rows = Tile<C::kDim>{stage}.at(thread % 16, thread / 16);
@@ -175,9 +184,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
       float dp[C::kRowTiles][C::kKeysPerStep / 8][4] = {};
       const std::uint32_t columns = Tile<C::kDim>::move(as_columns, key, 0);
       multiply_columns<C>(s, own, columns);
-      multiply_columns<C>(dp, own + C::kOwnBytes, columns + C::kTileBytes);
-      differentiate_queries<C>(s, dp, p, reinterpret_cast<const float2*>(shared + kStatsAt), coord, first_row,
-                               t * C::kKeys + key, edge);
+      multiply_columns<C>(dp, own + kDo, columns + kValues);
+      differentiate_queries<C>(s, dp, p, storage.loop.stats, coord, first_row, t * C::kKeys + key, edge);
 #pragma unroll
       for (int n = 0; n < C::kKeysPerStep / 16; ++n) {
         std::uint32_t a[C::kRowTiles][4];
@@ -193,7 +201,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
   ptx::cp_async_wait<0>();
   const TileCoord end = coord_of(ptx::opaque(blockIdx.x));
   const int end_row = warp_row_of(ptx::opaque(threadIdx.x));
-  store_dq<C>(p, end, end_row, shared, d_q);
+  store_dq<C>(p, end, end_row, storage, d_q);
 }
 
 }  // namespace distr::cuda::sm80

@@ -61,11 +61,11 @@ __device__ inline void store_groups(const BackwardParameters& p, const TileCoord
   }
 }
 
-// Writes dQ of the thread block at `coord`, in which this warp's rows begin at `row`. `shared` is the thread block's
-// shared memory, which this warp no longer reads; exact attention does not use it.
+// Writes dQ of the thread block at `coord`, in which this warp's rows begin at `row`. This warp no longer reads
+// anything else in `storage`, which exact attention does not use.
 template <class C>
-__device__ inline void store_dq(const BackwardParameters& p, const TileCoord& coord, int row, void* shared,
-                                const float (&d_q)[C::kRowTiles][C::kDim / 8][4]) {
+__device__ inline void store_dq(const BackwardParameters& p, const TileCoord& coord, int row,
+                                typename C::Storage& storage, const float (&d_q)[C::kRowTiles][C::kDim / 8][4]) {
   using T = typename C::Element;
   const int first = coord.tile * C::kRows;
   if (p.problem.exact) {
@@ -74,10 +74,9 @@ __device__ inline void store_dq(const BackwardParameters& p, const TileCoord& co
     return;
   }
   __syncthreads();  // no warp reads the tiles in it any more
-  auto* const sums = static_cast<float*>(shared);
-  store_dq_tile<C>(sums, row, d_q);
+  store_dq_tile<C>(storage.d_q[0], row, d_q);
   __syncthreads();
-  store_groups<C>(p, coord, first, sums);
+  store_groups<C>(p, coord, first, storage.d_q[0]);
 }
 
 }  // namespace distr::cuda::sm80

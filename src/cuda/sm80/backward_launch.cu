@@ -29,13 +29,13 @@ namespace {
   return nullptr;
 }
 
-// How dQ is summed.
-enum class Sums : std::uint8_t { in_order, by_atomics };
+// The order in which dQ is summed; any: by atomic additions.
+enum class DqOrder : std::uint8_t { fixed, any };
 
 // What a call does: it is decided here, and run() decides nothing more.
 class BackwardPlan {
  public:
-  BackwardPlan(const Problem& p, const Grouping& grouping, Sums sums, WorkspaceLayout& workspace);
+  BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder order, WorkspaceLayout& workspace);
 
   void run(const BackwardTensors& tensors, void* workspace, void* stream) const;
   [[nodiscard]] std::vector<LaunchShape> launches() const;
@@ -43,30 +43,30 @@ class BackwardPlan {
  private:
   DType dtype_;
   const BackwardVariant& variant_;
-  Sums sums_order_;
+  DqOrder dq_order_;
   BackwardParameters parameters_{};  // but for the pointers
   QueryRows rows_{};                 // but for the pointers
   Input q_, k_, v_, d_o_;
   Part<std::uint16_t> spread_;  // Q~, which the kernels' Q then is
   Part<float2> stats_;
-  Part<float> delta_;  // wanted by the gradient of a mask
-  Part<float> sums_;   // see BackwardParameters; wanted by the atomic additions, and the last part
+  Part<float> delta_;     // wanted by the gradient of a mask
+  Part<float> dq_accum_;  // see BackwardParameters; wanted by the atomic additions, and the last part
   std::optional<MaskGradient> mask_gradient_;
 };
 
-BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, Sums sums, WorkspaceLayout& workspace)
-    : dtype_(p.dtype), variant_(*find(p)), sums_order_(variant_.launch_atomics == nullptr ? Sums::in_order : sums) {
+BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder order, WorkspaceLayout& workspace)
+    : dtype_(p.dtype), variant_(*find(p)), dq_order_(variant_.launch_atomics == nullptr ? DqOrder::fixed : order) {
   const Extent queries{p.batch, p.heads_q, p.seq_q, p.head_dim};
   DeviceProblem& problem = parameters_.problem;
   problem = device_problem(p, grouping);
   rows_.problem = problem;
   rows_.stats_rows = parameters_.stats_rows = stats_rows_of(problem);
   stats_ = Part<float2>(workspace, "rows' statistics", p.batch * p.heads_q * rows_.stats_rows);
-  k_ = Input::by_rows("K", p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace);
-  v_ = Input::by_rows("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace);
-  d_o_ = Input::by_rows("dO", p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace);
+  k_ = Input::for_cp_async("K", p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace);
+  v_ = Input::for_cp_async("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace);
+  d_o_ = Input::for_cp_async("dO", p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace);
   if (is_exact(grouping)) {
-    q_ = Input::by_rows("Q", p.q, queries, workspace);
+    q_ = Input::for_cp_async("Q", p.q, queries, workspace);
     problem.q = q_.strides();
   } else {
     spread_ = Part<std::uint16_t>(workspace, "spread Q", packed_count(queries));
@@ -79,8 +79,8 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, Sums sums
     delta_ = Part<float>(workspace, "D", p.batch * p.heads_q * p.seq_q);
     mask_gradient_.emplace(p, grouping);
   }
-  if (sums_order_ == Sums::by_atomics) {
-    sums_ = Part<float>(workspace, "sums of dQ", p.batch * p.heads_q * rows_.stats_rows * variant_.dim);
+  if (dq_order_ == DqOrder::any) {
+    dq_accum_ = Part<float>(workspace, "sums of dQ", p.batch * p.heads_q * rows_.stats_rows * variant_.dim);
   }
   parameters_.scale = static_cast<float>(p.softmax_scale());
   parameters_.d_q_strides = p.q;
@@ -89,13 +89,7 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, Sums sums
 }
 
 void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* stream) const {
-  QueryRows rows = rows_;
-  rows.q = tensors.q;
-  rows.o = tensors.o;
-  rows.d_o = tensors.d_o;
-  rows.lse = static_cast<const float*>(tensors.lse);
-  rows.d_lse = static_cast<const float*>(tensors.d_lse);
-  rows.order = tensors.order;
+  QueryRows rows = with_inputs(rows_, tensors);
   rows.stats = stats_.in(workspace);
   rows.delta = delta_.in(workspace);
   rows.spread = spread_.in(workspace);
@@ -108,12 +102,12 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
   p.v = v_.read(tensors.v, workspace, stream).data;
   p.d_o = d_o_.read(tensors.d_o, workspace, stream).data;
   p.stats = rows.stats;
-  p.sums = sums_.in(workspace);
+  p.dq_accum = dq_accum_.in(workspace);
   p.order = tensors.order;
   p.d_q = tensors.d_q;
   p.d_k = tensors.d_k;
   p.d_v = tensors.d_v;
-  (sums_order_ == Sums::in_order ? variant_.launch : variant_.launch_atomics)(p, stream);
+  (dq_order_ == DqOrder::fixed ? variant_.launch : variant_.launch_atomics)(p, stream);
   if (tensors.d_mask != nullptr && mask_gradient_) {
     mask_gradient_->write(tensors, rows.delta, stream);
   }
@@ -131,17 +125,17 @@ std::vector<LaunchShape> BackwardPlan::launches() const {
   const auto over_queries = [&](const BackwardShape& shape) {
     return of(shape, p.batch * p.heads_q * common::ceil_div(p.seq_q, shape.rows));
   };
-  if (sums_order_ == Sums::in_order) {
+  if (dq_order_ == DqOrder::fixed) {
     return {over_keys(variant_.of_keys), over_queries(variant_.of_queries)};
   }
-  BackwardShape rounding = variant_.rounding;
-  rounding.shared_bytes = p.exact ? 0 : rounding.shared_bytes;
-  return {over_keys(variant_.of_all), over_queries(rounding)};
+  BackwardShape convert = variant_.convert;
+  convert.shared_bytes = p.exact ? 0 : convert.shared_bytes;
+  return {over_keys(variant_.of_all), over_queries(convert)};
 }
 
-KernelPlan<BackwardTensors> plan_with(Sums sums, const Problem& problem, const Grouping& grouping) {
+KernelPlan<BackwardTensors> plan_with(DqOrder order, const Problem& problem, const Grouping& grouping) {
   KernelPlan<BackwardTensors> result;
-  BackwardPlan plan(problem, grouping, sums, result.workspace);
+  BackwardPlan plan(problem, grouping, order, result.workspace);
   result.launches = plan.launches();
   result.tiles = {result.launches.front().tile};
   result.run = [plan = std::move(plan)](const BackwardTensors& tensors, const Execution& execution) {
@@ -176,12 +170,12 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
 
 KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping& grouping,
                                           const Execution& /*execution*/) {
-  return plan_with(Sums::in_order, problem, grouping);
+  return plan_with(DqOrder::fixed, problem, grouping);
 }
 
 KernelPlan<BackwardTensors> plan_backward_atomics(const Problem& problem, const Grouping& grouping,
                                                   const Execution& /*execution*/) {
-  return plan_with(Sums::by_atomics, problem, grouping);
+  return plan_with(DqOrder::any, problem, grouping);
 }
 
 }  // namespace distr::cuda::sm80

@@ -19,9 +19,11 @@ void launch_dkdv(BackwardParameters p, void* stream) {
   const std::int64_t heads = problem.batch * problem.heads_kv;
   const std::int64_t ctas = heads * ((problem.seq_k + C::kKeys - 1) / C::kKeys);
   const std::int64_t row_bytes = (problem.head_dim + problem.head_dim_v) * 2 + (C::kAccumulatesDq ? C::kDim * 4 : 0);
-  p.section = section_of(heads, problem.heads_q / problem.heads_kv * problem.seq_q * row_bytes);
+  p.interleaved = interleaved_backward_heads(heads, problem.heads_q / problem.heads_kv * problem.seq_q * row_bytes);
   if (ctas > 0) {
-    launch(backward_dkdv<C>, dim3(static_cast<unsigned>(ctas), C::kParts), C::kThreads, C::kSharedBytes, stream, p);
+    allow_shared_memory<backward_dkdv<C>, sizeof(typename C::Storage)>();
+    launch(backward_dkdv<C>, dim3(static_cast<unsigned>(ctas), C::kParts), C::kThreads, sizeof(typename C::Storage),
+           stream, p);
   }
 }
 
@@ -34,35 +36,37 @@ void launch_backward(const BackwardParameters& parameters, void* stream) {
   const std::int64_t heads = problem.batch * problem.heads_q;
   const std::int64_t ctas = heads * ((problem.seq_q + Queries::kRows - 1) / Queries::kRows);
   if (ctas > 0) {
-    p.section = section_of(heads, problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2);
-    launch(backward_dq<Queries>, dim3(static_cast<unsigned>(ctas)), Queries::kThreads, Queries::kSharedBytes, stream,
-           p);
+    p.interleaved = interleaved_backward_heads(heads, problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2);
+    allow_shared_memory<backward_dq<Queries>, sizeof(typename Queries::Storage)>();
+    launch(backward_dq<Queries>, dim3(static_cast<unsigned>(ctas)), Queries::kThreads,
+           sizeof(typename Queries::Storage), stream, p);
   }
 }
 
 template <class T, int kDim, Masks kServes>
 void launch_backward_atomics(const BackwardParameters& parameters, void* stream) {
-  using Rounding = ConvertDqShape<T, kDim>;
+  using Convert = ConvertDqShape<T, kDim>;
   BackwardParameters p = parameters;
   const DeviceProblem& problem = p.problem;
   const std::int64_t heads = problem.batch * problem.heads_q;
-  const std::int64_t ctas = heads * ((problem.seq_q + Rounding::kRows - 1) / Rounding::kRows);
+  const std::int64_t ctas = heads * ((problem.seq_q + Convert::kRows - 1) / Convert::kRows);
   if (ctas > 0) {
-    check(cudaMemsetAsync(p.sums, 0, static_cast<std::size_t>(heads * p.stats_rows) * kDim * sizeof(float),
+    check(cudaMemsetAsync(p.dq_accum, 0, static_cast<std::size_t>(heads * p.stats_rows) * kDim * sizeof(float),
                           static_cast<cudaStream_t>(stream)),
           "cudaMemsetAsync");
   }
   launch_dkdv<DkDvShape<T, kDim, kServes, Gradients::all>>(p, stream);
   if (ctas > 0) {
-    p.section = 1;
-    launch(convert_dq<Rounding>, dim3(static_cast<unsigned>(ctas)), Rounding::kThreads,
-           problem.exact ? 0 : Rounding::kSharedBytes, stream, p);
+    p.interleaved = 1;
+    allow_shared_memory<convert_dq<Convert>, sizeof(typename Convert::Storage)>();
+    launch(convert_dq<Convert>, dim3(static_cast<unsigned>(ctas)), Convert::kThreads,
+           problem.exact ? 0 : sizeof(typename Convert::Storage), stream, p);
   }
 }
 
 template <class C>
 constexpr BackwardShape shape_of(int rows, int keys, int parts = 1) {
-  return {rows, keys, parts, C::kThreads, C::kSharedBytes};
+  return {rows, keys, parts, C::kThreads, static_cast<int>(sizeof(typename C::Storage))};
 }
 
 // kGives: whether there is a kernel that adds dQ by atomic additions; else the two kernels serve in its place.
@@ -80,9 +84,9 @@ constexpr BackwardVariant backward_variant() {
                          nullptr};
   if constexpr (kGives == Gradients::all) {
     using All = DkDvShape<T, kDim, kServes, Gradients::all>;
-    using Rounding = ConvertDqShape<T, kDim>;
+    using Convert = ConvertDqShape<T, kDim>;
     result.of_all = shape_of<All>(All::kRows, All::kKeys, All::kParts);
-    result.rounding = shape_of<Rounding>(Rounding::kRows, 0);
+    result.convert = shape_of<Convert>(Convert::kRows, 0);
     result.launch_atomics = &launch_backward_atomics<T, kDim, kServes>;
   }
   return result;

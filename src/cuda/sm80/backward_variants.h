@@ -19,10 +19,10 @@ struct BackwardVariant {
   int dim;  // d and dv up to it
   bool masks;
   BackwardShape of_keys, of_queries;                                   // dK and dV; dQ
-  BackwardShape of_all, rounding;                                      // all, with dQ in sums; dQ from these
+  BackwardShape of_all, convert;                                       // all, with dQ in sums; dQ from these
   void (*launch)(const BackwardParameters& parameters, void* stream);  // dK and dV, then dQ
   void (*launch_atomics)(const BackwardParameters& parameters,
-                         void* stream);  // all at once; dQ from `sums`. Null: none is compiled
+                         void* stream);  // all at once; dQ from dq_accum. Null: none is compiled
 };
 
 // In order of preference.

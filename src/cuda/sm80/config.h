@@ -1,8 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The compiled shapes of the sm_80 forward kernel. Everything that sizes registers or shared memory is here.
+// The compiled shapes of the sm_80 forward kernel. Everything that sizes registers is here; storage.cuh has the shared
+// memory.
 #pragma once
 
-#include <algorithm>
 #include <cstdint>
 #include <type_traits>
 
@@ -50,28 +50,13 @@ struct Config {
   static constexpr int kCtasPerSm = kDim > 64 ? 2 : kRows == 64 ? 4 : 3;
   static constexpr bool kPrefetchesState = kCtasPerSm == 2;  // all that a tile needs of shared memory (forward.cuh)
 
-  // Of k_hat^T: rows of a tile that all threads take at once, 16 bytes each, and rows of K^T that a thread reads for
-  // it.
+  // Rows of a tile of k_hat^T that all threads copy at once, a chunk of 16 bytes each; and the chunks of K^T that a
+  // thread copies for a tile.
   static constexpr int kRowsPerPass = kThreads * 8 / kKeys;
-  static constexpr int kSlots = (kGroups + kRowsPerPass - 1) / kRowsPerPass * kMembers;
+  static constexpr int kThreadChunks = (kGroups + kRowsPerPass - 1) / kRowsPerPass * kMembers;
 
-  static constexpr int kKeyBytes = std::max(kKeys * kGroups, kExact ? 0 : kRowsPerPass* kKeys) * 2;  // a stage
-  static constexpr int kValueBytes = kKeys * kDim * 2;                                               // a stage
-  static constexpr int kQueryBytes = kRows * kGroups * 2;
-  static constexpr int kStageBytes = kStages * (kKeyBytes + kValueBytes);
-  static constexpr int kRawBytes = kMembers == 1 ? 0 : kSlots * kThreads * 16;  // rows of K^T before they are summed
-  static constexpr int kTableBytes = kExact ? 0 : kRowsPerPass * kSlots * 4;    // where its rows begin
-  // What there are no registers for lies in shared memory: CtaState (forward.cuh).
+  // What there are no registers for lies in shared memory: CtaState (storage.cuh).
   static constexpr bool kStateInShared = kRowTiles > 1 || kMembers > 1;
-  static constexpr int kStateBytes = kStateInShared ? kThreads / 4 + 48 : 0;
-  // Q or q_hat, and the stages; q_hat is built from a copy of Q where the stages will be.
-  static constexpr int kCopyBytes = kExact ? 0 : kRows * kDim * 2;
-  static constexpr int kSharedBytes =
-      kTableBytes + kStateBytes + kQueryBytes + std::max(kStageBytes + kRawBytes, kCopyBytes);
-  static_assert(kSharedBytes <= kMaxSharedBytes);
-  // So many fit on an A100's SM; not asked of d above 128 and of exact attention at d = 128, most of whose tiles are
-  // too large for that.
-  static_assert(kCtasPerSm * (kSharedBytes + 1024) <= 164 * 1024 || kDim > 128 || (kExact && kDim == 128));
 };
 
 // S of a part of a tile, in the layout of the mma's accumulators.

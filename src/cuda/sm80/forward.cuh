@@ -5,90 +5,41 @@
 //     q_hat                                                          Queries (queries.cuh)
 //     for every tile of kKeys keys, in kParts that overlap:
 //       S = q_hat k_hat^T                       [kRows, kKeys]       Keys (keys.cuh), by mma.sync
-//       P = 2^(scale * S - reference), rowsum   in registers         Softmax (softmax.cuh)
+//       P = 2^(scale * S - rowmax), rowsum      in registers         Softmax (softmax.cuh)
 //       O += P V                                [kRows, dv]          in registers
-//     O / rowsum and LSE; or, for one piece of a split tile (split_kv.h), the partial sums that combine_splits()
+//     O / rowsum and LSE; or, for one split of a tile's keys (split_kv.h), the partial results that combine_splits()
 //     combines.
-//   In the first pass a row's reference is the maximum of its first tile. Rows whose P or O left the number range with
-//   that reference are computed once more, in a second pass whose references follow the scores.
-//   Shared memory: Q or q_hat, which both passes read; two stages of (k_hat, V), in whose place a copy of Q lies while
-//   q_hat is made from it; the row offsets of K^T; and the state that there are no registers for (CtaState).
+//   In the first pass a row's maximum is that of its first tile and then fixed. Rows whose P or O left the number range
+//   with it are computed once more, in a second pass whose row max is online.
+//   Shared memory: SharedStorage (storage.cuh). Q or q_hat, which both passes read; two stages of (k_hat, V), in whose
+//   place a copy of Q lies while q_hat is made from it; the row offsets of K^T; and the state that there are no
+//   registers for (CtaState).
 //   Pipeline: while the warps compute tile j, cp.async copies tile j + 1 to the other stage. Where columns of K must be
 //   summed (lsh), the copies go to a raw tile; each thread loads its members to registers before O += P V and stores
 //   their sums after it. There is one barrier for each tile.
 #pragma once
-
-#include <climits>
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/sm80/config.h"
 #include "cuda/sm80/keys.cuh"
 #include "cuda/sm80/queries.cuh"
 #include "cuda/sm80/softmax.cuh"
+#include "cuda/sm80/storage.cuh"
 #include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm80 {
-
-// The queries and the keys that a thread block works on.
-struct Work : WorkTile {
-  int first, last;  // tiles of keys: all that any of the queries sees, or one piece of them
-
-  template <class C>
-  __device__ static Work of(unsigned cta, const ForwardParameters& p, C) {
-    const SplitKv::Piece piece = p.split.at(cta);
-    Work work{p.scheduler.at(piece.tile), 0, 0};
-    const DeviceProblem& problem = p.problem;
-    std::int64_t keys = problem.seq_k;
-    if (problem.causal) {
-      const std::int64_t row = min(std::int64_t{work.row} + C::kRows, p.row_end) - 1;
-      keys = min(max(row + problem.causal_offset + 1, std::int64_t{0}), problem.seq_k);
-    }
-    const unsigned tiles = (static_cast<unsigned>(keys) + C::kKeys - 1) / C::kKeys;
-    work.first = static_cast<int>(tiles * piece.index / piece.count);
-    work.last = static_cast<int>(tiles * (piece.index + 1) / piece.count);
-    return work;
-  }
-};
-
-// State that is needed once a tile or less. It lies in shared memory where registers are scarce, else in registers.
-template <class C>
-struct CtaState {
-  Work work;
-  int unmasked;                                                // tiles before the first one with a mask
-  int followed;                                                // the references follow the tiles before it; kAllTiles
-  const std::uint16_t *keys, *values;                          // K (or k_hat) and V of the head
-  std::uint8_t rows[C::kStateInShared ? C::kThreads / 4 : 1];  // for each quad, the rows that are not written yet
-
-  // Whether the tile has no mask and the references stay. Both bounds are read in any case, which saves a branch.
-  [[nodiscard]] __device__ bool is_plain(int tile) const {
-    const int end = unmasked;
-    const int begin = followed;
-    return begin <= tile && tile < end;
-  }
-  [[nodiscard]] __device__ unsigned unwritten() const {
-    return rows[C::kStateInShared ? ptx::opaque(threadIdx.x) / 4 : 0];
-  }
-  __device__ void set_unwritten(unsigned left) {
-    if (!C::kStateInShared || ptx::opaque(threadIdx.x) % 4 == 0) {
-      rows[C::kStateInShared ? ptx::opaque(threadIdx.x) / 4 : 0] = static_cast<std::uint8_t>(left);
-    }
-  }
-};
-
-// A value of CtaState::followed: the references follow all tiles, whose scores are scaled before they are used.
-inline constexpr int kAllTiles = INT_MAX;
 
 // All rows of a thread, which has 2 in each of the warp's m16 tiles; one bit stands for one row.
 template <class C>
 inline constexpr unsigned kAllRows = (1U << 2 * C::kRowTiles) - 1;
 
-// The rows for which a reference that stayed was good enough: the row saw a key (unless all tiles were followed), the
-// reference was not too large, and no score was so far above it that P left the element type's range or O left fp32's.
-// A P out of range shows in O, which is then not finite. Each row is judged by itself, because its bits must not depend
-// on the rows beside it, which may be later ones.
+// The rows for which a fixed row max was good enough: the row saw a key (unless it was online in all tiles), the row
+// max was not too large, and no score was so far above it that P left the element type's range or O left fp32's. A P
+// out of range shows in O, which is then not finite. Each row is judged by itself, because its bits must not depend on
+// the rows beside it, which may be later ones.
 template <class C>
 __device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax,
-                                         bool all_followed) {
+                                         bool all_online) {
   const unsigned quad = 0xFU << ptx::opaque(threadIdx.x) % 32 / 4 * 4;
   unsigned rows = 0;
 #pragma unroll
@@ -100,10 +51,9 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim 
       for (int n = 0; n < C::kDim / 8; ++n) {
         zero = fmaf(o[tile][n][half * 2], 0.0F, fmaf(o[tile][n][half * 2 + 1], 0.0F, zero));
       }
-      const float sum = quad_sum(softmax.sum[tile][half]);
-      const float reference = softmax.reference[tile][half];
-      const bool is_exact =
-          fabsf(reference) < Softmax<C>::kMostReference || (all_followed && reference == Softmax<C>::kNone);
+      const float sum = quad_sum(softmax.row_sum[tile][half]);
+      const float row_max = softmax.row_max[tile][half];
+      const bool is_exact = fabsf(row_max) < Softmax<C>::kMaxRowMax || (all_online && row_max == Softmax<C>::kNoRowMax);
       const bool fits = zero == 0.0F && sum < Softmax<C>::kMaxSum && is_exact;
       rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << (tile * 2 + half) : 0;
     }
@@ -114,7 +64,7 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim 
 // Divides O of a warp by the row sums and writes the rows in `rows`, with their LSE. O is in the layout of the mma's
 // accumulators: a lane holds the rows lane / 4 (+ 8) and the columns 8 n + 2 (lane % 4) (+ 1).
 template <class C>
-__device__ inline void store(const ForwardParameters& p, const WorkTile& work, int warp_row, unsigned rows,
+__device__ inline void store(const ForwardParameters& p, const Work& work, int warp_row, unsigned rows,
                              const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
   using T = typename C::Element;
   const DeviceProblem& problem = p.problem;
@@ -126,11 +76,11 @@ __device__ inline void store(const ForwardParameters& p, const WorkTile& work, i
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const std::int64_t row = work.row + warp_row + tile * 16 + half * 8 + lane / 4;
-      const float sum = quad_sum(softmax.sum[tile][half]);
+      const float sum = quad_sum(softmax.row_sum[tile][half]);
       const bool is_valid = row < p.row_end && (rows >> (tile * 2 + half) & 1) != 0;
       if (is_valid && p.lse != nullptr && lane % 4 == 0) {
         p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] =
-            natural_lse(softmax.reference[tile][half], sum);
+            natural_lse(softmax.row_max[tile][half], sum);
       }
       const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;  // a row that sees no key has O = 0
       store_row<C::kDim>(base + row * problem.o.row, is_valid, problem.head_dim_v, width, [&](int n) {
@@ -140,23 +90,22 @@ __device__ inline void store(const ForwardParameters& p, const WorkTile& work, i
   }
 }
 
-// Writes what combine_splits() needs of one piece of a split tile: O before the division, the reference and the row
-// sum.
+// Writes the partial result of one split of a tile's keys: O before the division, the row max and the row sum.
 template <class C>
-__device__ inline void store_partial(const SplitKv& split, unsigned piece, int warp_row, unsigned rows,
+__device__ inline void store_partial(const SplitKv& split, unsigned partial, int warp_row, unsigned rows,
                                      const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
   const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
 #pragma unroll
   for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const std::int64_t row = std::int64_t{piece} * C::kRows + warp_row + tile * 16 + half * 8 + lane / 4;
-      const float sum = quad_sum(softmax.sum[tile][half]);
+      const std::int64_t row = std::int64_t{partial} * C::kRows + warp_row + tile * 16 + half * 8 + lane / 4;
+      const float sum = quad_sum(softmax.row_sum[tile][half]);
       if ((rows >> (tile * 2 + half) & 1) == 0) {
         continue;
       }
       if (lane % 4 == 0) {
-        split.row[row] = {softmax.reference[tile][half], sum};
+        split.row_stats[row] = {softmax.row_max[tile][half], sum};
       }
       auto* const to = reinterpret_cast<float2*>(split.o + row * C::kDim) + lane % 4;
 #pragma unroll
@@ -167,7 +116,7 @@ __device__ inline void store_partial(const SplitKv& split, unsigned piece, int w
   }
 }
 
-// Computes P of tile j. In a plain tile (no mask, references that stay) the exponentials of the first part run under
+// Computes P of tile j. In a plain tile (no mask, a fixed row max) the exponentials of the first part run under
 // the scores of the next part, and those of the last part run under O += P V of the part before it. In other tiles all
 // scores are computed first.
 template <class C>
@@ -187,7 +136,7 @@ __device__ __forceinline__ void exponentiate(
   if (!is_plain) {
     // The opaque tile keeps the compiler from merging this call with the one in the other branch and hoisting it.
     other_scores(static_cast<int>(ptx::opaque(static_cast<unsigned>(j))));
-    if (state.followed == kAllTiles) {
+    if (state.online_end == kAllTiles) {
 #pragma unroll
       for (ScoreFragment<C>& part : s) {
         scale_scores(part, p.problem.scale_log2);
@@ -199,8 +148,8 @@ __device__ __forceinline__ void exponentiate(
         apply_mask<C>(s[part], p, state.work, warp_row, j * C::kKeys + part * C::kPartKeys);
       }
     }
-    if (j < state.followed) {
-      softmax.follow(s, o);
+    if (j < state.online_end) {
+      softmax.update_row_max(s, o);
     }
     softmax.exponentials(s[0], probabilities[0]);
   } else {
@@ -237,8 +186,10 @@ __device__ __forceinline__ void accumulate(float (&o)[C::kRowTiles][C::kDim / 8]
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __grid_constant__ ForwardParameters p) {
-  using Queries = typename C::Queries;
   extern __shared__ __align__(1024) std::uint8_t shared[];
+  auto& storage = *reinterpret_cast<SharedStorage<C>*>(shared);
+  const std::uint32_t base = ptx::shared_address(shared);
+  static_assert(fits<C>());
   launch_dependent_grids();
   wait_on_dependent_grids();
   const DeviceProblem& problem = p.problem;
@@ -246,42 +197,35 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
   CtaState<C> own;
   CtaState<C>* state = &own;
   if constexpr (C::kStateInShared) {
-    static_assert(sizeof(CtaState<C>) == C::kStateBytes);
-    state = reinterpret_cast<CtaState<C>*>(shared + C::kSharedBytes - C::kStateBytes);
+    state = &storage.state;
   }
   const auto thread = [] { return ptx::opaque(threadIdx.x); };
 
-  const std::uint32_t stages = ptx::shared_address(shared) + Queries::kSharedBytes;
   const Work work = Work::of(blockIdx.x, p, C{});
   state->set_unwritten(kAllRows<C>);
   if (!C::kStateInShared || threadIdx.x == 0) {
-    const bool follows = C::kMasks && problem.mask.kind != MaskKind::none;
+    const bool all_online = C::kMasks && problem.mask.kind != MaskKind::none;
     state->work = work;
     state->unmasked = unmasked_tiles<C>(p, work);
-    state->followed = follows ? kAllTiles : work.first + 1;
+    state->online_end = all_online ? kAllTiles : work.first + 1;
     state->keys = C::Keys::source(p, work);
     state->values = head_of(p.v, problem.v, work.batch, work.head_kv);
   }
   __syncthreads();
-  Queries queries(p, work, shared, warp_row_of(threadIdx.x));
-  typename C::Keys keys(p, work, stages, shared);
-  const auto value_tile = [&](int j) {
-    return Tile<C::kDim>{stages + C::kStages * C::kKeyBytes +
-                         static_cast<std::uint32_t>(j) % C::kStages * C::kValueBytes};
-  };
-
+  typename C::Queries queries(p, work, storage, warp_row_of(threadIdx.x));
+  typename C::Keys keys(p, work, storage);
   const auto copy_values = [&](const std::uint16_t* values, int j) {
     const int key = j * C::kKeys;
     C::Stages::values([&] {
-      copy_tile<C::kKeys, C::kDim, C::kThreads>(value_tile(j), row_of(values, problem.v.row, key), problem.v.row,
-                                                rows_left(key, problem.seq_k), problem.head_dim_v);
+      copy_tile<C::kKeys, C::kDim, C::kThreads>(value_tile<C>(base, j), row_of(values, problem.v.row, key),
+                                                problem.v.row, rows_left(key, problem.seq_k), problem.head_dim_v);
     });
   };
 
   bool again;
   do {
     float o[C::kRowTiles][C::kDim / 8][4] = {};
-    Softmax<C> softmax(state->followed == kAllTiles ? 1.0F : problem.scale_log2);
+    Softmax<C> softmax(state->online_end == kAllTiles ? 1.0F : problem.scale_log2);
     const int first = state->work.first;
     const int last = state->work.last;
     if (first < last) {
@@ -291,10 +235,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
     ptx::cp_async_commit();
     if (C::kMembers > 1 && first < last) {
       ptx::cp_async_wait<0>();
-      for (int turn = 0; turn < C::kParts * C::Keys::kTurns; ++turn) {
+      for (int step = 0; step < C::kParts * C::Keys::kFuseSteps; ++step) {
         C::Stages::fusion([&] {
-          keys.fetch(turn);
-          keys.store(first, turn);
+          keys.load_members(step);
+          keys.store_sums(first, step);
         });
       }
     }
@@ -318,39 +262,39 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
       is_plain = C::kPrefetchesState ? is_plain : state->is_plain(j);
       exponentiate<C>(p, *state, is_plain, keys, queries, warp_row_of(thread()), j, softmax, o, probabilities);
       const auto lane = static_cast<int>(thread() % 32);
-      const std::uint32_t value = value_tile(j).at(lane % 16, lane / 16);
+      const std::uint32_t value = value_tile<C>(base, j).at(lane % 16, lane / 16);
       if (C::kMembers > 1) {
         ptx::cp_async_wait<1>();
       }
-      constexpr int kTurns = C::Keys::kTurns;
-      constexpr int kSteps = C::kPartKeys / 16 / kTurns;
+      constexpr int kFuseSteps = C::Keys::kFuseSteps;
+      constexpr int kMmaSteps = C::kPartKeys / 16 / kFuseSteps;  // of the second product, for each of them
 #pragma unroll
-      for (int turn = 0; turn < C::kParts * kTurns; ++turn) {
-        const int part = turn / kTurns;
-        C::Stages::fusion([&] { keys.fetch(turn); });
-        accumulate<C, kSteps>(o, probabilities[part], value, part * C::kPartKeys, turn % kTurns * kSteps);
-        C::Stages::fusion([&] { keys.store(j + 1, turn); });  // behind the last tile it stores what nobody reads
+      for (int step = 0; step < C::kParts * kFuseSteps; ++step) {
+        const int part = step / kFuseSteps;
+        C::Stages::fusion([&] { keys.load_members(step); });
+        accumulate<C, kMmaSteps>(o, probabilities[part], value, part * C::kPartKeys, step % kFuseSteps * kMmaSteps);
+        C::Stages::fusion([&] { keys.store_sums(j + 1, step); });  // behind the last tile it stores what nobody reads
       }
     }
 
     const unsigned rows = state->unwritten();
-    const int followed = state->followed;
-    const unsigned right =
-        followed == kAllTiles ? kAllRows<C> : rows_in_range<C>(o, softmax, followed >= state->work.last);
+    const int online_end = state->online_end;
+    const unsigned in_range =
+        online_end == kAllTiles ? kAllRows<C> : rows_in_range<C>(o, softmax, online_end >= state->work.last);
     const unsigned cta = ptx::opaque(blockIdx.x);
     if (p.split.at(cta).count > 1) {
-      store_partial<C>(p.split, cta - p.split.begin, warp_row_of(thread()), rows & right, o, softmax);
+      store_partial<C>(p.split, cta - p.split.begin, warp_row_of(thread()), rows & in_range, o, softmax);
     } else {
-      store<C>(p, state->work, warp_row_of(thread()), rows & right, o, softmax);
+      store<C>(p, state->work, warp_row_of(thread()), rows & in_range, o, softmax);
     }
     __syncwarp();  // all threads of the quad have read the rows before one of them writes new ones
-    state->set_unwritten(rows & ~right);
-    again = __syncthreads_or(static_cast<int>(rows & ~right)) != 0;
+    state->set_unwritten(rows & ~in_range);
+    again = __syncthreads_or(static_cast<int>(rows & ~in_range)) != 0;
     if (again) {  // the same for all threads
       if (!C::kStateInShared || thread() == 0) {
-        state->followed = kAllTiles;
+        state->online_end = kAllTiles;
       }
-      __syncthreads();  // the next pass reads `followed` before its first barrier
+      __syncthreads();  // the next pass reads `online_end` before its first barrier
     }
   } while (again);
 }

@@ -141,13 +141,13 @@ class ForwardPlan {
 
  private:
   [[nodiscard]] Operand queries(const ForwardTensors& tensors, void* workspace, void* stream) const;
-  void launch_it(const Launch& launch, ForwardParameters& p, void* stream) const {
-    p.scheduler = launch.scheduler;
-    p.row_end = launch.row_end;
-    p.split.begin = launch.split.begin;
-    p.split.end = launch.split.end;
-    p.split.pieces = launch.split.pieces;
-    launch.variant->launch(p, launch.dependent, stream);
+  void launch(const Launch& of, ForwardParameters& p, void* stream) const {
+    p.scheduler = of.scheduler;
+    p.row_end = of.row_end;
+    p.split.begin = of.split.begin;
+    p.split.end = of.split.end;
+    p.split.num_splits = of.split.num_splits;
+    of.variant->launch(p, of.dependent, stream);
   }
 
   DType dtype_;
@@ -161,8 +161,8 @@ class ForwardPlan {
   Part<std::uint16_t> columns_;   // K^T
   std::optional<Fusion> fusion_;  // k_hat^T is made beforehand
   Part<std::uint16_t> fused_;
-  Part<float> piece_o_;
-  Part<float2> piece_row_;
+  Part<float> partial_o_;
+  Part<float2> partial_row_stats_;
 };
 
 ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& grouping, std::int64_t tile_rows,
@@ -171,8 +171,8 @@ ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& gr
   const bool spreads = is_spread(variants, p, grouping);
   const Extent q_extent{p.batch, p.heads_q, p.seq_q, p.head_dim};
   q_ = spreads ? Input("Q", packed_strides(q_extent), q_extent, true, workspace)
-               : Input::by_rows("Q", p.q, q_extent, workspace);
-  v_ = Input::by_rows("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace);
+               : Input::for_cp_async("Q", p.q, q_extent, workspace);
+  v_ = Input::for_cp_async("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace);
   if (spreads) {
     spread_ = Part<std::uint16_t>(workspace, "spread Q", packed_count(q_extent));
   }
@@ -192,7 +192,7 @@ ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& gr
   const std::int64_t exact_rows = spreads ? p.seq_q : common::count_exact_rows(p, grouping);
   if (exact_rows > 0) {
     exact_ = launch_for(true, 0, exact_rows);
-    k_ = Input::by_rows("K", p.k, k_extent_, workspace);
+    k_ = Input::for_cp_async("K", p.k, k_extent_, workspace);
     parameters_.problem.k = k_.strides();
   }
   if (exact_rows < p.seq_q) {
@@ -211,7 +211,7 @@ ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& gr
       fused_ = Part<std::uint16_t>(workspace, "k_hat^T", fusion_->count());
     }
   }
-  std::int64_t rows = 0;  // of pieces; the launches follow each other
+  std::int64_t rows = 0;  // of partial results; the launches follow each other
   std::int64_t elements = 0;
   for (const auto& launch : {exact_, grouped_}) {
     if (launch) {
@@ -219,8 +219,8 @@ ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& gr
       elements = std::max(elements, launch->split_rows() * launch->variant->dim);
     }
   }
-  piece_o_ = Part<float>(workspace, "O of pieces", elements);
-  piece_row_ = Part<float2>(workspace, "rows of pieces", rows);
+  partial_o_ = Part<float>(workspace, "O of splits", elements);
+  partial_row_stats_ = Part<float2>(workspace, "row max and sum of splits", rows);
 }
 
 Operand ForwardPlan::queries(const ForwardTensors& tensors, void* workspace, void* stream) const {
@@ -241,11 +241,11 @@ void ForwardPlan::run(const ForwardTensors& tensors, void* workspace, void* stre
   p.o = tensors.o;
   p.lse = static_cast<float*>(tensors.lse);
   p.order = tensors.order;
-  p.split.o = piece_o_.in(workspace);
-  p.split.row = piece_row_.in(workspace);
+  p.split.o = partial_o_.in(workspace);
+  p.split.row_stats = partial_row_stats_.in(workspace);
   if (exact_) {
     p.k = k_.read(tensors.k, workspace, stream).data;
-    launch_it(*exact_, p, stream);
+    launch(*exact_, p, stream);
   }
   if (grouped_) {
     transpose({tensors.k, caller_k_, k_extent_}, columns_.in(workspace), stream);
@@ -255,7 +255,7 @@ void ForwardPlan::run(const ForwardTensors& tensors, void* workspace, void* stre
       p.k = fused_.in(workspace);
       p.fused = true;
     }
-    launch_it(*grouped_, p, stream);
+    launch(*grouped_, p, stream);
   }
 }
 

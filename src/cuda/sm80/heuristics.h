@@ -52,56 +52,57 @@ struct SplitSizes {
   bool causal;
 };
 
-[[nodiscard]] inline SplitKv split_of(std::int64_t begin, std::int64_t end, std::int64_t pieces) noexcept {
-  return {static_cast<unsigned>(begin), static_cast<unsigned>(end), static_cast<unsigned>(pieces)};
+[[nodiscard]] inline SplitKv split_of(std::int64_t begin, std::int64_t end, std::int64_t splits) noexcept {
+  return {static_cast<unsigned>(begin), static_cast<unsigned>(end), static_cast<unsigned>(splits)};
 }
 
-// The split that should be quickest. Time is counted in tiles of keys. The constants are H200's (docs/kernel-log.md).
-[[nodiscard]] inline SplitKv plan_split(const SplitSizes& l) noexcept {
-  constexpr double kPieceCost = 6;  // of a piece's beginning and end
+// The split that should be quickest. Time is counted in tiles of keys. The constants are an H200's (docs/kernel-log.md,
+// sm80/forward).
+[[nodiscard]] inline SplitKv plan_split(const SplitSizes& sizes) noexcept {
+  constexpr double kSplitCost = 6;  // of a split's beginning and end
   constexpr double kAlone = 0.4;    // what an SM achieves with hardly a block; with all that fit: 1
   constexpr std::int64_t kMinTiles = 4;
-  const std::int64_t slots = l.num_sms * l.resident;
-  if (l.causal && l.long_tiles < l.tiles && l.tiles >= l.num_sms) {
+  const std::int64_t resident = sizes.num_sms * sizes.resident;  // thread blocks that the GPU runs at once
+  if (sizes.causal && sizes.long_tiles < sizes.tiles && sizes.tiles >= sizes.num_sms) {
     // Blocks that all run at once take as long as the longest of them alone; more blocks even out by themselves. Where
     // all are long, it is as if nothing were causal.
-    return l.tiles <= slots && l.key_tiles >= 2 * kMinTiles ? split_of(0, l.long_tiles, 2) : SplitKv{};
+    return sizes.tiles <= resident && sizes.key_tiles >= 2 * kMinTiles ? split_of(0, sizes.long_tiles, 2) : SplitKv{};
   }
   // The first blocks are dealt out to the SMs one by one, later ones to whichever SM is free, as many as it takes.
-  const std::int64_t dealt = l.tiles < slots ? l.num_sms : slots;
-  const std::int64_t whole = l.tiles / dealt * dealt;
-  const std::int64_t rest = l.tiles - whole;
-  const std::int64_t most = dealt == slots ? 2 * slots : slots - whole;  // blocks of split tiles
+  const std::int64_t dealt = sizes.tiles < resident ? sizes.num_sms : resident;
+  const std::int64_t whole = sizes.tiles / dealt * dealt;
+  const std::int64_t rest = sizes.tiles - whole;
+  const std::int64_t most = dealt == resident ? 2 * resident : resident - whole;  // blocks of split tiles
   SplitKv best;
   double least = std::numeric_limits<double>::infinity();
-  for (std::int64_t pieces = 1; rest > 0 && rest * pieces <= most; ++pieces) {
-    if (pieces > 1 && l.key_tiles < pieces * kMinTiles) {
+  for (std::int64_t splits = 1; rest > 0 && rest * splits <= most; ++splits) {
+    if (splits > 1 && sizes.key_tiles < splits * kMinTiles) {
       break;
     }
-    const double length = static_cast<double>(common::ceil_div(l.key_tiles, pieces)) + (pieces > 1 ? kPieceCost : 0);
+    const double length =
+        static_cast<double>(common::ceil_div(sizes.key_tiles, splits)) + (splits > 1 ? kSplitCost : 0);
     double cost = length;
-    if (dealt == slots) {
-      cost *= static_cast<double>(common::ceil_div(rest * pieces, slots) * l.resident);
+    if (dealt == resident) {
+      cost *= static_cast<double>(common::ceil_div(rest * splits, resident) * sizes.resident);
     } else {
-      const std::int64_t per_sm = common::ceil_div(rest * pieces, l.num_sms);
-      const std::int64_t beside = std::min(whole / l.num_sms + per_sm, l.resident);
+      const std::int64_t per_sm = common::ceil_div(rest * splits, sizes.num_sms);
+      const std::int64_t beside = std::min(whole / sizes.num_sms + per_sm, sizes.resident);
       cost *= static_cast<double>(per_sm) /
-              (kAlone + (1 - kAlone) * static_cast<double>(beside) / static_cast<double>(l.resident));
+              (kAlone + (1 - kAlone) * static_cast<double>(beside) / static_cast<double>(sizes.resident));
     }
     if (cost < least) {
       least = cost;
-      best = pieces > 1 ? split_of(whole, l.tiles, pieces) : SplitKv{};
+      best = splits > 1 ? split_of(whole, sizes.tiles, splits) : SplitKv{};
     }
   }
   return best;
 }
 
-// Of `heads`, how many a backward kernel works on at the same time: as many as read no more than the L2 holds beside
-// what is written (docs/kernel-log.md, sm80/backward).
-[[nodiscard]] inline int section_of(std::int64_t heads, std::int64_t bytes_per_head) {
-  constexpr std::int64_t kSectionBytes = std::int64_t{24} << 20;
-  return static_cast<int>(
-      std::clamp(kSectionBytes / std::max(bytes_per_head, std::int64_t{1}), std::int64_t{1}, heads));
+// How many of `heads` a backward kernel interleaves (cuda/backward_scheduler.cuh): as many as read no more than the L2
+// holds beside what is written (docs/kernel-log.md, sm80/backward).
+[[nodiscard]] inline int interleaved_backward_heads(std::int64_t heads, std::int64_t bytes_per_head) {
+  constexpr std::int64_t kCacheBytes = std::int64_t{24} << 20;
+  return static_cast<int>(std::clamp(kCacheBytes / std::max(bytes_per_head, std::int64_t{1}), std::int64_t{1}, heads));
 }
 
 }  // namespace distr::cuda::sm80

@@ -1,16 +1,18 @@
 // SPDX-License-Identifier: Apache-2.0
 // The tiles of K or k_hat in shared memory, and S = q_hat k_hat^T from them. The two classes have the same interface:
-//   copy(source(..), prefetched(), j)  issues the copies of tile j
-//   fetch(turn), store(j, turn)   sum the copied rows into tile j, where groups have several members
-//   scores(s, queries, j, part)   computes s = q_hat k_hat_j^T of one part of the keys
+//   copy(source(..), prefetched(), j)      issues the copies of tile j
+//   load_members(step), store_sums(j, step)  sum the copied rows into tile j, where groups have several members
+//   scores(s, queries, j, part)            computes s = q_hat k_hat_j^T of one part of the keys
 #pragma once
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/sm80/config.h"
 #include "cuda/sm80/fusion.cuh"
 #include "cuda/sm80/queries.cuh"
+#include "cuda/sm80/storage.cuh"
 #include "cuda/tile.cuh"
 
 namespace distr::cuda::sm80 {
@@ -22,12 +24,11 @@ struct NoPrefetch {};
 template <class C>
 class ExactKeys {
  public:
-  static constexpr int kTurns = 1;
+  static constexpr int kFuseSteps = 1;
 
-  template <class Work>
-  __device__ ExactKeys(const ForwardParameters& p, const Work&, std::uint32_t stages, void*) : p_(p), stages_(stages) {}
+  __device__ ExactKeys(const ForwardParameters& p, const Work& /*work*/, SharedStorage<C>& storage)
+      : p_(p), stages_(stages_address(storage)) {}
 
-  template <class Work>
   [[nodiscard]] __device__ static const std::uint16_t* source(const ForwardParameters& p, const Work& work) {
     return head_of(p.k, p.problem.k, work.batch, work.head_kv);
   }
@@ -40,8 +41,8 @@ class ExactKeys {
     copy_tile<C::kKeys, C::kDim, C::kThreads>(at(j), row_of(k, problem.k.row, key), problem.k.row,
                                               rows_left(key, problem.seq_k), problem.head_dim);
   }
-  __device__ void fetch(int) {}
-  __device__ void store(int, int) {}
+  __device__ void load_members(int /*step*/) {}
+  __device__ void store_sums(int /*j*/, int /*step*/) {}
 
   template <class Queries>
   __device__ void scores(ScoreFragment<C>& s, const Queries& queries, int j, int part) const {
@@ -67,53 +68,44 @@ class ExactKeys {
 
  private:
   [[nodiscard]] __device__ Tile<C::kDim> at(int j) const {
-    return {stages_ + static_cast<std::uint32_t>(j) % C::kStages * C::kKeyBytes};
+    constexpr std::uint32_t kTileBytes = sizeof(typename SharedStorage<C>::KeyTile);
+    return {stages_ + static_cast<std::uint32_t>(j) % C::kStages * kTileBytes};
   }
 
   const ForwardParameters& p_;
   std::uint32_t stages_;
 };
 
-// Where the rows of K^T begin that a thread copies, one for each of its slots, in bytes from the beginning of K^T.
-template <class C>
-struct alignas(C::kSlots % 4 == 0 ? 16 : C::kSlots * 4) RowOffsets {
-  std::uint32_t of[C::kSlots];
-};
-
 // Grouped attention: tiles [groups][keys] of k_hat^T. Columns of K are rows of K^T, so a group is a sum of rows. In one
-// pass the threads copy kRowsPerPass rows of the tile, 16 bytes each. The 16-byte pieces that one thread copies are its
-// slots, in the order of the groups. Where groups have several members, the slots are copied to a raw tile
-// [kSlots][kThreads] one tile ahead, and each thread sums the slots that it copied itself, which needs no barrier.
+// pass the threads copy kRowsPerPass rows of the tile, a chunk of 16 bytes each; in all a thread copies kThreadChunks,
+// in the order of the groups. Where groups have several members, the chunks are copied to a raw tile
+// [kThreadChunks][kThreads] one tile ahead, and each thread sums those that it copied itself, which needs no barrier.
 template <class C>
 class GroupedKeys {
  public:
-  // The slots of a part of the keys are summed in so many turns.
-  static constexpr int kTurns = C::kMembers > 1 ? std::clamp(C::kSlots / C::kParts / 2, 1, C::kPartKeys / 16) : 1;
+  // The chunks of a part of the keys are summed in so many steps, between those of the second product.
+  static constexpr int kFuseSteps = C::kMembers > 1 ? std::clamp(C::kThreadChunks / C::kParts / 2, 1, C::kPartKeys / 16)
+                                                    : 1;
 
-  template <class Work>
-  __device__ GroupedKeys(const ForwardParameters& p, const Work& work, std::uint32_t stages, void* shared)
-      : row_offsets_(reinterpret_cast<RowOffsets<C>*>(static_cast<std::uint8_t*>(shared) + C::kSharedBytes -
-                                                      C::kStateBytes - C::kTableBytes)),
-        stages_(stages) {
-    static_assert(kRowsPerPass * sizeof(RowOffsets<C>) == C::kTableBytes);
+  __device__ GroupedKeys(const ForwardParameters& p, const Work& work, SharedStorage<C>& storage)
+      : row_offsets_(storage.row_offsets.of), stages_(stages_address(storage)) {
     const DeviceProblem& problem = p.problem;
     const int rows = rows_of_head(p);
     const std::int64_t stride = p.column_stride;
     const std::int32_t* order = p.order + order_index(problem, work.batch, work.head, work.row);
-    for (int i = static_cast<int>(threadIdx.x); i < kRowsPerPass * C::kSlots; i += C::kThreads) {
-      const int slot = i % C::kSlots;
-      const int group = slot / C::kMembers * kRowsPerPass + i / C::kSlots;
-      const int position = group * C::kMembers + slot % C::kMembers;
+    for (int i = static_cast<int>(threadIdx.x); i < kRowsPerPass * C::kThreadChunks; i += C::kThreads) {
+      const int chunk = i % C::kThreadChunks;
+      const int group = chunk / C::kMembers * kRowsPerPass + i / C::kThreadChunks;
+      const int position = group * C::kMembers + chunk % C::kMembers;
       const bool valid = group < problem.groups && position < rows;
       const int row = !valid ? rows : p.fused ? position : order[position];
       // Below 2^32, as the sequence is below 2^22.
-      row_offsets_[i / C::kSlots].of[slot] = static_cast<std::uint32_t>(row * stride * 2);
+      row_offsets_[i / C::kThreadChunks].of[chunk] = static_cast<std::uint32_t>(row * stride * 2);
     }
     __syncthreads();
   }
 
   // K^T, or k_hat^T.
-  template <class Work>
   [[nodiscard]] __device__ static const std::uint16_t* source(const ForwardParameters& p, const Work& work) {
     const DeviceProblem& problem = p.problem;
     const std::int64_t head =
@@ -133,31 +125,31 @@ class GroupedKeys {
   __device__ void copy(const std::uint16_t* k, NoPrefetch, int j) const { copy(k, row_offsets(), j); }
   __device__ void copy(const std::uint16_t* k, const RowOffsets<C>& row_offsets, int j) const {
     const unsigned thread = ptx::opaque(threadIdx.x);
-    const std::uint32_t to = C::kMembers > 1 ? raw() : slot_of(thread, j);
-    const unsigned key = static_cast<unsigned>(j) * C::kKeys + thread % kChunks * kChunk;
+    const std::uint32_t to = C::kMembers > 1 ? first_raw_chunk() : first_chunk(thread, j);
+    const unsigned key = static_cast<unsigned>(j) * C::kKeys + thread % kRowChunks * kChunk;
     const auto* const start = reinterpret_cast<const char*>(k + key);
 #pragma unroll
-    for (int slot = 0; slot < C::kSlots; ++slot) {  // slots are as far apart in the raw tile as in k_hat^T
-      ptx::cp_async_16(to + static_cast<std::uint32_t>(slot * C::kThreads * 16), start + row_offsets.of[slot], true);
+    for (int n = 0; n < C::kThreadChunks; ++n) {  // they are as far apart in the raw tile as in k_hat^T
+      ptx::cp_async_16(to + static_cast<std::uint32_t>(n * C::kThreads * 16), start + row_offsets.of[n], true);
     }
   }
 
-  __device__ void fetch(int turn) {
-    const std::uint32_t from = raw() + piece(turn);
+  __device__ void load_members(int step) {
+    const std::uint32_t from = first_raw_chunk() + slice_offset(step);
 #pragma unroll
-    for (int i = 0; i < kGroupsPerTurn; ++i) {
+    for (int i = 0; i < kGroupsPerStep; ++i) {
 #pragma unroll
       for (int member = 0; member < C::kMembers; ++member) {
-        const int slot = group(turn, i) * C::kMembers + member;
-        members_[i][member] = Words<kWords>::load(from + static_cast<std::uint32_t>(slot * C::kThreads * 16));
+        const int chunk = group(step, i) * C::kMembers + member;
+        members_[i][member] = Words<kWords>::load(from + static_cast<std::uint32_t>(chunk * C::kThreads * 16));
       }
     }
   }
 
-  __device__ void store(int j, int turn) {
-    const std::uint32_t to = slot_of(ptx::opaque(threadIdx.x), j) + piece(turn);
+  __device__ void store_sums(int j, int step) {
+    const std::uint32_t to = first_chunk(ptx::opaque(threadIdx.x), j) + slice_offset(step);
 #pragma unroll
-    for (int i = 0; i < kGroupsPerTurn; ++i) {
+    for (int i = 0; i < kGroupsPerStep; ++i) {
       Words<kWords> k_hat;
 #pragma unroll
       for (int word = 0; word < kWords; ++word) {
@@ -168,7 +160,7 @@ class GroupedKeys {
         }
         k_hat.of[word] = sum<typename C::Element>(members);
       }
-      k_hat.store(to + static_cast<std::uint32_t>(group(turn, i) * C::kThreads * 16));
+      k_hat.store(to + static_cast<std::uint32_t>(group(step, i) * C::kThreads * 16));
     }
   }
 
@@ -195,39 +187,41 @@ class GroupedKeys {
   }
 
  private:
-  static constexpr int kChunks = C::kKeys / kChunk;  // of a row of k_hat^T
+  static constexpr int kRowChunks = C::kKeys / kChunk;  // of a row of k_hat^T
   static constexpr int kRowsPerPass = C::kRowsPerPass;
-  // The slots of a turn are those of several groups. Where a group has more members than a turn has slots, a turn takes
-  // one piece of all of the group's slots instead, so that no fp32 sums have to be kept from one turn to the next.
-  static constexpr int kSlotsPerTurn = C::kMembers > 1 ? C::kSlots / C::kParts / kTurns : 0;
-  static constexpr int kPieces = kSlotsPerTurn < C::kMembers && kSlotsPerTurn > 0 ? C::kMembers / kSlotsPerTurn : 1;
-  static constexpr int kWords = 4 / kPieces;
-  static constexpr int kGroupsPerTurn = kSlotsPerTurn * kPieces / C::kMembers;
-  static_assert(kSlotsPerTurn * C::kParts * kTurns == (C::kMembers > 1 ? C::kSlots : 0));
-  static_assert(C::kPartKeys / 16 % kTurns == 0);
+  // The chunks of a step are those of several groups. Where a group has more members than a step has chunks, a step
+  // takes one slice of all of the group's chunks instead, so that no fp32 sums have to be kept from step to step.
+  static constexpr int kChunksPerStep = C::kMembers > 1 ? C::kThreadChunks / C::kParts / kFuseSteps : 0;
+  static constexpr int kSlices = kChunksPerStep < C::kMembers && kChunksPerStep > 0 ? C::kMembers / kChunksPerStep : 1;
+  static constexpr int kWords = 4 / kSlices;
+  static constexpr int kGroupsPerStep = kChunksPerStep * kSlices / C::kMembers;
+  static_assert(kChunksPerStep * C::kParts * kFuseSteps == (C::kMembers > 1 ? C::kThreadChunks : 0));
+  static_assert(C::kPartKeys / 16 % kFuseSteps == 0);
   static_assert(kRowsPerPass % 8 == 0);  // so that all rows of a thread have the same swizzle
 
   [[nodiscard]] __device__ Tile<C::kKeys> at(int j) const {
-    return {stages_ + static_cast<std::uint32_t>(j) % C::kStages * C::kKeyBytes};
+    constexpr std::uint32_t kTileBytes = sizeof(typename SharedStorage<C>::KeyTile);
+    return {stages_ + static_cast<std::uint32_t>(j) % C::kStages * kTileBytes};
   }
   // Loads all offsets before any copy is issued: the compiler puts three instructions between a load and the copy that
   // uses it.
   [[nodiscard]] __device__ RowOffsets<C> row_offsets() const {
-    return row_offsets_[ptx::opaque(threadIdx.x) / kChunks];
+    return row_offsets_[ptx::opaque(threadIdx.x) / kRowChunks];
   }
-  // This thread's first slot in the raw tile.
-  [[nodiscard]] __device__ std::uint32_t raw() const {
-    return stages_ + C::kStageBytes + ptx::opaque(threadIdx.x) * 16;
+  // The address of this thread's first chunk in the raw tile.
+  [[nodiscard]] __device__ std::uint32_t first_raw_chunk() const {
+    constexpr std::uint32_t kRaw = offsetof(typename SharedStorage<C>::Stages, raw);
+    return stages_ + kRaw + ptx::opaque(threadIdx.x) * 16;
   }
-  // The offset of this turn's piece in a slot, in bytes. The slots of 8 threads take all banks, so the next 8 threads
-  // take another piece, which avoids bank conflicts.
-  [[nodiscard]] __device__ static std::uint32_t piece(int turn) {
-    return (static_cast<std::uint32_t>(turn) ^ (ptx::opaque(threadIdx.x) / 8)) % kPieces * (kWords * 4);
+  // The offset of this step's slice in a chunk, in bytes. The chunks of 8 threads take all banks, so the next 8 threads
+  // take another slice, which avoids bank conflicts.
+  [[nodiscard]] __device__ static std::uint32_t slice_offset(int step) {
+    return (static_cast<std::uint32_t>(step) ^ (ptx::opaque(threadIdx.x) / 8)) % kSlices * (kWords * 4);
   }
-  [[nodiscard]] __device__ static int group(int turn, int i) { return turn / kPieces * kGroupsPerTurn + i; }
-  // A thread's first slot of tile j.
-  [[nodiscard]] __device__ std::uint32_t slot_of(unsigned thread, int j) const {
-    return at(j).at(static_cast<int>(thread / kChunks), static_cast<int>(thread % kChunks));
+  [[nodiscard]] __device__ static int group(int step, int i) { return step / kSlices * kGroupsPerStep + i; }
+  // The address of a thread's first chunk of tile j.
+  [[nodiscard]] __device__ std::uint32_t first_chunk(unsigned thread, int j) const {
+    return at(j).at(static_cast<int>(thread / kRowChunks), static_cast<int>(thread % kRowChunks));
   }
 
   // The rows of a head, without the row of zeros behind them.
@@ -235,9 +229,9 @@ class GroupedKeys {
     return p.fused ? p.problem.groups : p.problem.head_dim;
   }
 
-  RowOffsets<C>* row_offsets_;  // [kRowsPerPass], towards the end of shared memory
+  RowOffsets<C>* row_offsets_;
   std::uint32_t stages_;
-  Words<kWords> members_[std::max(kGroupsPerTurn, 1)][C::kMembers];  // of the groups of a turn
+  Words<kWords> members_[std::max(kGroupsPerStep, 1)][C::kMembers];  // of the groups of a step
 };
 
 }  // namespace distr::cuda::sm80

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/sm80/config.h"
+#include "cuda/sm80/storage.cuh"
 #include "cuda/tile.cuh"
 
 namespace distr::cuda::sm80 {
@@ -39,7 +40,7 @@ __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::i
 // The rows from `begin` to `end`, which are both below 2^22. In 32 bits the difference costs half as much.
 [[nodiscard]] __device__ inline int rows_left(int begin, std::int64_t end) { return static_cast<int>(end) - begin; }
 
-// Where a row of a head begins. Rows are less than 2^24 elements apart (prepare.cu).
+// Where a row of a head begins. Rows are less than 2^24 elements apart (suits_cp_async()).
 [[nodiscard]] __device__ inline const std::uint16_t* row_of(const std::uint16_t* head, std::int64_t stride, int row) {
   return head + static_cast<std::uint64_t>(static_cast<unsigned>(row)) * static_cast<unsigned>(stride);
 }
@@ -56,7 +57,7 @@ __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::i
          problem.head_dim;
 }
 
-template <class C, class Work>
+template <class C>
 [[nodiscard]] __device__ inline const std::uint16_t* query_rows(const ForwardParameters& p, const Work& work) {
   return static_cast<const std::uint16_t*>(p.q) + work.batch * p.problem.q.batch + work.head * p.problem.q.head +
          work.row * p.problem.q.row;
@@ -66,13 +67,10 @@ template <class C, class Work>
 template <class C>
 class ExactQueries {
  public:
-  static constexpr int kSharedBytes = C::kQueryBytes;
-
-  template <class Work>
-  __device__ ExactQueries(const ForwardParameters& p, const Work& work, void* shared, int warp_row)
-      : start_(Tile<C::kDim>{ptx::shared_address(shared)}.at(warp_row + static_cast<int>(threadIdx.x) % 16,
-                                                             static_cast<int>(threadIdx.x) % 32 / 16)) {
-    const Tile<C::kDim> tile{ptx::shared_address(shared)};
+  __device__ ExactQueries(const ForwardParameters& p, const Work& work, SharedStorage<C>& storage, int warp_row)
+      : start_(Tile<C::kDim>{ptx::shared_address(&storage)}.at(warp_row + static_cast<int>(threadIdx.x) % 16,
+                                                               static_cast<int>(threadIdx.x) % 32 / 16)) {
+    const Tile<C::kDim> tile{ptx::shared_address(&storage)};
     copy_tile<C::kRows, C::kDim, C::kThreads>(tile, query_rows<C>(p, work), p.problem.q.row,
                                               rows_left(work.row, p.row_end), p.problem.head_dim);
   }
@@ -93,14 +91,12 @@ class ExactQueries {
 template <class C>
 class GroupedQueries {
  public:
-  static constexpr int kSharedBytes = C::kQueryBytes;  // of q_hat; the copy of Q behind it is needed only here
-
-  template <class Work>
-  __device__ GroupedQueries(const ForwardParameters& p, const Work& work, void* shared, int warp_row) {
+  __device__ GroupedQueries(const ForwardParameters& p, const Work& work, SharedStorage<C>& storage, int warp_row) {
     using T = typename C::Element;
     const DeviceProblem& problem = p.problem;
-    const Tile<C::kGroups> estimate{ptx::shared_address(shared)};
-    const Tile<C::kDim> raw{estimate.base + C::kQueryBytes};
+    const Tile<C::kGroups> estimate{ptx::shared_address(&storage)};
+    constexpr std::uint32_t kQueryCopy = offsetof(SharedStorage<C>, query_copy);
+    const Tile<C::kDim> raw{estimate.base + kQueryCopy};
     copy_tile<C::kRows, C::kDim, C::kThreads>(raw, query_rows<C>(p, work), problem.q.row,
                                               rows_left(work.row, p.row_end), problem.head_dim);
     ptx::cp_async_commit();
@@ -116,7 +112,7 @@ class GroupedQueries {
     const int sampled = problem.mean ? size : min(size, 1);
     const std::int32_t* const columns = p.order + order_index(problem, work.batch, work.head, work.row) + first;
     const auto at = [&](std::uint32_t address) {
-      return reinterpret_cast<T*>(static_cast<std::uint8_t*>(shared) + (address - estimate.base));
+      return reinterpret_cast<T*>(storage.queries.bytes + (address - estimate.base));  // or behind, in query_copy
     };
     const float factor = 1.0F / static_cast<float>(max(sampled, 1));
     int column = sampled > 0 ? columns[0] : 0;

@@ -7,42 +7,45 @@
 #include <cstdint>
 
 #include "cuda/sm80/config.h"
+#include "cuda/sm80/storage.cuh"
 #include "cuda/tile.cuh"
 
 namespace distr::cuda::sm80 {
 
-// P = 2^(scale * S - reference). The reference of a row is the largest of the first tile's exponents. It follows those
-// of later tiles where it is asked to, and then only when they have grown by kRescaleThreshold, so that O is hardly
-// ever rescaled: P stays below 2^kRescaleThreshold, which neither its type nor the sums in fp32 mind. References that
-// stay cost no maximum, and do for rows whose scores are not far above them, nor so large that the rounding of scale *
-// max S moves P: rows_in_range(). Where all references follow the scores are scaled beforehand, and scale is 1: then
-// both are rounded alike, and the subtraction has no rounding where it matters.
+// P = 2^(scale * S - row_max). The row max is that of the first tile, scaled, and then one of two:
+//   online: it follows the scores of later tiles, but only when they have grown by kRescaleThreshold, so that O is
+//   hardly
+//     ever rescaled. P stays below 2^kRescaleThreshold, which neither its type nor the sums in fp32 mind.
+//   fixed: it costs no more maxima. That does for rows whose scores are not far above it, and where it is not so large
+//     that the rounding of scale * max S moves P: rows_in_range().
+// Where it is online in all tiles the scores are scaled beforehand, and `scale` is 1: then both are rounded alike, and
+// the subtraction has no rounding where it matters.
 template <class C>
 struct Softmax {
   static constexpr float kRescaleThreshold = 8.0F;
   static constexpr float kMaxSum = 0x1p64F;
-  static constexpr float kMostReference = 0x1p20F;  // rounded by 1/32 at most
-  static constexpr float kNone = -FLT_MAX;          // of a row that has seen no key yet
+  static constexpr float kMaxRowMax = 0x1p20F;  // of a fixed one: it is rounded by 1/32 at most
+  static constexpr float kNoRowMax = -FLT_MAX;  // of a row that has seen no key yet
 
-  float scale;  // of the scores as follow() gets them, to logarithms to the base 2; positive
-  float reference[C::kRowTiles][2];
-  float sum[C::kRowTiles][2] = {};  // of this lane's part of the rows
+  float scale;  // of the scores as update_row_max() gets them, to logarithms to the base 2; positive
+  float row_max[C::kRowTiles][2];
+  float row_sum[C::kRowTiles][2] = {};  // of this lane's part of the rows
 
   __device__ explicit Softmax(float scale_log2) : scale(scale_log2) {
 #pragma unroll
-    for (auto& tile : reference) {
-      tile[0] = tile[1] = kNone;
+    for (auto& tile : row_max) {
+      tile[0] = tile[1] = kNoRowMax;
     }
   }
 
-  [[nodiscard]] __device__ static float power(float exponent) {
+  [[nodiscard]] __device__ static float exponential(float exponent) {
     return C::Stages::exponential(exponent, [](float x) { return ptx::exp2(x); });
   }
 
-  // The references follow the scores of a tile; o and sum are rescaled where they move.
-  __device__ void follow(const ScoreFragment<C> (&s)[C::kParts], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
-    float best[C::kRowTiles][2];
-    bool some_rise = false;
+  // Takes the scores of a tile into the row max; rescales O and the row sum where it changes.
+  __device__ void update_row_max(const ScoreFragment<C> (&s)[C::kParts], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
+    float tile_max[C::kRowTiles][2];
+    bool any_rescales = false;
 #pragma unroll
     for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
@@ -55,12 +58,12 @@ struct Softmax {
             largest = fmaxf(largest, fmaxf(part.of[tile][n][half * 2], part.of[tile][n][half * 2 + 1]));
           }
         }
-        best[tile][half] = quad_max(largest) * scale;
-        some_rise |= rises(best, tile, half);
+        tile_max[tile][half] = quad_max(largest) * scale;
+        any_rescales |= needs_rescale(tile_max, tile, half);
       }
     }
-    if (__any_sync(~0U, some_rise)) {
-      move(best, o);
+    if (__any_sync(~0U, any_rescales)) {
+      rescale(tile_max, o);
     }
   }
 
@@ -73,29 +76,30 @@ struct Softmax {
       for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float low = power(fmaf(s.of[tile][n][half * 2], scale, -reference[tile][half]));
-          const float high = power(fmaf(s.of[tile][n][half * 2 + 1], scale, -reference[tile][half]));
-          sum[tile][half] += low + high;
+          const float low = exponential(fmaf(s.of[tile][n][half * 2], scale, -row_max[tile][half]));
+          const float high = exponential(fmaf(s.of[tile][n][half * 2 + 1], scale, -row_max[tile][half]));
+          row_sum[tile][half] += low + high;
           probabilities[n / 2][tile][n % 2 * 2 + half] = ptx::pack(low, high, typename C::Element{});
         }
       }
     }
   }
 
-  [[nodiscard]] __device__ bool rises(const float (&best)[C::kRowTiles][2], int tile, int half) const {
-    return best[tile][half] - reference[tile][half] > kRescaleThreshold;
+  [[nodiscard]] __device__ bool needs_rescale(const float (&tile_max)[C::kRowTiles][2], int tile, int half) const {
+    return tile_max[tile][half] - row_max[tile][half] > kRescaleThreshold;
   }
 
-  __device__ void move(const float (&best)[C::kRowTiles][2], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
+  __device__ void rescale(const float (&tile_max)[C::kRowTiles][2], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
 #pragma unroll
     for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        // A row moves for its own sake alone: its bits must not depend on the rows beside it, which may be later ones.
-        const float next = rises(best, tile, half) ? best[tile][half] : reference[tile][half];
-        const float factor = ptx::exp2(reference[tile][half] - next);
-        reference[tile][half] = next;
-        sum[tile][half] *= factor;
+        // A row is rescaled for its own sake alone: its bits must not depend on the rows beside it, which may be later
+        // ones.
+        const float next = needs_rescale(tile_max, tile, half) ? tile_max[tile][half] : row_max[tile][half];
+        const float factor = ptx::exp2(row_max[tile][half] - next);
+        row_max[tile][half] = next;
+        row_sum[tile][half] *= factor;
 #pragma unroll
         for (int n = 0; n < C::kDim / 8; ++n) {
           o[tile][n][half * 2] *= factor;
@@ -107,7 +111,7 @@ struct Softmax {
 };
 
 // Tiles whose scores are neither hidden nor biased, before the first that are.
-template <class C, class Work>
+template <class C>
 [[nodiscard]] __device__ inline int unmasked_tiles(const ForwardParameters& p, const Work& work) {
   if (C::kMasks && p.problem.mask.kind != MaskKind::none) {
     return 0;
@@ -168,7 +172,7 @@ __device__ __forceinline__ void scale_scores(ScoreFragment<C>& s, float scale) {
   }
 }
 
-template <class C, class Work>
+template <class C>
 __device__ __forceinline__ void apply_tensor(float (&s)[C::kPartKeys / 8][4], const ForwardParameters& p,
                                              const Work& work, int half, int row, int key, int left) {
   constexpr float kLog2E = 1.4426950408889634F;
@@ -186,7 +190,7 @@ __device__ __forceinline__ void apply_tensor(float (&s)[C::kPartKeys / 8][4], co
   }
 }
 
-template <class C, class Work>
+template <class C>
 __device__ __forceinline__ void apply_mask(ScoreFragment<C>& s, const ForwardParameters& p, const Work& work,
                                            int warp_row, int first) {
   const DeviceProblem& problem = p.problem;

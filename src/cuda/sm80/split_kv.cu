@@ -1,8 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// The pieces of a row are added up as the online softmax adds tiles, all at once: with reference = max_i reference_i
-//   w_i = 2^(reference_i - reference)
-//   O = sum_i w_i O_i / sum_i w_i rowsum_i      LSE = ln 2 (reference + log2 sum_i w_i rowsum_i)
-// A thread owns four columns of a row, and reads its part of each piece in turn.
+// The partial results of a row are combined as the online softmax combines tiles, all at once: with m = max_i m_i,
+// where m_i is the row max of split i and l_i its row sum,
+//   w_i = 2^(m_i - m)
+//   O = sum_i w_i O_i / sum_i w_i l_i      LSE = ln 2 (m + log2 sum_i w_i l_i)
+// A thread owns four columns of a row, and reads them of one split after another.
 #include "cuda/sm80/split_kv.h"
 
 #include "cuda/dependent_launch.cuh"
@@ -36,28 +37,29 @@ __global__ void __launch_bounds__(kThreads)
   if (row >= p.row_end) {
     return;
   }
-  const std::int64_t first = std::int64_t{tile} * split.pieces * rows + row_in_tile;  // rows apart: the pieces' rows
+  const std::int64_t first = std::int64_t{tile} * split.num_splits * rows + row_in_tile;  // those of splits: rows apart
   const int column = static_cast<int>(threadIdx.x) % threads_per_row * kColumns;
 
-  float reference = -INFINITY;
-  for (unsigned piece = 0; piece < split.pieces; ++piece) {
-    reference = fmaxf(reference, split.row[first + std::int64_t{piece} * rows].x);
+  float row_max = -INFINITY;
+  for (unsigned n = 0; n < split.num_splits; ++n) {
+    row_max = fmaxf(row_max, split.row_stats[first + std::int64_t{n} * rows].x);
   }
-  float sum = 0;
+  float row_sum = 0;
   float4 o{};
-  for (unsigned piece = 0; piece < split.pieces; ++piece) {
-    const std::int64_t at = first + std::int64_t{piece} * rows;
-    const float2 of_piece = split.row[at];
-    const float factor = ptx::exp2(of_piece.x - reference);
-    const float4 part = *reinterpret_cast<const float4*>(split.o + at * dim + column);
-    sum = fmaf(factor, of_piece.y, sum);
-    o = {fmaf(factor, part.x, o.x), fmaf(factor, part.y, o.y), fmaf(factor, part.z, o.z), fmaf(factor, part.w, o.w)};
+  for (unsigned n = 0; n < split.num_splits; ++n) {
+    const std::int64_t at = first + std::int64_t{n} * rows;
+    const float2 stats = split.row_stats[at];
+    const float scale = ptx::exp2(stats.x - row_max);
+    const float4 partial = *reinterpret_cast<const float4*>(split.o + at * dim + column);
+    row_sum = fmaf(scale, stats.y, row_sum);
+    o = {fmaf(scale, partial.x, o.x), fmaf(scale, partial.y, o.y), fmaf(scale, partial.z, o.z),
+         fmaf(scale, partial.w, o.w)};
   }
 
   if (p.lse != nullptr && column == 0) {
-    p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] = natural_lse(reference, sum);
+    p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] = natural_lse(row_max, row_sum);
   }
-  const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;
+  const float inverse = row_sum == 0.0F ? 0.0F : 1.0F / row_sum;
   T* const to = static_cast<T*>(p.o) + work.batch * problem.o.batch + work.head * problem.o.head + row * problem.o.row;
   const float values[kColumns] = {o.x * inverse, o.y * inverse, o.z * inverse, o.w * inverse};
   for (int i = 0; i < kColumns && column + i < problem.head_dim_v; ++i) {

@@ -14,10 +14,11 @@ template <class C>
 void launch_variant(const ForwardParameters& p, bool dependent, void* stream) {
   const std::int64_t whole = p.scheduler.count() - (p.split.end - p.split.begin);
   const dim3 ctas(static_cast<unsigned>(whole + p.split.ctas()));
+  allow_shared_memory<forward<C>, sizeof(SharedStorage<C>)>();
   if (dependent) {
-    launch_dependent(forward<C>, ctas, C::kThreads, C::kSharedBytes, stream, p);
+    launch_dependent(forward<C>, ctas, C::kThreads, sizeof(SharedStorage<C>), stream, p);
   } else {
-    launch(forward<C>, ctas, C::kThreads, C::kSharedBytes, stream, p);
+    launch(forward<C>, ctas, C::kThreads, sizeof(SharedStorage<C>), stream, p);
   }
   if (p.split.ctas() > 0) {
     combine_splits(p, kDTypeOf<typename C::Element>, C::kRows, C::kDim, stream);
@@ -26,8 +27,9 @@ void launch_variant(const ForwardParameters& p, bool dependent, void* stream) {
 
 template <class C>
 constexpr Variant variant() {
-  return {C::kDim,     C::kGroups,  C::kRows,        C::kKeys,      C::kMasks,
-          C::kMembers, C::kThreads, C::kSharedBytes, C::kCtasPerSm, &launch_variant<C>};
+  return {C::kDim,       C::kGroups,        C::kRows,    C::kKeys,
+          C::kMasks,     C::kMembers,       C::kThreads, static_cast<int>(sizeof(SharedStorage<C>)),
+          C::kCtasPerSm, &launch_variant<C>};
 }
 
 // For every element type: tiles of 128 queries, and the exact ones of 64, which serve masks. What is not compiled is

@@ -23,14 +23,14 @@
 //
 //   The sum of a tile is made in the order of the keys, so its bits are the same in every run: dq_semaphore[tile]
 //   counts the blocks that have added to it, and a block waits until all of those before it have. The first writes
-//   instead. Every turn comes:
+//   instead. There is no deadlock:
 //     - A block begins by taking a ticket, which says which keys are its own; CUDA starts blocks in whatever order. It
 //       waits only for those of smaller keys of its own head, whose tickets are smaller (cuda/backward_scheduler.cuh),
 //       so all of them have started.
 //     - The block of the smallest keys waits for none, and so gets through all of its tiles; then so does the next.
 //     - Who sees a tile are the first so many blocks, also where attention is causal: nobody in the order is left out.
 //   As all blocks of a head go from the last tile to the first, each is behind the one before it by one hand-over and
-//   from then on runs beside it. Callers who let the order change have no turns, and sums that begin as zeros.
+//   from then on runs beside it. Callers who let the order change have no semaphores, and sums that begin as zeros.
 #pragma once
 
 #include "cuda/dependent_launch.cuh"
@@ -67,18 +67,18 @@ class Consumer {
 
   // All tiles, of which there is at least one.
   __device__ __forceinline__ void visit_all() {
-    // Or else the compiler takes the zeros for what it must wait for, and ends every single wgmma before the next.
+    // Without these fences the compiler takes the zeros for results to wait for, and ends every wgmma before the next.
     ptx::warpgroup_fence_operand(d_k_);
     ptx::warpgroup_fence_operand(d_v_);
     issue_scores(0);
     if constexpr (C::kSeparateDq) {
-      wait_for_outputs(0);
+      wait_for_d_o(0);
       issue_dp(0);
-      clear_ds<C>(shared_.gradients(-1), consumer_);
+      clear_ds<C>(shared_.d_s(-1), consumer_);
       ptx::fence_proxy_async();
       ptx::named_barrier_sync(1, C::kConsumers * kWarpgroup);
     } else {
-      ptx::wgmma_commit();  // in the place of dQ
+      ptx::wgmma_commit();  // an empty group in the place of dQ's
     }
     const int last = work_.tiles - 1;
 #pragma unroll 1
@@ -89,12 +89,12 @@ class Consumer {
     if constexpr (C::kSeparateDq) {
       issue_dq(last);
     }
-    wait_for_free_sums(last);
+    wait_for_free_dq(last);
     ptx::wgmma_wait<0>();
     store_dq(last);
     ptx::fence_proxy_async();
     __syncwarp();
-    arrive_warp(shared_.sums_full(Slot<C::kStages>(last).stage));
+    arrive_warp(shared_.d_q_full(PipelineState<C::kStages>(last).stage));
     ptx::warpgroup_fence_operand(d_k_);
     ptx::warpgroup_fence_operand(d_v_);
   }
@@ -102,27 +102,27 @@ class Consumer {
  private:
   template <Next kNext>
   __device__ __forceinline__ void visit_tile(int n) {
-    const Slot<C::kStages> slot(n);
+    const PipelineState<C::kStages> state(n);
     const int row = work_.row(n);
     const bool edge = first_key_ + 64 > static_cast<int>(problem_.seq_k) ||
                       (problem_.causal && first_key_ + 63 > row + static_cast<int>(problem_.causal_offset));
 
-    ptx::wgmma_wait<1>();  // S^T is there. Under way is what was started behind it, dP^T or dQ of the tile before
+    ptx::wgmma_wait<1>();  // for S^T. What was issued behind it is still under way: dP^T, or dQ of the tile before
     if (n > 0) {
-      const int stage = Slot<C::kStages>(n - 1).stage;
+      const int stage = PipelineState<C::kStages>(n - 1).stage;
       // Every thread, not one of a warp: each has read LSE and D there, and racecheck knows no other order.
       ptx::barrier_arrive(shared_.queries_empty(stage));
-      arrive_warp(shared_.outputs_empty(stage));
+      arrive_warp(shared_.d_o_empty(stage));
     }
     if (edge) {
       hide_where_unseen(s_, row, -INFINITY);
     }
     if constexpr (C::kSeparateDq) {
-      ptx::barrier_wait(shared_.exponentials_turn(consumer_), static_cast<unsigned>(n + consumer_ + 1) & 1);
+      ptx::barrier_wait(shared_.pingpong(consumer_), static_cast<unsigned>(n + consumer_ + 1) & 1);
     }
     // Both at once: a load behind wgmma waits until that has begun.
-    const OfQueries shift(shared_.stats(slot.stage));
-    const OfQueries d(shared_.stats(slot.stage) + C::kStatsBytes / 2);
+    const QueryStats shift(shared_.stats(state.stage));
+    const QueryStats d(shared_.stats(state.stage) + C::kStatsBytes / 2);
     exponentials(s_, shift, problem_.scale_log2);
     pack_probabilities<T>(s_, p_operand_);
     finish_dp(n);
@@ -132,7 +132,7 @@ class Consumer {
     }
     pack_probabilities<T>(dp_, ds_operand_);
     if (C::kSeparateDq && n > 0) {
-      wait_for_free_sums(n - 1);
+      wait_for_free_dq(n - 1);
     }
     ptx::wgmma_wait<0>();
     if (C::kSeparateDq && n > 0) {
@@ -140,76 +140,76 @@ class Consumer {
     }
     // Both consumers are done with dS of two tiles before, whose place this one takes: each has waited for the other's
     // dS of the tile before, which that stored after its dQ of the one before that.
-    store_ds<C>(ds_operand_, shared_.gradients(n), consumer_);
+    store_ds<C>(ds_operand_, shared_.d_s(n), consumer_);
     ptx::fence_proxy_async();
     __syncwarp();
-    arrive_warp(shared_.gradients_full(n));
+    arrive_warp(shared_.d_s_full(n));
     if (n > 0) {
-      arrive_warp(shared_.sums_full(Slot<C::kStages>(n - 1).stage));
+      arrive_warp(shared_.d_q_full(PipelineState<C::kStages>(n - 1).stage));
     }
-    issue_key_sums<T, typename C::QueryTile>(d_k_, ds_operand_, shared_.queries(slot.stage));
+    issue_key_gradients<T, typename C::QueryTile>(d_k_, ds_operand_, shared_.queries(state.stage));
     if constexpr (kNext == Next::tile) {
       issue_scores(n + 1);
     }
     if constexpr (!C::kSeparateDq) {
       issue_dq(n);
     } else if constexpr (kNext == Next::tile) {
-      wait_for_outputs(n + 1);
+      wait_for_d_o(n + 1);
       issue_dp(n + 1);
     }
   }
 
-  // When P is there: dV, and a wait for dP^T; between them dQ of the tile before is started or leaves.
+  // Issues dV, as P is there, and waits for dP^T; between them dQ of the tile before is issued or stored.
   __device__ __forceinline__ void finish_dp(int n) {
-    const std::uint32_t outputs = shared_.outputs(Slot<C::kStages>(n).stage);
+    const std::uint32_t d_o = shared_.d_o(PipelineState<C::kStages>(n).stage);
     if constexpr (C::kSeparateDq) {
-      issue_key_sums<T, typename C::OutputTile>(d_v_, p_operand_, outputs);
+      issue_key_gradients<T, typename C::DoTile>(d_v_, p_operand_, d_o);
       __syncwarp();
-      arrive_warp(shared_.exponentials_turn(1 - consumer_));
+      arrive_warp(shared_.pingpong(1 - consumer_));
       issue_dq(n - 1);
       ptx::wgmma_wait<2>();
     } else {
       // The branches of these waits also keep the compiler from putting the exponentials behind the wait for dQ.
-      wait_for_outputs(n);
+      wait_for_d_o(n);
       if (n > 0) {
-        wait_for_free_sums(n - 1);
+        wait_for_free_dq(n - 1);
       }
       ptx::wgmma_wait<0>();
       if (n > 0) {
         store_dq(n - 1);
       }
       issue_dp(n);
-      issue_key_sums<T, typename C::OutputTile>(d_v_, p_operand_, outputs);
+      issue_key_gradients<T, typename C::DoTile>(d_v_, p_operand_, d_o);
       ptx::wgmma_wait<1>();
     }
   }
 
   __device__ __forceinline__ void issue_scores(int n) {
-    const Slot<C::kStages> slot(n);
-    ptx::barrier_wait(shared_.queries_full(slot.stage), slot.parity);
-    issue_transposed_scores<T, typename C::QueryTile>(s_, keys_, shared_.queries(slot.stage), nothing(n));
+    const PipelineState<C::kStages> state(n);
+    ptx::barrier_wait(shared_.queries_full(state.stage), state.phase);
+    issue_transposed_scores<T, typename C::QueryTile>(s_, keys_, shared_.queries(state.stage), opaque_zero(n));
   }
-  __device__ __forceinline__ void wait_for_outputs(int n) const {
-    const Slot<C::kStages> slot(n);
-    ptx::barrier_wait(shared_.outputs_full(slot.stage), slot.parity);
+  __device__ __forceinline__ void wait_for_d_o(int n) const {
+    const PipelineState<C::kStages> state(n);
+    ptx::barrier_wait(shared_.d_o_full(state.stage), state.phase);
   }
   __device__ __forceinline__ void issue_dp(int n) {
-    issue_transposed_scores<T, typename C::OutputTile>(dp_, values_, shared_.outputs(Slot<C::kStages>(n).stage),
-                                                       nothing(n));
+    issue_transposed_scores<T, typename C::DoTile>(dp_, values_, shared_.d_o(PipelineState<C::kStages>(n).stage),
+                                                   opaque_zero(n));
   }
-  // Of the tile before the first too, whose dS is 0, so that the products of a tile are the same in all of them.
+  // Also for the tile before the first, whose dS is 0, so that every tile issues the same products.
   __device__ __forceinline__ void issue_dq(int n) {
     if (n >= 0) {
-      ptx::barrier_wait(shared_.gradients_full(n), static_cast<unsigned>(n / C::kGradients) & 1);
+      ptx::barrier_wait(shared_.d_s_full(n), static_cast<unsigned>(n / C::kDsBuffers) & 1);
     }
-    issue_query_sums<C>(d_q(), shared_.gradients(n), shared_.keys() + nothing(n + 1), consumer_);
+    issue_query_gradients<C>(d_q(), shared_.d_s(n), shared_.keys() + opaque_zero(n + 1), consumer_);
   }
-  // For a free slot of dQ in shared memory.
-  __device__ __forceinline__ void wait_for_free_sums(int n) const {
-    const Slot<C::kStages> slot(n);
-    wait_empty(shared_.sums_empty(slot.stage), slot.parity);
+  // Waits for a free buffer of dQ in shared memory.
+  __device__ __forceinline__ void wait_for_free_dq(int n) const {
+    const PipelineState<C::kStages> state(n);
+    wait_empty(shared_.d_q_empty(state.stage), state.phase);
   }
-  __device__ __forceinline__ void store_dq(int n) { store_dq_tile<C>(d_q(), shared_.sums(n), consumer_); }
+  __device__ __forceinline__ void store_dq(int n) { store_dq_tile<C>(d_q(), shared_.d_q(n), consumer_); }
 
   // The registers of dQ: those of dP^T, or their own.
   __device__ __forceinline__ auto& d_q() {
@@ -224,13 +224,13 @@ class Consumer {
     const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / 32;
     hide<C>(x, problem_, first_key_ + warp * 16, row, value);
   }
-  // The address, when what lies there has come.
+  // Waits until what lies at the address has arrived.
   __device__ __forceinline__ static std::uint32_t loaded(std::uint32_t address, std::uint32_t full) {
     ptx::barrier_wait(full, 0);
     return address;
   }
   // 0, which the compiler does not know: else it would keep every descriptor of K and V in registers all along.
-  __device__ __forceinline__ static unsigned nothing(int n) { return static_cast<unsigned>(n) >> 20; }
+  __device__ __forceinline__ static unsigned opaque_zero(int n) { return static_cast<unsigned>(n) >> 20; }
 
   const DeviceProblem& problem_;
   const KeyWork<C>& work_;
@@ -263,16 +263,16 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
     for (int stage = 0; stage < C::kStages; ++stage) {
       ptx::barrier_init(shared.queries_full(stage), 1);
       ptx::barrier_init(shared.queries_empty(stage), 32 * kConsumerWarps);
-      ptx::barrier_init(shared.outputs_full(stage), 1);
-      ptx::barrier_init(shared.outputs_empty(stage), kConsumerWarps);
-      ptx::barrier_init(shared.sums_full(stage), kConsumerWarps);
-      ptx::barrier_init(shared.sums_empty(stage), 1);
+      ptx::barrier_init(shared.d_o_full(stage), 1);
+      ptx::barrier_init(shared.d_o_empty(stage), kConsumerWarps);
+      ptx::barrier_init(shared.d_q_full(stage), kConsumerWarps);
+      ptx::barrier_init(shared.d_q_empty(stage), 1);
     }
-    for (int n = 0; n < C::kGradients; ++n) {
-      ptx::barrier_init(shared.gradients_full(n), kConsumerWarps);
+    for (int n = 0; n < C::kDsBuffers; ++n) {
+      ptx::barrier_init(shared.d_s_full(n), kConsumerWarps);
     }
     for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
-      ptx::barrier_init(shared.exponentials_turn(consumer), kConsumerWarps / C::kConsumers);
+      ptx::barrier_init(shared.pingpong(consumer), kConsumerWarps / C::kConsumers);
     }
     ptx::barrier_fence();
   }

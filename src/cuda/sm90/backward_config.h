@@ -29,7 +29,7 @@ struct BackwardConfig {
   static constexpr int kKeys = 64 * kConsumers;
   static constexpr int kRows = kQueryTileRows;            // queries of a tile
   static constexpr int kStages = kColumns <= 64 ? 3 : 2;  // of Q and dO, and buffers of dQ
-  static constexpr int kGradients = 2;                    // buffers of dS^T
+  static constexpr int kDsBuffers = 2;                    // buffers of dS^T
   static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
   static constexpr int kProducerRegisters = 24;
   static constexpr int kConsumerRegisters = 240;
@@ -39,8 +39,8 @@ struct BackwardConfig {
   using KeyTile = Panels<kKeys, kColumns, kColumns / kConsumers>;  // a panel is a consumer's part of dQ's columns
   using ValueTile = Panels<kKeys, kValues>;
   using QueryTile = Panels<kRows, kColumns>;
-  using OutputTile = Panels<kRows, kValues>;  // of dO
-  using GradientTile = Panels<kKeys, kRows>;  // of dS^T
+  using DoTile = Panels<kRows, kValues>;  // of dO
+  using DsTile = Panels<kKeys, kRows>;    // of dS^T
   // K and V are left operands, in registers as far as there are any left beside the sums.
   template <class P>
   using LeftOperand =
@@ -48,8 +48,8 @@ struct BackwardConfig {
 
   static constexpr bool kSeparateDq = kColumns <= 64;  // registers for dQ beside dP^T
 
-  static constexpr int kStatsBytes = kRows * 8;            // LSE and D
-  static constexpr int kSumsBytes = kRows * kColumns * 4;  // of dQ
+  static constexpr int kStatsBytes = kRows * 8;          // LSE and D
+  static constexpr int kDqBytes = kRows * kColumns * 4;  // of dQ
 };
 
 // A thread block's shared memory: K and V, which stay, rings of Q, dO, their statistics and dQ, two buffers of dS^T,
@@ -59,19 +59,19 @@ struct BackwardStorage {
   SharedTile<typename C::KeyTile> keys;
   SharedTile<typename C::ValueTile> values;
   SharedTile<typename C::QueryTile> queries[C::kStages];
-  SharedTile<typename C::OutputTile> outputs[C::kStages];
-  SharedTile<typename C::GradientTile> gradients[C::kGradients];
-  std::uint8_t sums[C::kStages][C::kSumsBytes];
+  SharedTile<typename C::DoTile> d_o[C::kStages];
+  SharedTile<typename C::DsTile> d_s[C::kDsBuffers];
+  std::uint8_t d_q[C::kStages][C::kDqBytes];
   std::uint8_t stats[C::kStages][C::kStatsBytes];
   struct Barriers {
     Barrier keys_full, values_full;
     Barrier queries_full[C::kStages], queries_empty[C::kStages];  // and statistics
-    Barrier outputs_full[C::kStages], outputs_empty[C::kStages];
-    Barrier sums_full[C::kStages], sums_empty[C::kStages];
-    Barrier gradients_full[C::kGradients];
-    Barrier exponentials_turn[C::kConsumers];
+    Barrier d_o_full[C::kStages], d_o_empty[C::kStages];
+    Barrier d_q_full[C::kStages], d_q_empty[C::kStages];
+    Barrier d_s_full[C::kDsBuffers];
+    Barrier pingpong[C::kConsumers];  // whose exponentials are next
   } barriers;
-  unsigned block;  // the number that KeyBlock::of takes
+  unsigned block;  // the number that KeyWork::of takes
 };
 
 // What the kernel takes by value.
@@ -81,9 +81,9 @@ struct BackwardParameters {
   const float2* stats;      // [B, Hq, stats_rows]: -LSE to the base 2, and D, in tiles (prepare/query_rows.h); -inf
                             // and 0 where no key is seen
   std::int64_t stats_rows;  // Nq, up to a multiple of 128
-  float* sums;              // dq_hat or dQ~ / scale, in fragments (backward_convert.h) of kQueryTileRows rows
+  float* dq_accum;          // dq_hat or dQ~ / scale, in fragments (backward_convert.h) of kQueryTileRows rows
   unsigned* dq_semaphore;   // [B, Hq, tiles of queries]: blocks of keys that have added to the tile; or null: any order
-  unsigned* ticket;         // blocks that have started; null: no turns, so it does not matter
+  unsigned* ticket;         // blocks that have started; null: any order, so it does not matter
   float scale;
   // Where a KV head has one query head and columns are as they were given, dK and dV are written as they are wanted;
   // else (parts are not null) for each query head in fp32, in fragments of kKeyTileRows rows, without the scale.
@@ -91,7 +91,7 @@ struct BackwardParameters {
   Strides d_k_strides, d_v_strides;
   float *d_k_parts, *d_v_parts;
   bool keys_of_query_head;  // k is [B, Hq, Nk, r], fused for each query head
-  int section;              // heads that are worked on at the same time
+  int interleaved;          // heads, at a time (cuda/backward_scheduler.cuh)
 };
 
 }  // namespace distr::cuda::sm90

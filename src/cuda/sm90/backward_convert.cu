@@ -54,7 +54,7 @@ __device__ void find_groups(const Conversion& r, std::int64_t head, std::int64_t
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) round_kernel(const __grid_constant__ Conversion r) {
+__global__ void __launch_bounds__(kThreads) convert_kernel(const __grid_constant__ Conversion r) {
   __shared__ float s_sums[kWarps][kRows][kPitch];
   __shared__ Columns s_columns;
   launch_dependent_grids();
@@ -119,7 +119,7 @@ void convert_sums(const Conversion& conversion, void* stream) {
   constexpr std::int64_t kTile = kWarps * kRows;
   const std::int64_t blocks =
       conversion.batch * (conversion.heads / conversion.heads_per_result) * ((conversion.rows + kTile - 1) / kTile);
-  launch_dependent(conversion.dtype == DType::f16 ? round_kernel<__half> : round_kernel<__nv_bfloat16>,
+  launch_dependent(conversion.dtype == DType::f16 ? convert_kernel<__half> : convert_kernel<__nv_bfloat16>,
                    dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, conversion);
 }
 

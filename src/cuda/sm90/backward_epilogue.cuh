@@ -36,11 +36,11 @@ __device__ __forceinline__ void hide(float (&x)[32], const DeviceProblem& proble
 }
 
 // LSE or D of this lane's 16 queries of a tile.
-struct OfQueries {
+struct QueryStats {
   uint4 of[4];
 
   // `stats` in shared memory: of the tile.
-  __device__ __forceinline__ explicit OfQueries(std::uint32_t stats) {
+  __device__ __forceinline__ explicit QueryStats(std::uint32_t stats) {
 #pragma unroll
     for (unsigned i = 0; i < 4; ++i) {
       of[i] = ptx::load_shared_16(stats + i * 64 + threadIdx.x % 4 * 16);
@@ -55,7 +55,7 @@ struct OfQueries {
 };
 
 // P^T = 2^(scale S^T - LSE).
-__device__ __forceinline__ void exponentials(float (&s)[32], const OfQueries& shift, float scale) {
+__device__ __forceinline__ void exponentials(float (&s)[32], const QueryStats& shift, float scale) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
     s[i] = ptx::exp2(fmaf(s[i], scale, shift[i]));
@@ -63,7 +63,7 @@ __device__ __forceinline__ void exponentials(float (&s)[32], const OfQueries& sh
 }
 
 // dP^T becomes dS^T = P^T (dP^T - D).
-__device__ __forceinline__ void differentiate(const float (&p)[32], float (&dp)[32], const OfQueries& d) {
+__device__ __forceinline__ void differentiate(const float (&p)[32], float (&dp)[32], const QueryStats& d) {
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
     dp[i] = p[i] * (dp[i] - d[i]);
@@ -72,12 +72,12 @@ __device__ __forceinline__ void differentiate(const float (&p)[32], float (&dp)[
 
 // A consumer's columns of dQ to shared memory, in fragments: 512 contiguous bytes at a time.
 template <class C>
-__device__ __forceinline__ void store_dq_tile(const float (&d_q)[C::kColumns / 4], std::uint32_t sums, int consumer) {
+__device__ __forceinline__ void store_dq_tile(const float (&d_q)[C::kColumns / 4], std::uint32_t tile, int consumer) {
   constexpr int kOwn = C::kColumns / 16;  // fragments beside each other
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / 32;
   const std::uint32_t to =
-      sums + static_cast<std::uint32_t>((warp * C::kConsumers + consumer) * kOwn * kFragment * 4 + lane * 16);
+      tile + static_cast<std::uint32_t>((warp * C::kConsumers + consumer) * kOwn * kFragment * 4 + lane * 16);
 #pragma unroll
   for (int n = 0; n < kOwn; ++n) {
     ptx::store_shared_16(to + static_cast<std::uint32_t>(n * kFragment * 4),
@@ -86,7 +86,7 @@ __device__ __forceinline__ void store_dq_tile(const float (&d_q)[C::kColumns / 4
   }
 }
 
-// Waits until so many blocks have had their turn. Traps after many polls: a mistake must not hang the device.
+// Waits until so many blocks have added to the tile. Traps after many polls: a mistake must not hang the device.
 __device__ inline void wait_for_semaphore(const unsigned* dq_semaphore, unsigned number) {
   constexpr unsigned kMaxPolls = 1U << 26;
 #pragma unroll 1

@@ -33,38 +33,38 @@ namespace {
 
 [[nodiscard]] std::int64_t whole(std::int64_t rows, std::int64_t tile) { return common::ceil_div(rows, tile) * tile; }
 
-// How the kernel's Q and K come about.
+// What the kernel's Q and K are.
 enum class Factors : std::uint8_t {
-  given,   // exact attention
-  made,    // q_hat and k_hat, of one grouping for the whole sequence
-  spread,  // Q~ and K, of blocks with groupings of their own
+  exact,        // Q and K themselves
+  precomputed,  // q_hat and k_hat, of one grouping for the whole sequence
+  spread,       // Q~ and K, of blocks with groupings of their own
 };
 
 [[nodiscard]] Factors factors_of(const Problem& problem, const Grouping& grouping) {
   const bool exact = common::count_exact_rows(problem, grouping) == problem.seq_q;
   return is_by_blocks(problem, grouping)                              ? Factors::spread
-         : !exact && num_groups(problem, grouping) < problem.head_dim ? Factors::made
-                                                                      : Factors::given;
+         : !exact && num_groups(problem, grouping) < problem.head_dim ? Factors::precomputed
+                                                                      : Factors::exact;
 }
 
-// Of the sums of dQ.
-enum class Order : std::uint8_t { of_keys, any };
+// The order in which dQ is summed; fixed: that of the keys.
+enum class DqOrder : std::uint8_t { fixed, any };
 
 // What a call does: it is decided here, and run() decides nothing more.
 class BackwardPlan {
  public:
-  BackwardPlan(const Problem& p, const Grouping& grouping, Order order, WorkspaceLayout& workspace);
+  BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder order, WorkspaceLayout& workspace);
 
   void run(const BackwardTensors& tensors, void* workspace, void* stream) const;
   [[nodiscard]] LaunchShape launch() const;
 
  private:
-  void plan_rounding(const Problem& p);
-  // What the kernel counts on: nobody's turn was yet and no ticket is taken, or nothing was added yet.
+  void plan_conversions(const Problem& p);
+  // What the kernel counts on: no block has added to any tile and no ticket is taken, or all sums are 0.
   void clear(void* workspace, void* stream) const;
-  void prepare_rows_of(const BackwardTensors& tensors, void* workspace, void* stream) const;
+  void preprocess(const BackwardTensors& tensors, void* workspace, void* stream) const;
   // dQ, dK and dV from their sums, as far as the kernel has not written them.
-  void round_all(const BackwardTensors& tensors, void* workspace, void* stream) const;
+  void convert_all(const BackwardTensors& tensors, void* workspace, void* stream) const;
 
   DType dtype_;
   Factors factors_;
@@ -74,45 +74,45 @@ class BackwardPlan {
   BackwardParameters parameters_{};             // but for the pointers
   QueryRows rows_{};                            // but for the pointers
   Part<float2> stats_;
-  Part<float> sums_;
+  Part<float> dq_accum_;
   Part<std::uint16_t> spread_;  // Q~
   Input q_, k_, v_, d_o_;
-  Part<unsigned> turns_;  // and the ticket behind them; none: any order
+  Part<unsigned> semaphores_;  // of dQ's tiles, and the ticket behind them; none: any order
   std::optional<Estimates> estimates_;
   Extent q_hat_extent_{}, k_hat_extent_{};
   Part<std::uint16_t> q_hat_, k_hat_;
   Part<float> d_k_parts_, d_v_parts_;
-  Conversion round_q_{}, round_k_{}, round_v_{};  // but for the pointers
+  Conversion convert_q_{}, convert_k_{}, convert_v_{};  // but for the pointers
 
-  [[nodiscard]] std::int64_t num_sums() const { return heads_ * query_rows_ * variant_.columns; }
-  [[nodiscard]] std::int64_t num_turns() const { return heads_ * (query_rows_ / kQueryTileRows); }
+  [[nodiscard]] std::int64_t dq_accum_count() const { return heads_ * query_rows_ * variant_.columns; }
+  [[nodiscard]] std::int64_t num_semaphores() const { return heads_ * (query_rows_ / kQueryTileRows); }
 };
 
-BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, Order order, WorkspaceLayout& workspace)
+BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder order, WorkspaceLayout& workspace)
     : dtype_(p.dtype),
       factors_(factors_of(p, grouping)),
-      variant_(find(p, factors_ == Factors::made ? num_groups(p, grouping) : p.head_dim)),
+      variant_(find(p, factors_ == Factors::precomputed ? num_groups(p, grouping) : p.head_dim)),
       queries_{p.batch, p.heads_q, p.seq_q, p.head_dim},
       heads_(p.batch * p.heads_q),
       query_rows_(whole(p.seq_q, kQueryTileRows)),
       key_rows_(whole(p.seq_k, kKeyTileRows)) {
   parameters_.problem = rows_.problem = device_problem(p, grouping);
   rows_.stats_rows = parameters_.stats_rows = stats_rows_of(rows_.problem);
-  rows_.layout = Stats::tiles;
+  rows_.layout = StatsLayout::tiles;
   stats_ = {workspace, "rows' statistics", heads_ * rows_.stats_rows};
-  sums_ = {workspace, "sums of dQ", num_sums()};
+  dq_accum_ = {workspace, "sums of dQ", dq_accum_count()};
   if (factors_ == Factors::spread) {
     spread_ = {workspace, "spread Q", packed_count(queries_)};
   } else {
-    q_ = copied("Q", p.q, queries_, workspace);
+    q_ = for_tma("Q", p.q, queries_, workspace);
   }
-  k_ = copied("K", p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace);
-  v_ = copied("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace);
-  d_o_ = copied("dO", p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace);
-  if (order == Order::of_keys) {
-    turns_ = {workspace, "turns", num_turns() + 1};
+  k_ = for_tma("K", p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace);
+  v_ = for_tma("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace);
+  d_o_ = for_tma("dO", p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace);
+  if (order == DqOrder::fixed) {
+    semaphores_ = {workspace, "semaphores of dQ", num_semaphores() + 1};
   }
-  if (factors_ == Factors::made) {
+  if (factors_ == Factors::precomputed) {
     const DeviceProblem& sizes = parameters_.problem;
     const Groups groups{p.dtype, p.heads_q, sizes.members, sizes.groups};
     const std::array estimations{
@@ -126,7 +126,7 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, Order ord
     parameters_.keys_of_query_head = true;
   }
   const bool shared = p.heads_q != p.heads_kv;
-  if (factors_ == Factors::made || shared) {
+  if (factors_ == Factors::precomputed || shared) {
     d_k_parts_ = {workspace, "dK of query heads", heads_ * key_rows_ * variant_.columns};
   }
   if (shared) {
@@ -135,14 +135,14 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, Order ord
   parameters_.scale = static_cast<float>(p.softmax_scale());
   parameters_.d_k_strides = p.k;
   parameters_.d_v_strides = p.v;
-  parameters_.section =
-      heads_of_section(p, variant_.columns, variant_.values, kKeyTileRows, device_properties().num_sms);
-  plan_rounding(p);
+  parameters_.interleaved =
+      interleaved_backward_heads(p, variant_.columns, variant_.values, kKeyTileRows, device_properties().num_sms);
+  plan_conversions(p);
 }
 
-void BackwardPlan::plan_rounding(const Problem& p) {
+void BackwardPlan::plan_conversions(const Problem& p) {
   const DeviceProblem& device = parameters_.problem;
-  const bool exact = factors_ == Factors::given;
+  const bool exact = factors_ == Factors::exact;
   Conversion r{};
   r.dtype = p.dtype;
   r.batch = p.batch;
@@ -163,7 +163,7 @@ void BackwardPlan::plan_rounding(const Problem& p) {
   r.rows = p.seq_q;
   r.columns = static_cast<int>(p.head_dim);
   r.strides = p.q;
-  round_q_ = r;
+  convert_q_ = r;
 
   r.first_row = 0;
   r.heads_per_result = p.heads_q / p.heads_kv;
@@ -174,13 +174,13 @@ void BackwardPlan::plan_rounding(const Problem& p) {
   r.block = std::max(p.seq_k, p.seq_q);
   r.spread = false;
   r.strides = p.k;
-  round_k_ = r;
+  convert_k_ = r;
 
   r.padded_columns = variant_.values;
   r.scale = 1;
   r.columns = static_cast<int>(p.head_dim_v);
   r.strides = p.v;
-  round_v_ = r;
+  convert_v_ = r;
 }
 
 void BackwardPlan::clear(void* workspace, void* stream) const {
@@ -188,17 +188,12 @@ void BackwardPlan::clear(void* workspace, void* stream) const {
     check(cudaMemsetAsync(from, 0, static_cast<std::size_t>(count) * 4, static_cast<cudaStream_t>(stream)),
           "cudaMemsetAsync");
   };
-  turns_.exists() ? zero(turns_.in(workspace), num_turns() + 1) : zero(sums_.in(workspace), num_sums());
+  semaphores_.exists() ? zero(semaphores_.in(workspace), num_semaphores() + 1)
+                       : zero(dq_accum_.in(workspace), dq_accum_count());
 }
 
-void BackwardPlan::prepare_rows_of(const BackwardTensors& tensors, void* workspace, void* stream) const {
-  QueryRows rows = rows_;
-  rows.q = tensors.q;
-  rows.o = tensors.o;
-  rows.d_o = tensors.d_o;
-  rows.lse = static_cast<const float*>(tensors.lse);
-  rows.d_lse = static_cast<const float*>(tensors.d_lse);
-  rows.order = tensors.order;
+void BackwardPlan::preprocess(const BackwardTensors& tensors, void* workspace, void* stream) const {
+  QueryRows rows = with_inputs(rows_, tensors);
   rows.stats = stats_.in(workspace);
   rows.spread = spread_.in(workspace);
   preprocess_rows(dtype_, rows, stream);
@@ -210,11 +205,11 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
   const Operand v = v_.read(tensors.v, workspace, stream);
   const Operand d_o = d_o_.read(tensors.d_o, workspace, stream);
   clear(workspace, stream);  // first, so that nothing stands between the kernels: each starts before the last one ends
-  prepare_rows_of(tensors, workspace, stream);
+  preprocess(tensors, workspace, stream);
   if (estimates_) {
-    const std::array made{Estimates::Made{q.data, 1, q_hat_.in(workspace)},
-                          Estimates::Made{k.data, 1, k_hat_.in(workspace)}};
-    estimates_->make(tensors.order, made, stream);
+    const std::array both{Estimates::Tensors{q.data, 1, q_hat_.in(workspace)},
+                          Estimates::Tensors{k.data, 1, k_hat_.in(workspace)}};
+    estimates_->make(tensors.order, both, stream);
     q = packed(q_hat_.in(workspace), q_hat_extent_);
     k = packed(k_hat_.in(workspace), k_hat_extent_);
   }
@@ -227,30 +222,30 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
   p.v = tensor_map(v, dtype_, {kKeyTileRows, values});
   p.d_o = tensor_map(d_o, dtype_, {kQueryTileRows, values});
   p.stats = stats_.in(workspace);
-  p.sums = sums_.in(workspace);
-  p.dq_semaphore = turns_.in(workspace);
-  p.ticket = p.dq_semaphore == nullptr ? nullptr : p.dq_semaphore + num_turns();
+  p.dq_accum = dq_accum_.in(workspace);
+  p.dq_semaphore = semaphores_.in(workspace);
+  p.ticket = p.dq_semaphore == nullptr ? nullptr : p.dq_semaphore + num_semaphores();
   p.d_k = tensors.d_k;
   p.d_v = tensors.d_v;
   p.d_k_parts = d_k_parts_.in(workspace);
   p.d_v_parts = d_v_parts_.in(workspace);
   variant_.launch(p, stream);
-  round_all(tensors, workspace, stream);
+  convert_all(tensors, workspace, stream);
 }
 
-void BackwardPlan::round_all(const BackwardTensors& tensors, void* workspace, void* stream) const {
-  const auto round = [&](Conversion r, const Part<float>& sums, const std::int32_t* order, void* to) {
+void BackwardPlan::convert_all(const BackwardTensors& tensors, void* workspace, void* stream) const {
+  const auto convert = [&](Conversion r, const Part<float>& sums, const std::int32_t* order, void* to) {
     r.sums = sums.in(workspace);
     r.order = order;
     r.to = to;
     convert_sums(r, stream);
   };
-  round(round_q_, sums_, factors_ == Factors::given ? nullptr : tensors.order, tensors.d_q);
+  convert(convert_q_, dq_accum_, factors_ == Factors::exact ? nullptr : tensors.order, tensors.d_q);
   if (d_k_parts_.exists()) {
-    round(round_k_, d_k_parts_, factors_ == Factors::made ? tensors.order : nullptr, tensors.d_k);
+    convert(convert_k_, d_k_parts_, factors_ == Factors::precomputed ? tensors.order : nullptr, tensors.d_k);
   }
   if (d_v_parts_.exists()) {
-    round(round_v_, d_v_parts_, nullptr, tensors.d_v);
+    convert(convert_v_, d_v_parts_, nullptr, tensors.d_v);
   }
 }
 
@@ -261,7 +256,7 @@ LaunchShape BackwardPlan::launch() const {
           variant_.shared_bytes};
 }
 
-KernelPlan<BackwardTensors> plan_with(Order order, const Problem& problem, const Grouping& grouping) {
+KernelPlan<BackwardTensors> plan_with(DqOrder order, const Problem& problem, const Grouping& grouping) {
   KernelPlan<BackwardTensors> result;
   BackwardPlan plan(problem, grouping, order, result.workspace);
   result.launches = {plan.launch()};
@@ -289,12 +284,12 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
 
 KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping& grouping,
                                           const Execution& /*execution*/) {
-  return plan_with(Order::of_keys, problem, grouping);
+  return plan_with(DqOrder::fixed, problem, grouping);
 }
 
 KernelPlan<BackwardTensors> plan_backward_atomics(const Problem& problem, const Grouping& grouping,
                                                   const Execution& /*execution*/) {
-  return plan_with(Order::any, problem, grouping);
+  return plan_with(DqOrder::any, problem, grouping);
 }
 
 }  // namespace distr::cuda::sm90

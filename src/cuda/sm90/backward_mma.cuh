@@ -10,12 +10,12 @@ namespace distr::cuda::sm90 {
 // Starts S^T = K Q^T or dP^T = V dO^T for 64 keys and a tile of 64 queries.
 template <class T, class P, class Left>
 __device__ __forceinline__ void issue_transposed_scores(float (&s)[32], const Left& keys, std::uint32_t tile,
-                                                        unsigned nothing) {
+                                                        unsigned opaque_zero) {
   const SharedOperand<P> queries(tile);
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < P::kColumns / 16; ++step) {
-    keys.template multiply<T>(s, step, queries.k_major(0, step), nothing);
+    keys.template multiply<T>(s, step, queries.k_major(0, step), opaque_zero);
   }
   ptx::wgmma_commit();
 }
@@ -33,8 +33,8 @@ __device__ __forceinline__ void pack_probabilities(const float (&s)[32], Probabi
 
 // Starts dV += P^T dO or dK += dS^T Q.
 template <class T, class P>
-__device__ __forceinline__ void issue_key_sums(float (&sum)[P::kColumns / 2], const ProbabilityFragment& weights,
-                                               std::uint32_t tile) {
+__device__ __forceinline__ void issue_key_gradients(float (&sum)[P::kColumns / 2], const ProbabilityFragment& weights,
+                                                    std::uint32_t tile) {
   const SharedOperand<P> queries(tile);
   ptx::wgmma_fence();
 #pragma unroll
@@ -46,9 +46,9 @@ __device__ __forceinline__ void issue_key_sums(float (&sum)[P::kColumns / 2], co
 
 // Starts a consumer's columns of dQ = dS K, all keys.
 template <class C>
-__device__ __forceinline__ void issue_query_sums(float (&sum)[C::kColumns / 4], std::uint32_t gradients,
-                                                 std::uint32_t keys, int consumer) {
-  const SharedOperand<typename C::GradientTile> left(gradients);
+__device__ __forceinline__ void issue_query_gradients(float (&sum)[C::kColumns / 4], std::uint32_t d_s,
+                                                      std::uint32_t keys, int consumer) {
+  const SharedOperand<typename C::DsTile> left(d_s);
   const SharedOperand<typename C::KeyTile> right(keys + static_cast<std::uint32_t>(consumer) * C::KeyTile::kPanelBytes);
   ptx::wgmma_fence();
 #pragma unroll
@@ -61,14 +61,14 @@ __device__ __forceinline__ void issue_query_sums(float (&sum)[C::kColumns / 4], 
 
 // dS^T of a consumer's keys to shared memory, where both consumers read it as left operand of dS K.
 template <class C>
-__device__ __forceinline__ void store_ds(const ProbabilityFragment& gradients, std::uint32_t tile, int consumer) {
-  using P = typename C::GradientTile;
+__device__ __forceinline__ void store_ds(const ProbabilityFragment& d_s, std::uint32_t tile, int consumer) {
+  using P = typename C::DsTile;
   const unsigned lane = threadIdx.x % 32;
   const unsigned row = static_cast<unsigned>(consumer) * 64 + threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
   const std::uint32_t start = tile + row * P::kRowBytes + (lane / 16 ^ row % 8) * 16;
 #pragma unroll
   for (unsigned step = 0; step < 4; ++step) {
-    ptx::stmatrix_x4(start ^ step * 32, gradients[step]);
+    ptx::stmatrix_x4(start ^ step * 32, d_s[step]);
   }
 }
 

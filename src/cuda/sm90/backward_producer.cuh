@@ -25,8 +25,8 @@ struct KeyWork {
   __device__ static KeyWork of(unsigned cta, const BackwardParameters& p) {
     const DeviceProblem& problem = p.problem;
     const int heads = static_cast<int>(problem.heads_q);
-    const TileCoord coord = TileCoord::of(cta, heads, problem.batch,
-                                          static_cast<unsigned>((problem.seq_k + C::kKeys - 1) / C::kKeys), p.section);
+    const TileCoord coord = TileCoord::of(
+        cta, heads, problem.batch, static_cast<unsigned>((problem.seq_k + C::kKeys - 1) / C::kKeys), p.interleaved);
     KeyWork result{};
     result.batch = coord.batch;
     result.head = coord.head;
@@ -58,14 +58,14 @@ class BackwardShared : public SharedAddresses<BackwardStorage<C>> {
   [[nodiscard]] __device__ std::uint32_t queries(int stage) const {
     return this->tile(offsetof(Storage, queries), C::QueryTile::kBytes, stage);
   }
-  [[nodiscard]] __device__ std::uint32_t outputs(int stage) const {  // dO
-    return this->tile(offsetof(Storage, outputs), C::OutputTile::kBytes, stage);
+  [[nodiscard]] __device__ std::uint32_t d_o(int stage) const {
+    return this->tile(offsetof(Storage, d_o), C::DoTile::kBytes, stage);
   }
-  [[nodiscard]] __device__ std::uint32_t gradients(int n) const {  // dS^T
-    return this->tile(offsetof(Storage, gradients), C::GradientTile::kBytes, (n + C::kGradients) % C::kGradients);
+  [[nodiscard]] __device__ std::uint32_t d_s(int n) const {  // dS^T
+    return this->tile(offsetof(Storage, d_s), C::DsTile::kBytes, (n + C::kDsBuffers) % C::kDsBuffers);
   }
-  [[nodiscard]] __device__ std::uint32_t sums(int n) const {  // dQ
-    return this->tile(offsetof(Storage, sums), C::kSumsBytes, n % C::kStages);
+  [[nodiscard]] __device__ std::uint32_t d_q(int n) const {
+    return this->tile(offsetof(Storage, d_q), C::kDqBytes, n % C::kStages);
   }
   [[nodiscard]] __device__ std::uint32_t stats(int stage) const {
     return this->tile(offsetof(Storage, stats), C::kStatsBytes, stage);
@@ -79,59 +79,60 @@ class BackwardShared : public SharedAddresses<BackwardStorage<C>> {
   [[nodiscard]] __device__ std::uint32_t queries_empty(int stage) const {
     return this->barrier(offsetof(Barriers, queries_empty), stage);
   }
-  [[nodiscard]] __device__ std::uint32_t outputs_full(int stage) const {
-    return this->barrier(offsetof(Barriers, outputs_full), stage);
+  [[nodiscard]] __device__ std::uint32_t d_o_full(int stage) const {
+    return this->barrier(offsetof(Barriers, d_o_full), stage);
   }
-  [[nodiscard]] __device__ std::uint32_t outputs_empty(int stage) const {
-    return this->barrier(offsetof(Barriers, outputs_empty), stage);
+  [[nodiscard]] __device__ std::uint32_t d_o_empty(int stage) const {
+    return this->barrier(offsetof(Barriers, d_o_empty), stage);
   }
-  [[nodiscard]] __device__ std::uint32_t sums_full(int stage) const {
-    return this->barrier(offsetof(Barriers, sums_full), stage);
+  [[nodiscard]] __device__ std::uint32_t d_q_full(int stage) const {
+    return this->barrier(offsetof(Barriers, d_q_full), stage);
   }
-  [[nodiscard]] __device__ std::uint32_t sums_empty(int stage) const {
-    return this->barrier(offsetof(Barriers, sums_empty), stage);
+  [[nodiscard]] __device__ std::uint32_t d_q_empty(int stage) const {
+    return this->barrier(offsetof(Barriers, d_q_empty), stage);
   }
-  [[nodiscard]] __device__ std::uint32_t gradients_full(int n) const {
-    return this->barrier(offsetof(Barriers, gradients_full), n % C::kGradients);
+  [[nodiscard]] __device__ std::uint32_t d_s_full(int n) const {
+    return this->barrier(offsetof(Barriers, d_s_full), n % C::kDsBuffers);
   }
-  [[nodiscard]] __device__ std::uint32_t exponentials_turn(int consumer) const {
-    return this->barrier(offsetof(Barriers, exponentials_turn), consumer);
+  [[nodiscard]] __device__ std::uint32_t pingpong(int consumer) const {
+    return this->barrier(offsetof(Barriers, pingpong), consumer);
   }
 };
 
-// By one thread: K and V, and then tile after tile of Q and dO.
+// Called by one thread: loads K and V, and then Q and dO tile by tile.
 template <class C>
 __device__ inline void load_all(const BackwardParameters& p, const KeyWork<C>& work, const BackwardShared<C>& shared) {
   const int key_head = p.keys_of_query_head ? work.head : work.head_kv;
   const float2* const stats = p.stats + (std::int64_t{work.batch} * p.problem.heads_q + work.head) * p.stats_rows;
   const auto load_queries = [&](int n) {
-    const Slot<C::kStages> slot(n);
-    wait_empty(shared.queries_empty(slot.stage), slot.parity);
-    const std::uint32_t full = shared.queries_full(slot.stage);
+    const PipelineState<C::kStages> state(n);
+    wait_empty(shared.queries_empty(state.stage), state.phase);
+    const std::uint32_t full = shared.queries_full(state.stage);
     ptx::barrier_arrive_expect_tx(full, C::QueryTile::kBytes + C::kStatsBytes);
-    tma_load_tile<typename C::QueryTile>(shared.queries(slot.stage), p.q, full, work.row(n), work.head, work.batch);
-    ptx::bulk_load(shared.stats(slot.stage), stats + work.row(n), C::kStatsBytes, full);
+    tma_load_tile<typename C::QueryTile>(shared.queries(state.stage), p.q, full, work.row(n), work.head, work.batch);
+    ptx::bulk_load(shared.stats(state.stage), stats + work.row(n), C::kStatsBytes, full);
   };
-  const auto load_outputs = [&](int n) {
-    const Slot<C::kStages> slot(n);
-    const std::uint32_t full = shared.outputs_full(slot.stage);
-    wait_empty(shared.outputs_empty(slot.stage), slot.parity);
-    ptx::barrier_arrive_expect_tx(full, C::OutputTile::kBytes);
-    tma_load_tile<typename C::OutputTile>(shared.outputs(slot.stage), p.d_o, full, work.row(n), work.head, work.batch);
+  const auto load_d_o = [&](int n) {
+    const PipelineState<C::kStages> state(n);
+    const std::uint32_t full = shared.d_o_full(state.stage);
+    wait_empty(shared.d_o_empty(state.stage), state.phase);
+    ptx::barrier_arrive_expect_tx(full, C::DoTile::kBytes);
+    tma_load_tile<typename C::DoTile>(shared.d_o(state.stage), p.d_o, full, work.row(n), work.head, work.batch);
   };
   ptx::barrier_arrive_expect_tx(shared.keys_full(), C::KeyTile::kBytes);
   tma_load_tile<typename C::KeyTile>(shared.keys(), p.k, shared.keys_full(), work.key, key_head, work.batch);
   load_queries(0);
   ptx::barrier_arrive_expect_tx(shared.values_full(), C::ValueTile::kBytes);
   tma_load_tile<typename C::ValueTile>(shared.values(), p.v, shared.values_full(), work.key, work.head_kv, work.batch);
-  load_outputs(0);
+  load_d_o(0);
   for (int n = 1; n < work.tiles; ++n) {
     load_queries(n);
-    load_outputs(n);
+    load_d_o(n);
   }
 }
 
-// By one thread for each of the kStages buffers: adds dQ of its tiles to their sums in memory, when it is their turn.
+// Called by one thread for each of the kStages buffers of dQ: adds its tiles to dq_accum, in the order of the keys
+// where there are semaphores.
 template <class C>
 __device__ inline void reduce_all(const BackwardParameters& p, const KeyWork<C>& work, const BackwardShared<C>& shared,
                                   int buffer) {
@@ -140,22 +141,22 @@ __device__ inline void reduce_all(const BackwardParameters& p, const KeyWork<C>&
   const std::int64_t of_head = (std::int64_t{work.batch} * p.problem.heads_q + work.head) * tiles;
   const bool ordered = p.dq_semaphore != nullptr;
   for (int n = buffer; n < work.tiles; n += C::kStages) {
-    const Slot<C::kStages> slot(n);
+    const PipelineState<C::kStages> state(n);
     const std::int64_t tile = of_head + work.row(n) / C::kRows;
-    float* const sums = p.sums + tile * (C::kRows * C::kColumns);
+    float* const dq_accum = p.dq_accum + tile * (C::kRows * C::kColumns);
     if (ordered) {
       wait_for_semaphore(p.dq_semaphore + tile, number);
     }
-    ptx::barrier_wait(shared.sums_full(slot.stage), slot.parity);
+    ptx::barrier_wait(shared.d_q_full(state.stage), state.phase);
     ptx::fence_proxy_async_global();  // what others added before our turn comes before what TMA adds now
     if (ordered && number == 0) {
-      ptx::bulk_store(sums, shared.sums(n), C::kSumsBytes);
+      ptx::bulk_store(dq_accum, shared.d_q(n), C::kDqBytes);
     } else {
-      ptx::bulk_add(sums, shared.sums(n), C::kSumsBytes);
+      ptx::bulk_add(dq_accum, shared.d_q(n), C::kDqBytes);
     }
     ptx::bulk_commit();
     ptx::bulk_wait_read<0>();
-    ptx::barrier_arrive(shared.sums_empty(slot.stage));
+    ptx::barrier_arrive(shared.d_q_empty(state.stage));
     ptx::bulk_wait<0>();
     if (ordered) {
       ptx::store_release(p.dq_semaphore + tile, number + 1);

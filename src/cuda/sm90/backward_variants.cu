@@ -17,6 +17,7 @@ namespace {
 template <class C>
 void launch_backward(const BackwardParameters& p, void* stream) {
   const std::int64_t blocks = (p.problem.seq_k + C::kKeys - 1) / C::kKeys * p.problem.batch * p.problem.heads_q;
+  allow_shared_memory<backward<C>, sizeof(BackwardStorage<C>)>();
   launch_dependent(backward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, sizeof(BackwardStorage<C>), stream,
                    p);
 }

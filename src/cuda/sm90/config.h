@@ -15,7 +15,7 @@
 namespace distr::cuda::sm90 {
 
 // A tile [kRows][kColumns] of 16-bit elements as TMA leaves it: panels of up to 64 columns, each of whole rows, whose
-// 16-byte pieces are swizzled so that eight rows lie in different banks.
+// chunks of 16 bytes are swizzled so that eight rows lie in different banks.
 template <int kRows_, int kColumns_, int kPanelColumns_ = std::min(kColumns_, 64)>
 struct Panels {
   static constexpr int kRows = kRows_;
@@ -39,17 +39,17 @@ struct Barrier {
   std::uint64_t state;
 };
 
-// The most shared memory that a block can have, what all blocks of an SM can have together, and what the system takes
-// of that for each block.
-inline constexpr std::size_t kMostBlockBytes = std::size_t{227} * 1024;
-inline constexpr std::size_t kProcessorBytes = std::size_t{228} * 1024;
-inline constexpr std::size_t kReservedBlockBytes = 1024;
+// Shared memory: the most that a thread block can have, what those of an SM can have together, and what the system
+// takes of that for each of them.
+inline constexpr std::size_t kMaxCtaBytes = std::size_t{227} * 1024;
+inline constexpr std::size_t kSmBytes = std::size_t{228} * 1024;
+inline constexpr std::size_t kReservedBytes = 1024;
 
-// Whether so many blocks, each of which has a Storage, fit on an SM.
+// Whether so many thread blocks, each of which has a Storage, fit on an SM.
 template <class Storage>
-constexpr bool fits(int blocks) {
-  return sizeof(Storage) <= kMostBlockBytes &&
-         static_cast<std::size_t>(blocks) * (sizeof(Storage) + kReservedBlockBytes) <= kProcessorBytes;
+constexpr bool fits(int ctas) {
+  return sizeof(Storage) <= kMaxCtaBytes &&
+         static_cast<std::size_t>(ctas) * (sizeof(Storage) + kReservedBytes) <= kSmBytes;
 }
 
 inline constexpr int kWarpgroup = 128;  // threads
@@ -73,7 +73,7 @@ enum class KeyLoad : std::uint8_t { tma, gather, fuse };
 
 // kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is kConsumers consumer warpgroups
 // of 64 queries each, and the producer warpgroups of its KeyLoader_, which says how many registers and pipeline stages
-// there are. kBlocks: thread blocks that share an SM. Stages_: cuda/stages.cuh.
+// there are. kCtasPerSm: thread blocks that share an SM. Stages_: cuda/stages.cuh.
 template <class T, int kColumns_, int kValues_, int kConsumers_, ScaleIn kScaleIn_, class KeyLoader_, int kCtasPerSm_,
           class Stages_>
 struct Config {

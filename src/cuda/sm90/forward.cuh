@@ -7,18 +7,18 @@
 //   each. What the producer does is the key loader's: TmaKeys, GatherKeys, or FuseKeys, which has two producers. With
 //   ConsumerTmaKeys there is none, and two blocks share an SM.
 //   Shared memory: SharedStorage (config.h). q_hat of all consumers, then rings of kStages tiles of k_hat and of V.
-//   Pipeline: the producer fills the free slots of both rings. A consumer goes through the tiles in halves of kHalf
+//   Pipeline: the producer fills the free stages of both rings. A consumer goes through the tiles in halves of kHalf
 //   keys:
-//     S_0 = q_hat k_hat_0^T, row references, P_0
+//     S_0 = q_hat k_hat_0^T, row max, P_0
 //     for the next halves j, whose S_j was issued a half earlier:
 //       O += P_(j-1) V_(j-1) and S_(j+1) = q_hat k_hat_(j+1)^T   both issued, on the tensor cores
 //       P_j, as soon as S_j is there                             while these products still run
 //     O += P V of the last half
 //   Epilogue: O / rowsum and LSE to global memory; the producer prefetches to the L2 what the SM's next block reads.
 //   Where two blocks share an SM, each has registers for one half's scores: S_j is issued with the product before it,
-//   and both are waited for. In tiles with a mask and in the first without, nothing is issued ahead, and the references
-//   of the softmax follow the scores. From then on they stay; where q_hat carries the scale, there are none at all.
-//   Where a row turns out to need better ones, the block makes another pass, with references that follow.
+//   and both are waited for. In tiles with a mask and in the first without, nothing is issued ahead, and the row max is
+//   online. From then on it is fixed; where q_hat carries the scale, there is none at all (RowMax, softmax.cuh). Where
+//   that turns out not to do for a row, the block makes another pass, with an online row max.
 #pragma once
 
 #include <type_traits>
@@ -36,17 +36,16 @@ namespace distr::cuda::sm90 {
 
 // Of the first pass, in tiles without a mask.
 template <class C>
-inline constexpr References kFirstPass = C::kScaleIn == ScaleIn::softmax ? References::stay : References::none;
+inline constexpr RowMax kFirstPass = C::kScaleIn == ScaleIn::softmax ? RowMax::fixed : RowMax::none;
 
 inline constexpr unsigned kAllRows = 3;  // of a thread, a bit each
 
-// Which of a thread's two rows the references of the first pass were good enough for, a bit each. References that
-// stayed: no score was so far above its own that P left the element's range, which O shows, or O fp32's; it had one,
-// unless all tiles were followed, and not too large a one. None: the sum is neither so large nor so small. By each row
-// alone, as its bits must not depend on those beside it, which may be later ones.
+// Which of a thread's two rows the row max of the first pass was good enough for, a bit each. Of a fixed one: no score
+// was so far above it that P left the element's range, which O shows, or O fp32's; the row had one, unless it was
+// online in all tiles, and it was not too large. Where there was none: the row sum is neither too large nor too small.
+// Each row is judged by itself, because its bits must not depend on those beside it, which may be later ones.
 template <class C>
-__device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const Softmax<C>& softmax,
-                                         bool all_followed) {
+__device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const Softmax<C>& softmax, bool all_online) {
   if (!C::Stages::kRepeatsRows) {
     return kAllRows;
   }
@@ -60,11 +59,10 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const
     for (int i = 0; i < C::kValues / 2; ++i) {
       zero = i / 2 % 2 == half ? fmaf(o[i], 0.0F, zero) : zero;
     }
-    const float sum = quad_sum(softmax.sum[half]);
-    const bool is_enough =
-        kFirstPass<C> == References::none
-            ? sum > Softmax<C>::kMinSum
-            : softmax.has_small_reference(half) || (all_followed && softmax.reference[half] == -INFINITY);
+    const float sum = quad_sum(softmax.row_sum[half]);
+    const bool is_enough = kFirstPass<C> == RowMax::none
+                               ? sum > Softmax<C>::kMinSum
+                               : softmax.has_small_row_max(half) || (all_online && softmax.row_max[half] == -INFINITY);
     const bool fits = zero == 0.0F && sum < Softmax<C>::kMaxSum && is_enough;
     rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << half : 0;
   }
@@ -83,11 +81,11 @@ __device__ inline void store(const ForwardParameters& p, const WorkTile& work, i
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::int64_t row = std::int64_t{first_row} + half * 8;
-    const float sum = quad_sum(softmax.sum[half]);
+    const float sum = quad_sum(softmax.row_sum[half]);
     const bool is_valid = row < p.row_end && (rows >> half & 1) != 0;
     if (is_valid && p.lse != nullptr && lane % 4 == 0) {
       p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] =
-          natural_lse(Softmax<C>::finite(softmax.reference[half]) * softmax.scale, sum);
+          natural_lse(Softmax<C>::finite(softmax.row_max[half]) * softmax.scale, sum);
     }
     const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;  // no key is seen: O = 0
     store_row<C::kValues>(base + row * problem.o.row, is_valid, problem.head_dim_v, width, [&](int n) {
@@ -108,9 +106,9 @@ __device__ __forceinline__ int whole_tiles(const DeviceProblem& problem, int row
 // the last tile is.
 template <int kFirstKey>
 using Half = std::integral_constant<int, kFirstKey>;
-// Products that were issued later than one, and may be under way still.
+// Products that were issued behind one, and may be under way still.
 template <int kProducts>
-using Later = std::integral_constant<int, kProducts>;
+using Pending = std::integral_constant<int, kProducts>;
 
 // The tiles from n on, of which there is one at least: products are issued before the exponentials of the half before
 // theirs. The functions are consume()'s.
@@ -124,22 +122,22 @@ __device__ __forceinline__ void consume_ahead(int n, int tiles, const ScoreScale
   for (; n < tiles - 1; ++n) {
     issue_output(lower, n - 1);
     issue_scores(lower, n);
-    exponentials(upper, n, Later<2>{});
+    exponentials(upper, n, Pending<2>{});
     issue_output(upper, n);
     issue_scores(upper, n + 1);
-    exponentials(lower, n, Later<2>{});
+    exponentials(lower, n, Pending<2>{});
   }
   issue_output(lower, n - 1);
   issue_scores(lower, n);
-  exponentials(upper, n, Later<2>{});
+  exponentials(upper, n, Pending<2>{});
   issue_output(upper, n);
-  exponentials(lower, n, Later<1>{});
+  exponentials(lower, n, Pending<1>{});
 }
 
-// A consumer's 64 queries in one pass. row: the thread's first. `references`: in the tiles without a mask; none: in
-// all. Returns which of the thread's two rows came out right, a bit each.
+// A consumer's 64 queries in one pass. row: the thread's first. `row_max`: in the tiles without a mask; RowMax::none:
+// in all. Returns which of the thread's two rows are in range, a bit each.
 template <class C>
-__device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, int row, References references,
+__device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, int row, RowMax row_max,
                                             float (&o)[C::kValues / 2], Softmax<C>& softmax) {
   constexpr Half<C::kHalf> upper;
   constexpr Half<0> lower;
@@ -154,95 +152,95 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   ptx::barrier_wait(shared.queries_full(), 0);
   const Queries<C> queries(shared.queries(consumer), 0);
 
-  const auto free_keys = [&](int n) { arrive_warp(shared.keys_empty(pass.slot(n).stage)); };
-  const auto free_values = [&](int n) { arrive_warp(shared.values_empty(pass.slot(n).stage)); };
+  const auto free_keys = [&](int n) { arrive_warp(shared.keys_empty(pass.state(n).stage)); };
+  const auto free_values = [&](int n) { arrive_warp(shared.values_empty(pass.state(n).stage)); };
   const auto scores_of = [&](auto part) -> auto& { return s[part == upper ? 0 : kAhead]; };
 
   const auto issue_scores = [&](auto part, int n) {
-    const auto slot = pass.slot(n);
+    const auto state = pass.state(n);
     if constexpr (part == upper) {
-      ptx::barrier_wait(shared.keys_full(slot.stage), slot.parity);
+      ptx::barrier_wait(shared.keys_full(state.stage), state.phase);
     }
     ptx::wgmma_fence();
-    issue_scores_product<C>(scores_of(part), queries, shared.keys(slot.stage), part);
+    issue_scores_product<C>(scores_of(part), queries, shared.keys(state.stage), part);
   };
   const auto issue_output = [&](auto part, int n) {
-    const auto slot = pass.slot(n);
+    const auto state = pass.state(n);
     if constexpr (part == upper) {
-      C::Stages::values([&] { ptx::barrier_wait(shared.values_full(slot.stage), slot.parity); });
+      C::Stages::values([&] { ptx::barrier_wait(shared.values_full(state.stage), state.phase); });
     }
     ptx::wgmma_fence();
-    issue_output_product<C>(o, probabilities, shared.values(slot.stage), part);
+    issue_output_product<C>(o, probabilities, shared.values(state.stage), part);
   };
-  // P of a half whose scores are there, with its mask and references that follow; then nothing is under way.
-  const auto exponentials_following = [&](auto part, int n) {
+  // P of a half whose scores are there, with its mask and an online row max; then no product is under way.
+  const auto exponentials_online = [&](auto part, int n) {
     auto& scores = scores_of(part);
     if (tiles - 1 - n >= whole) {
       apply_mask<C>(scores, problem, row, (tiles - 1 - n) * C::kKeys + part);
     }
     float factor[2];
-    const bool moved = references != References::none && softmax.update(scores, factor);
-    const bool subtracted = C::kScaleIn == ScaleIn::softmax && references == References::follow;
+    const bool rescales = row_max != RowMax::none && softmax.update_row_max(scores, factor);
+    const bool subtracted = C::kScaleIn == ScaleIn::softmax && row_max == RowMax::online;
     if (subtracted) {
-      softmax.subtract_references(scores);
+      softmax.subtract_row_max(scores);
     }
-    softmax.template exponentials<References::follow>(scores, subtracted);
+    softmax.template exponentials<RowMax::online>(scores, subtracted);
     ptx::wgmma_wait<0>();
-    if (moved) {
+    if (rescales) {
       rescale(o, factor);
     }
     pack<C>(scores, probabilities);
   };
-  // P of a half after whose scores so many products were issued, that of the half before first.
-  const auto exponentials = [&](auto part, int n, auto later) {
+  // P of a half behind whose scores so many products were issued, first O += P V of the half before.
+  const auto exponentials = [&](auto part, int n, auto pending) {
     auto& scores = scores_of(part);
-    ptx::wgmma_wait<later>();
+    ptx::wgmma_wait<pending>();
     if constexpr (part == lower) {
       free_keys(n);
     }
     softmax.template exponentials<kFirstPass<C>>(scores);
-    if constexpr (later > 0) {
-      ptx::wgmma_wait<later - 1>();
+    if constexpr (pending > 0) {
+      ptx::wgmma_wait<pending - 1>();
     }
     if constexpr (part == upper) {
       free_values(n - 1);
     }
     pack<C>(scores, probabilities);
   };
-  const auto lower_following = [&](int n) {
+  const auto lower_online = [&](int n) {
     issue_scores(lower, n);
     issue_output(upper, n);
     ptx::wgmma_wait<kAhead>();
     free_keys(n);
-    exponentials_following(lower, n);
-    loads.follow(n);
+    exponentials_online(lower, n);
+    loads.after_tile(n);
   };
 
   issue_scores(upper, 0);
   ptx::wgmma_wait<0>();
-  exponentials_following(upper, 0);
-  lower_following(0);
+  exponentials_online(upper, 0);
+  lower_online(0);
   int n = 1;  // of tiles with a mask and the first that all rows see
-  const int followed = references == References::follow ? tiles : min(tiles, tiles - whole + 1);
+  const int online_tiles = row_max == RowMax::online ? tiles : min(tiles, tiles - whole + 1);
 #pragma unroll 1
-  for (; n < followed; ++n) {
+  for (; n < online_tiles; ++n) {
     issue_scores(upper, n);
     issue_output(lower, n - 1);
     ptx::wgmma_wait<kAhead>();
-    exponentials_following(upper, n);
+    exponentials_online(upper, n);
     free_values(n - 1);
-    lower_following(n);
+    lower_online(n);
   }
   if constexpr (C::kScoreBuffers == 1) {
 #pragma unroll 1
     for (; n < tiles; ++n) {
       issue_scores(upper, n);
       issue_output(lower, n - 1);
-      exponentials(upper, n, Later<0>{});
+      exponentials(upper, n, Pending<0>{});
       issue_scores(lower, n);
       issue_output(upper, n);
-      exponentials(lower, n, Later<0>{});
-      loads.follow(n);
+      exponentials(lower, n, Pending<0>{});
+      loads.after_tile(n);
     }
   } else if (n < tiles) {
     consume_ahead<C>(n, tiles, issue_scores, issue_output, exponentials);
@@ -250,7 +248,7 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   issue_output(lower, tiles - 1);
   ptx::wgmma_wait<0>();
   free_values(tiles - 1);
-  return references == References::follow ? kAllRows : rows_in_range<C>(o, softmax, followed == tiles);
+  return row_max == RowMax::online ? kAllRows : rows_in_range<C>(o, softmax, online_tiles == tiles);
 }
 
 template <class C>
@@ -304,15 +302,15 @@ __device__ __forceinline__ void consume_all(Pass<C> pass) {
       x = __uint_as_float(ptx::opaque(0));  // else the compiler writes the zeros where wgmma is under way, and waits
     }
     Softmax<C> softmax(pass.p.problem.scale_log2);
-    unsigned right = kAllRows;
+    unsigned in_range = kAllRows;
     if (pass.tiles > 0) {
-      // Where the compiler knows that all references follow, it waits after every single wgmma.
-      const auto references = static_cast<References>(
-          ptx::opaque(static_cast<unsigned>(pass.used > 0 ? References::follow : kFirstPass<C>)));
-      right = consume<C>(pass, consumer, row, references, o, softmax);
+      // Where the compiler knows that the row max is online in all tiles, it waits after every single wgmma.
+      const auto row_max =
+          static_cast<RowMax>(ptx::opaque(static_cast<unsigned>(pass.used > 0 ? RowMax::online : kFirstPass<C>)));
+      in_range = consume<C>(pass, consumer, row, row_max, o, softmax);
     }
-    store<C>(pass.p, pass.work, row, rows_left & right, o, softmax);
-    rows_left &= ~right;
+    store<C>(pass.p, pass.work, row, rows_left & in_range, o, softmax);
+    rows_left &= ~in_range;
     pass.used += pass.tiles;
   } while (__syncthreads_or(static_cast<int>(rows_left)) != 0);
 }

@@ -65,7 +65,7 @@ class ForwardPlan {
 
   void run(const ForwardTensors& tensors, void* workspace, void* stream) const;
   [[nodiscard]] std::vector<LaunchShape> launches() const;
-  // Of the last launches' kernels, the one that takes the first rows first.
+  // Of the last launches' kernels; first is the one that takes the first rows.
   [[nodiscard]] const std::vector<TileShape>& tiles() const noexcept { return tiles_; }
 
  private:
@@ -96,9 +96,9 @@ class ForwardPlan {
 ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& grouping, std::int64_t tile_rows,
                          WorkspaceLayout& workspace)
     : dtype_(p.dtype),
-      q_(copied("Q", p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace)),
-      k_(copied("K", p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace)),
-      v_(copied("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)) {
+      q_(for_tma("Q", p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace)),
+      k_(for_tma("K", p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace)),
+      v_(for_tma("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)) {
   parameters_.problem = device_problem(p, grouping);
   if (p.batch == 0) {
     return;  // nothing runs
@@ -203,15 +203,15 @@ void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q
   const bool scaled = scales_ && tensors.lse == nullptr;
   const float scale = scaled ? std::exchange(p.problem.scale_log2, 1.0F) : 1.0F;
   const Operand q_hat = packed(q_hat_.in(workspace), q_hat_extent_);
-  const Estimates::Made made_of_q{q.data, scale, q_hat_.in(workspace)};
+  const Estimates::Tensors of_q{q.data, scale, q_hat_.in(workspace)};
   if (product_ == Product::precomputed) {
-    const std::array made{made_of_q, Estimates::Made{k.data, 1, k_hat_.in(workspace)}};
-    estimates_->make(tensors.order, made, stream);
+    const std::array both{of_q, Estimates::Tensors{k.data, 1, k_hat_.in(workspace)}};
+    estimates_->make(tensors.order, both, stream);
     const Operand k_hat = packed(k_hat_.in(workspace), k_hat_extent_);
     launch(grouped_, p, q_hat, &k_hat, v, stream);
     return;
   }
-  estimates_->make(tensors.order, std::span(&made_of_q, 1), stream);
+  estimates_->make(tensors.order, std::span(&of_q, 1), stream);
   if (product_ == Product::gathered) {
     transpose(k, keys_transposed_.in(workspace), stream);
     p.keys_transposed = keys_transposed_.in(workspace);

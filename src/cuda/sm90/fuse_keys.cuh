@@ -118,14 +118,14 @@ struct FuseKeys {
   }
 
  private:
-  // K of tile n, as soon as there is a free slot.
+  // K of tile n, as soon as a stage is free.
   template <class C>
   __device__ __forceinline__ static void load_source(const Pass<C>& pass, int n) {
-    const Slot<kSourceStages> slot(pass.used + n);
-    const std::uint32_t full = source_full(pass.shared, slot.stage);
-    wait_empty(source_empty(pass.shared, slot.stage), slot.parity);
+    const PipelineState<kSourceStages> state(pass.used + n);
+    const std::uint32_t full = source_full(pass.shared, state.stage);
+    wait_empty(source_empty(pass.shared, state.stage), state.phase);
     ptx::barrier_arrive_expect_tx(full, SourceTile<C>::kBytes);
-    tma_load_tile<SourceTile<C>>(source(pass.shared, slot.stage), pass.p.k, full, pass.first_key(n), pass.work.head_kv,
+    tma_load_tile<SourceTile<C>>(source(pass.shared, state.stage), pass.p.k, full, pass.first_key(n), pass.work.head_kv,
                                  pass.work.batch);
   }
 };
@@ -137,7 +137,7 @@ class Fuser {
   __device__ __forceinline__ explicit Fuser(const Pass<C>& pass) : pass_(pass) {
     write_groups();
     const Source source(pass.used);
-    ptx::barrier_wait(FuseKeys::source_full(pass_.shared, source.stage), source.parity);
+    ptx::barrier_wait(FuseKeys::source_full(pass_.shared, source.stage), source.phase);
 #pragma unroll
     for (int i = 0; i < kSums; ++i) {
       upper_[i] = lower_[i] = 0;
@@ -149,15 +149,15 @@ class Fuser {
   // Tile n. The next one's products are started, or after the last tile its own once more, for nothing: a branch around
   // them would make each wait for the one before.
   __device__ __forceinline__ void make(int n) {
-    const auto slot = pass_.slot(n);
+    const auto state = pass_.state(n);
     const int use = pass_.used + n;
     const Source source(use);
     const Source next(n + 1 == pass_.tiles ? use : use + 1);
-    const std::uint32_t tile = pass_.shared.keys(slot.stage);
-    wait_empty(pass_.shared.keys_empty(slot.stage), slot.parity);
+    const std::uint32_t tile = pass_.shared.keys(state.stage);
+    wait_empty(pass_.shared.keys_empty(state.stage), state.phase);
     ptx::wgmma_wait<1>();
     store(upper_, kUpper, tile);
-    ptx::barrier_wait(FuseKeys::source_full(pass_.shared, next.stage), next.parity);
+    ptx::barrier_wait(FuseKeys::source_full(pass_.shared, next.stage), next.phase);
     start(upper_, kUpper, next);
     ptx::wgmma_wait<1>();
     arrive_warp(FuseKeys::source_empty(pass_.shared, source.stage));
@@ -165,12 +165,12 @@ class Fuser {
     start(lower_, kLower, next);
     ptx::fence_proxy_async();
     __syncwarp();
-    arrive_warp(pass_.shared.keys_full(slot.stage));
+    arrive_warp(pass_.shared.keys_full(state.stage));
   }
 
  private:
   using T = typename C::Element;
-  using Source = Slot<FuseKeys::kSourceStages>;
+  using Source = PipelineState<FuseKeys::kSourceStages>;
   using SourceTile = FuseKeys::SourceTile<C>;
   using GroupTile = FuseKeys::GroupTile<C>;
   static constexpr int kSums = C::kColumns / 2;        // of a thread, for 64 keys
@@ -193,22 +193,22 @@ class Fuser {
     group_of[exists ? order[thread] : thread] = exists && group_of_place < problem.groups ? group_of_place : kNone;
     ptx::named_barrier_sync(1, kWarpgroup);
 
-    constexpr int kPieces = GroupTile::kColumns / 8;  // of 16 bytes
-    const int piece = thread % kPieces;
+    constexpr int kRowChunks = GroupTile::kColumns / 8;  // of 16 bytes
+    const int chunk = thread % kRowChunks;
     int groups[8];
 #pragma unroll
     for (int i = 0; i < 8; ++i) {
-      groups[i] = group_of[piece * 8 + i];
+      groups[i] = group_of[chunk * 8 + i];
     }
     const std::uint32_t panel =
-        FuseKeys::groups(pass_.shared) + static_cast<std::uint32_t>(piece / 8 * GroupTile::kPanelBytes);
+        FuseKeys::groups(pass_.shared) + static_cast<std::uint32_t>(chunk / 8 * GroupTile::kPanelBytes);
 #pragma unroll 1
-    for (int group = thread / kPieces; group < GroupTile::kRows; group += kWarpgroup / kPieces) {
+    for (int group = thread / kRowChunks; group < GroupTile::kRows; group += kWarpgroup / kRowChunks) {
       const auto pair = [&](int i) {
         return ptx::pack(groups[i] == group ? 1.0F : 0.0F, groups[i + 1] == group ? 1.0F : 0.0F, T{});
       };
       ptx::store_shared_16(
-          panel + static_cast<std::uint32_t>(group * GroupTile::kRowBytes + (piece % 8 ^ group % 8) * 16),
+          panel + static_cast<std::uint32_t>(group * GroupTile::kRowBytes + (chunk % 8 ^ group % 8) * 16),
           uint4{pair(0), pair(2), pair(4), pair(6)});
     }
     ptx::fence_proxy_async();
@@ -230,7 +230,7 @@ class Fuser {
   // The sums of those keys to k_hat's tile, in the element's type.
   __device__ __forceinline__ void store(const float (&sums)[kSums], int first, std::uint32_t tile) const {
     using P = typename C::KeyTile;
-    constexpr unsigned kPieces = P::kRowBytes / 16;
+    constexpr unsigned kPanelChunks = P::kRowBytes / 16;
     const unsigned lane = threadIdx.x % 32;
     const unsigned row = static_cast<unsigned>(first) + threadIdx.x / 32 * 16 + lane % 16;
 #pragma unroll
@@ -240,9 +240,9 @@ class Fuser {
       for (unsigned i = 0; i < 4; ++i) {
         words[i] = ptx::pack(sums[step * 8 + i * 2], sums[step * 8 + i * 2 + 1], T{});
       }
-      const unsigned piece = step * 2 + lane / 16;
-      const unsigned place = piece % kPieces ^ row * P::kRowBytes / 128 % kPieces;
-      ptx::stmatrix_x4(tile + piece / kPieces * P::kPanelBytes + row * P::kRowBytes + place * 16, words);
+      const unsigned chunk = step * 2 + lane / 16;
+      const unsigned place = chunk % kPanelChunks ^ row * P::kRowBytes / 128 % kPanelChunks;
+      ptx::stmatrix_x4(tile + chunk / kPanelChunks * P::kPanelBytes + row * P::kRowBytes + place * 16, words);
     }
   }
 

@@ -102,9 +102,9 @@ class Gatherer {
 
   // k_hat^T of tile n. What is read past the last key is hidden by the mask, and need not be this row's.
   __device__ __forceinline__ void load(int n) {
-    const auto slot = pass_.slot(n);
-    wait_empty(pass_.shared.keys_empty(slot.stage), slot.parity);
-    const std::uint32_t tile = pass_.shared.keys(slot.stage);
+    const auto state = pass_.state(n);
+    wait_empty(pass_.shared.keys_empty(state.stage), state.phase);
+    const std::uint32_t tile = pass_.shared.keys(state.stage);
     C::Stages::fusion([&] {
       const std::int64_t key =
           min(std::int64_t{pass_.first_key(n)} + static_cast<int>(threadIdx.x) % kChunks * kChunk, last_);
@@ -118,7 +118,7 @@ class Gatherer {
     ptx::cp_async_commit();
     ptx::cp_async_wait<1>();
     publish_last();
-    last_full_ = pass_.shared.keys_full(slot.stage);
+    last_full_ = pass_.shared.keys_full(state.stage);
   }
 
   // Publishes what is still on its way.
@@ -132,15 +132,15 @@ class Gatherer {
   static constexpr int kRowsPerPass = kWarpgroup / kChunks;
   static constexpr int kPasses = C::kColumns / kRowsPerPass;
 
-  // Where this thread's piece of its i-th row lies.
+  // Where this thread's chunk of its i-th row lies.
   [[nodiscard]] __device__ static std::uint32_t place(std::uint32_t tile, int i) {
-    constexpr unsigned kPieces = 8;  // of 16 bytes in a row of a panel, swizzled by the row's number
+    constexpr unsigned kPanelChunks = 8;  // of 16 bytes in a row of a panel, swizzled by the row's number
     const unsigned row = threadIdx.x / kChunks;
-    const unsigned piece = threadIdx.x % kChunks;
-    const std::uint32_t first = tile + piece / kPieces * C::KeyTile::kPanelBytes + row * C::KeyTile::kRowBytes +
-                                (piece % kPieces ^ row % kPieces) * 16;
+    const unsigned chunk = threadIdx.x % kChunks;
+    const std::uint32_t first = tile + chunk / kPanelChunks * C::KeyTile::kPanelBytes + row * C::KeyTile::kRowBytes +
+                                (chunk % kPanelChunks ^ row % kPanelChunks) * 16;
     const auto later = static_cast<unsigned>(i * kRowsPerPass);
-    return (first ^ later % kPieces * 16) + later * C::KeyTile::kRowBytes;
+    return (first ^ later % kPanelChunks * 16) + later * C::KeyTile::kRowBytes;
   }
 
   __device__ void publish_last() const {

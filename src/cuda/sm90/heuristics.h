@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // What was measured and is decided by it: by which product grouped scores are made, which thread blocks take the
-// queries of a launch, when another kernel is quicker, how many heads of a backward run at the same time.
+// queries of a launch, when another kernel is quicker, how many heads a backward interleaves.
 #pragma once
 
 #include <algorithm>
@@ -103,19 +103,20 @@ struct Waves {
   }
 };
 
-// How many heads a backward works on at the same time: those whose Q, dO and sums of dQ stay in the L2 together, but
-// enough for several blocks an SM. Then few blocks of one head wait for each other, and where attention is causal the
-// long ones of the last heads do not begin late (docs/kernel-log.md, sm90/backward). columns, values: the kernel's.
-[[nodiscard]] inline int heads_of_section(const Problem& problem, std::int64_t columns, std::int64_t values,
-                                          std::int64_t key_tile_rows, std::int64_t num_sms) {
+// How many heads a backward interleaves (cuda/backward_scheduler.cuh): those whose Q, dO and sums of dQ stay in the L2
+// together, but enough for several thread blocks an SM. Then few of one head wait for each other, and where attention
+// is causal the long ones of the last heads do not begin late (docs/kernel-log.md, sm90/backward). columns, values: the
+// kernel's.
+[[nodiscard]] inline int interleaved_backward_heads(const Problem& problem, std::int64_t columns, std::int64_t values,
+                                                    std::int64_t key_tile_rows, std::int64_t num_sms) {
   constexpr std::int64_t kCacheBytes = std::int64_t{36} << 20;
   constexpr std::int64_t kCtasPerSm = 4;
   const std::int64_t bytes_per_head = problem.seq_q * (2 * (columns + values) + 4 * columns);
   const std::int64_t ctas_per_head = common::ceil_div(problem.seq_k, key_tile_rows);
   const std::int64_t enough = common::ceil_div(kCtasPerSm * num_sms, ctas_per_head);
   const std::int64_t heads = problem.batch * problem.heads_q;
-  const std::int64_t sections = std::max(heads / std::max(kCacheBytes / bytes_per_head, enough), std::int64_t{1});
-  return static_cast<int>(common::ceil_div(heads, sections));  // none much smaller than the others
+  const std::int64_t sets = std::max(heads / std::max(kCacheBytes / bytes_per_head, enough), std::int64_t{1});
+  return static_cast<int>(common::ceil_div(heads, sets));  // none of them much smaller than the others
 }
 
 }  // namespace distr::cuda::sm90

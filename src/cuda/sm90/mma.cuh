@@ -42,17 +42,17 @@ class RegisterOperand {
   __device__ __forceinline__ RegisterOperand(std::uint32_t tile, int first) {
     const unsigned lane = threadIdx.x % 32;
     const unsigned row = static_cast<unsigned>(first) + threadIdx.x % kWarpgroup / 32 * 16 + lane % 16;
-    constexpr unsigned kPieces = P::kRowBytes / 16;  // of 16 bytes in a row of a panel
+    constexpr unsigned kPanelChunks = P::kRowBytes / 16;  // of 16 bytes in a row of a panel
 #pragma unroll
     for (unsigned step = 0; step < P::kColumns / 16; ++step) {
-      const unsigned piece = step * 2 + lane / 16;
-      const unsigned place = piece % kPieces ^ row * P::kRowBytes / 128 % kPieces;
-      ptx::ldmatrix_x4(rows_[step], tile + piece / kPieces * P::kPanelBytes + row * P::kRowBytes + place * 16);
+      const unsigned chunk = step * 2 + lane / 16;
+      const unsigned place = chunk % kPanelChunks ^ row * P::kRowBytes / 128 % kPanelChunks;
+      ptx::ldmatrix_x4(rows_[step], tile + chunk / kPanelChunks * P::kPanelBytes + row * P::kRowBytes + place * 16);
     }
   }
   template <class T, ptx::Major kRight = ptx::Major::k, int kSums>
   __device__ __forceinline__ void multiply(float (&sum)[kSums], int step, std::uint64_t right,
-                                           unsigned /*nothing*/) const {
+                                           unsigned /*opaque_zero*/) const {
     ptx::wgmma<kRight>(sum, rows_[step], right, step > 0, T{});
   }
 
@@ -67,8 +67,10 @@ class SharedOperandRows {
   __device__ __forceinline__ SharedOperandRows(std::uint32_t tile, int first)
       : rows_(tile + static_cast<std::uint32_t>(first) * P::kRowBytes) {}
   template <class T, ptx::Major kRight = ptx::Major::k, int kSums>
-  __device__ __forceinline__ void multiply(float (&sum)[kSums], int step, std::uint64_t right, unsigned nothing) const {
-    ptx::wgmma<ptx::Major::k, kRight>(sum, SharedOperand<P>(rows_ + nothing).k_major(0, step), right, step > 0, T{});
+  __device__ __forceinline__ void multiply(float (&sum)[kSums], int step, std::uint64_t right,
+                                           unsigned opaque_zero) const {
+    ptx::wgmma<ptx::Major::k, kRight>(sum, SharedOperand<P>(rows_ + opaque_zero).k_major(0, step), right, step > 0,
+                                      T{});
   }
 
  private:

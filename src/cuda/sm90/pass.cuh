@@ -62,7 +62,9 @@ struct Pass {
   int tiles;  // of keys
   int used;   // uses of the rings before this pass: 0 in the first
 
-  [[nodiscard]] __device__ __forceinline__ Slot<C::kStages> slot(int n) const { return Slot<C::kStages>(used + n); }
+  [[nodiscard]] __device__ __forceinline__ PipelineState<C::kStages> state(int n) const {
+    return PipelineState<C::kStages>(used + n);
+  }
   [[nodiscard]] __device__ __forceinline__ int first_key(int n) const { return (tiles - 1 - n) * C::kKeys; }
 };
 
@@ -76,15 +78,15 @@ __device__ inline void load_queries(const Pass<C>& pass) {
   }
 }
 
-// V of tile n, as soon as there is a free slot.
+// V of tile n, as soon as a stage is free.
 template <class C>
 __device__ __forceinline__ void load_values(const Pass<C>& pass, int n) {
   C::Stages::values([&] {
-    const auto slot = pass.slot(n);
-    const std::uint32_t full = pass.shared.values_full(slot.stage);
-    wait_empty(pass.shared.values_empty(slot.stage), slot.parity);
+    const auto state = pass.state(n);
+    const std::uint32_t full = pass.shared.values_full(state.stage);
+    wait_empty(pass.shared.values_empty(state.stage), state.phase);
     ptx::barrier_arrive_expect_tx(full, C::ValueTile::kBytes);
-    tma_load_tile<typename C::ValueTile>(pass.shared.values(slot.stage), pass.p.v, full, pass.first_key(n),
+    tma_load_tile<typename C::ValueTile>(pass.shared.values(state.stage), pass.p.v, full, pass.first_key(n),
                                          pass.work.head_kv, pass.work.batch);
   });
 }

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Rings of tiles in shared memory between producers and consumers: TMA fills a slot and its full barrier says so;
+// Pipelines of tiles in shared memory between producers and consumers: TMA fills a stage and its full barrier says so;
 // consumers free it by its empty barrier.
 #pragma once
 
@@ -12,12 +12,12 @@
 
 namespace distr::cuda::sm90 {
 
-// The slot of a ring of kStages that its n-th use takes.
+// Which stage the n-th use of a pipeline takes.
 template <int kStages>
-struct Slot {
+struct PipelineState {
   int stage;
-  unsigned parity;  // of the phase that its full barrier ends in this use
-  __device__ explicit Slot(int n) : stage(n % kStages), parity(static_cast<unsigned>(n / kStages) % 2) {}
+  unsigned phase;  // of the stage's full barrier that this use ends, 0 or 1
+  __device__ explicit PipelineState(int n) : stage(n % kStages), phase(static_cast<unsigned>(n / kStages) % 2) {}
 };
 
 // The same for all threads of a warp, which the compiler then knows.
@@ -53,9 +53,9 @@ class SharedAddresses {
   std::uint32_t barriers_;
 };
 
-// For a free slot. The first use of each waits for nothing.
-__device__ __forceinline__ void wait_empty(std::uint32_t barrier, unsigned parity) {
-  ptx::barrier_wait(barrier, parity ^ 1);
+// Until the stage is free. The first use of each waits for nothing.
+__device__ __forceinline__ void wait_empty(std::uint32_t barrier, unsigned phase) {
+  ptx::barrier_wait(barrier, phase ^ 1);
 }
 // By all threads of a warp, when it is through with what the barrier guards.
 __device__ __forceinline__ void arrive_warp(std::uint32_t barrier) {

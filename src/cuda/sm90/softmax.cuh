@@ -12,87 +12,88 @@
 
 namespace distr::cuda::sm90 {
 
-// What is subtracted from a row's scores: a maximum that follows them, one that stays, nothing.
-enum class References : std::uint8_t { follow, stay, none };
+// What is subtracted from a row's scores.
+enum class RowMax : std::uint8_t {
+  online,  // a maximum that follows the scores, but only when they have grown by 2^kRescaleThreshold, so that O is
+           // hardly ever rescaled
+  fixed,  // that of the first scores. It costs no more maxima, and does for rows whose scores are not far above it, and
+          // where it is not so large that the rounding of scale * row_max moves P: rows_in_range()
+  none,   // nothing, which saves the subtraction too and does for sums within the range below: rows_in_range()
+};
 
-// P = 2^(scale * S - scale * reference). The reference of a row is a maximum of its first scores. It follows those of
-// later tiles where it is asked to, and then only when the maximum has grown by 2^kRescaleThreshold, so that O is
-// hardly ever rescaled. References that stay cost no maximum, and do for rows whose scores are not far above them, nor
-// so large that the rounding of scale * reference moves P; none at all saves the subtraction too, and does for sums
-// within the range below: rows_in_range().
+// P = 2^(scale * S - scale * row_max).
 template <class C>
 struct Softmax {
   static constexpr float kRescaleThreshold = 8.0F;
   static constexpr float kMaxSum = 0x1p64F;
   static constexpr float kMinSum = 0x1p-32F;
-  static constexpr float kMostShift = 0x1p20F;  // scale * reference, rounded by 1/32 at most
+  static constexpr float kMaxShift = 0x1p20F;  // scale * row_max, which is rounded by 1/32 at most
 
   float scale;  // of the scores, to logarithms to the base 2; positive
-  float reference[2] = {-INFINITY, -INFINITY};
-  float sum[2] = {};  // of this lane's part of the rows
+  float row_max[2] = {-INFINITY, -INFINITY};
+  float row_sum[2] = {};  // of this lane's part of the rows
 
   __device__ explicit Softmax(float scale_log2) : scale(scale_log2) {}
 
-  // Rows that have seen no key yet take 0 for their reference.
-  [[nodiscard]] __device__ static float finite(float reference) { return reference == -INFINITY ? 0.0F : reference; }
+  // A row max that can be subtracted: 0 for rows that have seen no key yet.
+  [[nodiscard]] __device__ static float finite(float row_max) { return row_max == -INFINITY ? 0.0F : row_max; }
 
-  // The references follow the scores. Whether O must be multiplied by `factor`, the same for all threads of the warp.
-  [[nodiscard]] __device__ bool update(const float (&s)[C::kHalf / 2], float (&factor)[2]) {
-    float best[2] = {-INFINITY, -INFINITY};
+  // Takes scores into the row max. Whether O must be multiplied by `factor`, the same for all threads of the warp.
+  [[nodiscard]] __device__ bool update_row_max(const float (&s)[C::kHalf / 2], float (&factor)[2]) {
+    float half_max[2] = {-INFINITY, -INFINITY};
 #pragma unroll
     for (int i = 0; i < C::kHalf / 2; i += 2) {
-      best[i / 2 % 2] = fmaxf(best[i / 2 % 2], fmaxf(s[i], s[i + 1]));
+      half_max[i / 2 % 2] = fmaxf(half_max[i / 2 % 2], fmaxf(s[i], s[i + 1]));
     }
-    bool rises = false;
+    bool any_rescales = false;
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      best[half] = quad_max(best[half]);
-      rises |= (best[half] - reference[half]) * scale > kRescaleThreshold;
+      half_max[half] = quad_max(half_max[half]);
+      any_rescales |= (half_max[half] - row_max[half]) * scale > kRescaleThreshold;
     }
-    const bool follow = __any_sync(~0U, rises);
-    if (follow) {
+    const bool rescales = __any_sync(~0U, any_rescales);
+    if (rescales) {
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        // A row moves for its own sake alone: its bits must not depend on the rows beside it, which may be later ones.
-        const bool moves = (best[half] - reference[half]) * scale > kRescaleThreshold;
-        const float next = moves ? best[half] : reference[half];
-        factor[half] = ptx::exp2((reference[half] - finite(next)) * scale);
-        reference[half] = next;
-        sum[half] *= factor[half];
+        // A row is rescaled for its own sake alone: its bits must not depend on the rows beside it, which may be later
+        // ones.
+        const bool grows = (half_max[half] - row_max[half]) * scale > kRescaleThreshold;
+        const float next = grows ? half_max[half] : row_max[half];
+        factor[half] = ptx::exp2((row_max[half] - finite(next)) * scale);
+        row_max[half] = next;
+        row_sum[half] *= factor[half];
       }
     }
-    return follow;
+    return rescales;
   }
 
-  [[nodiscard]] __device__ bool has_small_reference(int half) const {
-    return fabsf(reference[half] * scale) < kMostShift;
-  }
+  [[nodiscard]] __device__ bool has_small_row_max(int half) const { return fabsf(row_max[half] * scale) < kMaxShift; }
 
-  // Scores become what they are above their references, without a rounding where it matters.
-  __device__ void subtract_references(float (&s)[C::kHalf / 2]) const {
+  // Scores become what they are above their row max, without a rounding where it matters.
+  __device__ void subtract_row_max(float (&s)[C::kHalf / 2]) const {
 #pragma unroll
     for (int i = 0; i < C::kHalf / 2; ++i) {
-      s[i] -= finite(reference[i / 2 % 2]);
+      s[i] -= finite(row_max[i / 2 % 2]);
     }
   }
 
-  // Scores become P. subtracted: by subtract_references().
-  template <References kReferences>
+  // Scores become P. subtracted: by subtract_row_max().
+  template <RowMax kRowMax>
   __device__ void exponentials(float (&s)[C::kHalf / 2], bool subtracted = false) {
-    const float shift[2] = {subtracted ? 0.0F : finite(reference[0]) * scale,
-                            subtracted ? 0.0F : finite(reference[1]) * scale};
+    const float shift[2] = {subtracted ? 0.0F : finite(row_max[0]) * scale,
+                            subtracted ? 0.0F : finite(row_max[1]) * scale};
     const auto exponent = [&](int i) {
       if constexpr (C::kScaleIn == ScaleIn::softmax) {
         return fmaf(s[i], scale, -shift[i / 2 % 2]);
       } else {
-        return kReferences == References::none ? s[i] : s[i] - shift[i / 2 % 2];
+        return kRowMax == RowMax::none ? s[i] : s[i] - shift[i / 2 % 2];
       }
     };
 #pragma unroll
     for (int i = 0; i < C::kHalf / 2; ++i) {
       s[i] = C::Stages::exponential(
           exponent(i), [&](float x) { return C::by_polynomial(i) ? exp2_by_polynomial(x) : ptx::exp2(x); });
-      sum[i / 2 % 2] += s[i];
+      row_sum[i / 2 % 2] += s[i];
     }
   }
 };

@@ -11,7 +11,7 @@
 namespace distr::cuda::sm90 {
 namespace {
 
-[[nodiscard]] bool can_be_copied(const Strides& strides, const Extent& extent) noexcept {
+[[nodiscard]] bool suits_tma(const Strides& strides, const Extent& extent) noexcept {
   const auto steps = [](std::int64_t stride, std::int64_t count) { return count == 1 || stride > 0; };
   return has_aligned_rows(strides) && extent.columns % 8 == 0 && steps(strides.row, extent.rows) &&
          steps(strides.head, extent.heads) && steps(strides.batch, extent.batch);
@@ -36,8 +36,8 @@ using Encode = decltype(&cuTensorMapEncodeTiled);
 
 }  // namespace
 
-Input copied(const char* name, const Strides& strides, const Extent& extent, WorkspaceLayout& workspace) {
-  return {name, strides, extent, can_be_copied(strides, extent), workspace};
+Input for_tma(const char* name, const Strides& strides, const Extent& extent, WorkspaceLayout& workspace) {
+  return {name, strides, extent, suits_tma(strides, extent), workspace};
 }
 
 CUtensorMap tensor_map(const Operand& tensor, DType dtype, const Box& box) {

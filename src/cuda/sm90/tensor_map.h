@@ -9,7 +9,7 @@
 namespace distr::cuda::sm90 {
 
 // A tensor as TMA reads it: itself, or a packed copy.
-[[nodiscard]] Input copied(const char* name, const Strides& strides, const Extent& extent, WorkspaceLayout& workspace);
+[[nodiscard]] Input for_tma(const char* name, const Strides& strides, const Extent& extent, WorkspaceLayout& workspace);
 
 // What is copied at a time: columns up to 64, a panel of the tile (config.h, Panels).
 struct Box {

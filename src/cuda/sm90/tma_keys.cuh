@@ -15,7 +15,7 @@ namespace distr::cuda::sm90 {
 struct NoLoads {
   template <class Pass>
   __device__ explicit NoLoads(const Pass& /*pass*/) {}
-  __device__ void follow(int /*n*/) {}
+  __device__ void after_tile(int /*n*/) {}
 };
 
 template <class C>
@@ -42,15 +42,15 @@ struct TmaKeys {
   template <class C>
   __device__ static void init_barriers(const Shared<C>& /*shared*/) {}
 
-  // k_hat of tile n, as soon as there is a free slot.
+  // k_hat of tile n, as soon as a stage is free.
   template <class C>
   __device__ __forceinline__ static void load(const Pass<C>& pass, int n) {
     using Keys = typename C::KeyTile;
-    const auto slot = pass.slot(n);
-    const std::uint32_t full = pass.shared.keys_full(slot.stage);
-    wait_empty(pass.shared.keys_empty(slot.stage), slot.parity);
+    const auto state = pass.state(n);
+    const std::uint32_t full = pass.shared.keys_full(state.stage);
+    wait_empty(pass.shared.keys_empty(state.stage), state.phase);
     ptx::barrier_arrive_expect_tx(full, Keys::kBytes);
-    tma_load_tile<Keys>(pass.shared.keys(slot.stage), pass.p.k, full, pass.first_key(n),
+    tma_load_tile<Keys>(pass.shared.keys(state.stage), pass.p.k, full, pass.first_key(n),
                         pass.p.keys_of_query_head ? pass.work.head : pass.work.head_kv, pass.work.batch);
   }
 
@@ -103,8 +103,8 @@ class ConsumerLoads {
     __syncwarp();
   }
 
-  // This warp is through with tile n, so the others soon will be with the one before, whose slots are free then.
-  __device__ __forceinline__ void follow(int n) {
+  // This warp is through with tile n, so the others soon will be with the one before, whose stages are free then.
+  __device__ __forceinline__ void after_tile(int n) {
     const int next = n - 1 + C::kStages;
     if (loads_here_ && n > 0 && next < pass_.tiles && ptx::elect_one_sync()) {
       load(next);

@@ -10,6 +10,7 @@ namespace distr::cuda::sm90 {
 
 template <class C>
 void launch_variant(const ForwardParameters& p, void* stream) {
+  allow_shared_memory<forward<C>, sizeof(SharedStorage<C>)>();
   launch_dependent(forward<C>, dim3(p.scheduler.count()), C::kThreads, sizeof(SharedStorage<C>), stream, p);
 }
 

@@ -1,0 +1,20 @@
+// SPDX-License-Identifier: Apache-2.0
+// What decides for strategy `auto` on every device (docs/auto.md). What was measured on one kind of device is in its
+// backend's heuristics.h.
+#pragma once
+
+#include <cstdint>
+
+namespace distr::common {
+
+// Shorter blocks of queries are attended exactly: a kernel fuses K anew for every block, and its tiles of queries end
+// where blocks do. On an H200 blocks of 64 rows take up to 1.42 times as long as longer ones
+// (bench/results/h200/experiments/tune.json); shorter ones were not measured.
+inline constexpr std::int64_t kShortestBlock = 64;
+
+// Wider values are attended exactly; in multiples of d. A score and its part of P V cost d + dv multiply-adds, of which
+// groups of two columns save d / 2. With dv = 4 d that is a gain of 1.11 at most, and `auto` wants 1.15. No measurement
+// has dv other than d.
+inline constexpr std::int64_t kWidestValues = 4;
+
+}  // namespace distr::common

@@ -1,0 +1,137 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a thread block of the sm_80 forward kernel works on, and its shared memory.
+#pragma once
+
+#include <algorithm>
+#include <climits>
+#include <cstddef>
+#include <cstdint>
+#include <type_traits>
+
+#include "cuda/ptx.cuh"
+#include "cuda/sm80/config.h"
+#include "cuda/sm80/shared_tile.h"
+#include "cuda/tile.cuh"
+#include "cuda/tile_scheduler.cuh"
+
+namespace distr::cuda::sm80 {
+
+// The queries and the keys that a thread block works on.
+struct Work {
+  int batch, head, head_kv;
+  int row;          // the first query
+  int first, last;  // tiles of keys: all that any of the queries sees, or one split of them
+
+  template <class C>
+  __device__ static Work of(unsigned cta, const ForwardParameters& p, C) {
+    const SplitKv::Split split = p.split.at(cta);
+    const WorkTile tile = p.scheduler.at(split.tile);
+    Work work{tile.batch, tile.head, tile.head_kv, tile.row, 0, 0};
+    const DeviceProblem& problem = p.problem;
+    std::int64_t keys = problem.seq_k;
+    if (problem.causal) {
+      const std::int64_t row = min(std::int64_t{work.row} + C::kRows, p.row_end) - 1;
+      keys = min(max(row + problem.causal_offset + 1, std::int64_t{0}), problem.seq_k);
+    }
+    const unsigned tiles = (static_cast<unsigned>(keys) + C::kKeys - 1) / C::kKeys;
+    work.first = static_cast<int>(tiles * split.index / split.count);
+    work.last = static_cast<int>(tiles * (split.index + 1) / split.count);
+    return work;
+  }
+};
+
+// A value of CtaState::online_end: the row max is online in all tiles, whose scores are scaled before they are used.
+inline constexpr int kAllTiles = INT_MAX;
+
+// State that is needed once a tile or less. It lies in shared memory where registers are scarce, else in registers.
+template <class C>
+struct CtaState {
+  Work work;
+  int unmasked;                        // tiles before the first one with a mask
+  int online_end;                      // the row max is online in the tiles before it, then fixed; kAllTiles
+  const std::uint16_t *keys, *values;  // K (or k_hat) and V of the head
+  std::uint8_t rows[C::kStateInShared ? C::kThreads / 4 : 1];  // for each quad, the rows that are not written yet
+
+  // Whether the tile has no mask and the row max is fixed. Both bounds are read in any case, which saves a branch.
+  [[nodiscard]] __device__ bool is_plain(int tile) const {
+    const int end = unmasked;
+    const int begin = online_end;
+    return begin <= tile && tile < end;
+  }
+  [[nodiscard]] __device__ unsigned unwritten() const {
+    return rows[C::kStateInShared ? ptx::opaque(threadIdx.x) / 4 : 0];
+  }
+  __device__ void set_unwritten(unsigned left) {
+    if (!C::kStateInShared || ptx::opaque(threadIdx.x) % 4 == 0) {
+      rows[C::kStateInShared ? ptx::opaque(threadIdx.x) / 4 : 0] = static_cast<std::uint8_t>(left);
+    }
+  }
+};
+
+// Where the rows of K^T begin that a thread copies chunks of, in bytes from the beginning of K^T.
+template <class C>
+struct alignas(C::kThreadChunks % 4 == 0 ? 16 : C::kThreadChunks * 4) RowOffsets {
+  std::uint32_t of[C::kThreadChunks];
+};
+
+// In the place of what a kernel has no use for: they take no memory.
+struct NoRawTile {};
+struct NoRowOffsets {};
+struct NoState {};
+
+// A thread block's shared memory.
+template <class C>
+struct SharedStorage {
+  using KeyTile = std::conditional_t<C::kExact, SharedTile<C::kKeys, C::kDim>,
+                                     SharedTile<std::max(C::kGroups, C::kRowsPerPass), C::kKeys>>;
+  using ValueTile = SharedTile<C::kKeys, C::kDim>;
+  struct RawTile {  // rows of K^T before they are summed
+    alignas(16) std::uint8_t bytes[C::kThreadChunks][C::kThreads][16];
+  };
+  struct Stages {
+    KeyTile keys[C::kStages];  // K, or k_hat^T
+    ValueTile values[C::kStages];
+    [[no_unique_address]] std::conditional_t<C::kMembers == 1, NoRawTile, RawTile> raw;
+  };
+  struct AllRowOffsets {
+    RowOffsets<C> of[C::kRowsPerPass];
+  };
+
+  SharedTile<C::kRows, C::kGroups> queries;  // Q or q_hat, which a second pass reads too
+  union {
+    Stages stages;
+    SharedTile<C::kRows, C::kDim> query_copy;  // of Q, from which q_hat is made
+  };
+  [[no_unique_address]] std::conditional_t<C::kExact, NoRowOffsets, AllRowOffsets> row_offsets;
+  [[no_unique_address]] std::conditional_t<C::kStateInShared, CtaState<C>, NoState> state;
+};
+
+// The address of the stages, which begin with the tiles of keys. All addresses are counted from that of the storage:
+// for each that is found by itself the compiler keeps one more register.
+template <class C>
+[[nodiscard]] __device__ inline std::uint32_t stages_address(const SharedStorage<C>& storage) {
+  constexpr std::uint32_t kStages = offsetof(SharedStorage<C>, stages);
+  return ptx::shared_address(&storage) + kStages;
+}
+
+// V of tile j in the storage at `base`.
+template <class C>
+[[nodiscard]] __device__ inline Tile<C::kDim> value_tile(std::uint32_t base, int j) {
+  using Storage = SharedStorage<C>;
+  constexpr std::uint32_t kFirst = offsetof(Storage, stages) + offsetof(typename Storage::Stages, values);
+  constexpr std::uint32_t kTileBytes = sizeof(typename Storage::ValueTile);
+  return {base + kFirst + static_cast<std::uint32_t>(j) % C::kStages * kTileBytes};
+}
+
+// Whether a thread block's storage is one that every GPU since sm_80 has, and as many fit on an A100's SM as should.
+// The latter is not asked of d above 128 and of exact attention at d = 128, most of whose tiles are too large for that.
+template <class C>
+constexpr bool fits() {
+  constexpr std::size_t kSmBytes = std::size_t{164} * 1024;
+  constexpr std::size_t kReservedBytes = 1024;  // by the system, for every thread block
+  return sizeof(SharedStorage<C>) <= kMaxSharedBytes &&
+         (C::kCtasPerSm * (sizeof(SharedStorage<C>) + kReservedBytes) <= kSmBytes || C::kDim > 128 ||
+          (C::kExact && C::kDim == 128));
+}
+
+}  // namespace distr::cuda::sm80
