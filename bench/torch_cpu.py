@@ -25,6 +25,7 @@ import math
 import os
 import pathlib
 import random
+import re
 import shlex
 import statistics
 import sys
@@ -189,8 +190,13 @@ def row_of(shape, contender, op, times, error, qkv):
 
 
 def cpu_name():
+    """The first processor's name, with its family and model, as several kinds share a name; None where it has none."""
     with open("/proc/cpuinfo", encoding="utf-8") as file:
-        return next((line.split(": ", 1)[1].strip() for line in file if line.startswith("model name")), None)
+        lines = [line for line in file.read().split("\n\n")[0].splitlines() if ": " in line]
+    facts = dict(re.split(r"\s*: ", line, maxsplit=1) for line in lines)
+    if "model name" not in facts:
+        return None
+    return f"{facts['model name'].strip()}, family {facts.get('cpu family')}, model {facts.get('model')}"
 
 
 def meta():
@@ -210,13 +216,17 @@ def rows_of(rows, **wanted):
 def verdicts(rows):
     """Sentences on what was aimed at: exact attention level with torch's in the median, G > 1 ahead of exact."""
     for dtype, op in itertools.product(DTYPES, ("forward", "backward", "forward_backward")):
-        ratios = [row["ratio_to_sdpa"] for row in rows_of(rows, dtype=dtype, op=op, strategy="exact")]
+        exact = rows_of(rows, dtype=dtype, op=op, strategy="exact")
+        ratios = [row["ratio_to_sdpa"] for row in exact]
         if ratios:
-            behind = sum(ratio < 1 for ratio in ratios)
+            behind = [row for row in exact if row["ratio_to_sdpa"] < 1]
             yield (
                 f"{dtype} {op}: exact / torch speed {statistics.median(ratios):.2f} in the median, "
-                f"{min(ratios):.2f} to {max(ratios):.2f}; behind in {behind} of {len(ratios)} rows"
+                f"{min(ratios):.2f} to {max(ratios):.2f}; behind in {len(behind)} of {len(ratios)} rows"
             )
+            for row in behind:
+                causal = " causal" if row["causal"] else ""
+                yield f"    d{row['head_dim']} N{row['seq_q']}{causal}: {row['ratio_to_sdpa']:.2f}"
         for strategy, size in ((contender.strategy, contender.group_size) for contender in GROUPED):
             long = rows_of(rows, dtype=dtype, op=op, strategy=strategy, group_size=size)
             ratios = [row["ratio_to_exact"] for row in long if row["seq_q"] >= LONG]
@@ -245,15 +255,16 @@ def plot(result, path):
     dims, lengths = (sorted({row[key] for row in rows}) for key in ("head_dim", "seq_q"))
     sizes = {"figsize": (3.4 * len(dims) + 0.8, 2.3 * len(panels) + 0.9), "squeeze": False}
     figure, axes = plt.subplots(len(panels), len(dims), sharex=True, sharey=True, layout="constrained", **sizes)
-    colours = {"exact": "tab:blue", "energy": "tab:green", "lsh": "tab:orange"}
+    looks = {"exact": ("#0072B2", "o"), "energy": ("#009E73", "s"), "lsh": ("#E69F00", "^")}  # Okabe and Ito's palette
     for (op, causal), line in zip(panels, axes):
         for dim, axis in zip(dims, line):
             for contender in (EXACT, *GROUPED):
                 setting = {"strategy": contender.strategy, "group_size": contender.group_size}
                 series = rows_of(rows, op=op, causal=causal, head_dim=dim, **setting)
                 points = sorted((row["seq_q"], row["ratio_to_sdpa"]) for row in series)
+                colour, marker = looks[contender.strategy]
                 style = "--" if contender.group_size == 4 else "-"
-                axis.plot(*zip(*points), style, marker=".", color=colours[contender.strategy], label=contender.name)
+                axis.plot(*zip(*points), style, marker=marker, markersize=4, color=colour, label=contender.name)
             axis.axhline(1, color="black", linewidth=0.8)
             axis.set_xscale("log", base=2)
             axis.set_xticks(lengths, [str(n) for n in lengths], minor=False)

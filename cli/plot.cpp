@@ -27,8 +27,9 @@ constexpr const char* kSequential =
 constexpr const char* kDiverging =
     "set palette defined (-2 '#2166ac', -1 '#92c5de', 0 '#f7f7f7', 1 '#f4a582', 2 '#b2182b')\n";
 constexpr const char* kExactColour = "#000000";
-constexpr const char* kSeriesColours[] = {"#1b6ca8", "#d1495b", "#2e8b57", "#8a5bb5",
-                                          "#c77f1a", "#00838f", "#7a4a2b", "#c2388f"};
+// Okabe and Ito's palette, which the colour-blind can tell apart, and two more.
+constexpr const char* kSeriesColours[] = {"#0072b2", "#d55e00", "#009e73", "#cc79a7",
+                                          "#e69f00", "#56b4e9", "#7a4a2b", "#8c8c8c"};
 constexpr int kExactShape = 3;  // gnuplot's numbers: a star, then filled shapes
 constexpr int kSeriesShapes[] = {7, 5, 9, 11, 13, 15};
 

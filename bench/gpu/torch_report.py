@@ -15,16 +15,16 @@ import matplotlib
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
-METHODS = {  # (impl, strategy, group size, one block): (name, colour, line)
-    ("sdpa_flash", None, None, False): ("FlashAttention-2", "black", "-"),
-    ("sdpa_cudnn", None, None, False): ("cuDNN", "grey", "-"),
-    ("distr", "exact", 1, False): ("exact", "tab:blue", "-"),
-    ("distr", "lsh", 2, False): ("LSH, G = 2", "tab:orange", "-"),
-    ("distr", "lsh", 4, False): ("LSH, G = 4", "tab:orange", "--"),
-    ("distr", "energy", 2, False): ("energy, G = 2", "tab:green", "-"),
-    ("distr", "energy", 4, False): ("energy, G = 4", "tab:green", "--"),
-    ("distr", "energy", 2, True): ("energy, G = 2, one block", "tab:red", "-"),
-    ("distr", "energy", 4, True): ("energy, G = 4, one block", "tab:red", "--"),
+METHODS = {  # (impl, strategy, group size, one block): (name, colour, marker, line); the palette is Okabe and Ito's
+    ("sdpa_flash", None, None, False): ("FlashAttention-2", "black", "v", "-"),
+    ("sdpa_cudnn", None, None, False): ("cuDNN", "grey", "D", "-"),
+    ("distr", "exact", 1, False): ("exact", "#0072B2", "o", "-"),
+    ("distr", "lsh", 2, False): ("LSH, G = 2", "#E69F00", "^", "-"),
+    ("distr", "lsh", 4, False): ("LSH, G = 4", "#E69F00", "^", "--"),
+    ("distr", "energy", 2, False): ("energy, G = 2", "#009E73", "s", "-"),
+    ("distr", "energy", 4, False): ("energy, G = 4", "#009E73", "s", "--"),
+    ("distr", "energy", 2, True): ("energy, G = 2, one block", "#CC79A7", "P", "-"),
+    ("distr", "energy", 4, True): ("energy, G = 4, one block", "#CC79A7", "P", "--"),
 }
 OURS = [method for method in METHODS if method[0] == "distr"]
 FLASH, CUDNN = list(METHODS)[:2]
@@ -170,43 +170,46 @@ def plot_methods(results, path, key, ylabel, scale):
     """One panel for each causality and d, one line a method, at B = 1."""
     every = [series for series in results.series("forward") if series[0] == 1]
     dims, corners = sorted({series[2] for series in every}), sorted({series[3] for series in every})
-    figure, panels = plt.subplots(len(corners), len(dims), figsize=(4 * len(dims), 3.2 * len(corners)), squeeze=False)
+    sizes = {"figsize": (4 * len(dims), 3.2 * len(corners) + 0.6), "squeeze": False, "layout": "constrained"}
+    figure, panels = plt.subplots(len(corners), len(dims), **sizes)
     for series in every:
         panel = panels[corners.index(series[3])][dims.index(series[2])]
-        for method, (name, colour, line) in METHODS.items():
+        for method, (name, colour, marker, line) in METHODS.items():
             points = [(n, results.get("forward", series, method, n, key)) for n in results.lengths]
             points = [point for point in points if point[1] is not None]
             if points:
-                panel.plot(*zip(*points), line, color=colour, marker=".", label=name)
+                panel.plot(*zip(*points), line, color=colour, marker=marker, markersize=4, label=name)
         panel.set(title=label(series), xscale="log", yscale=scale, xlabel="N", ylabel=ylabel)
         panel.set_xticks(results.lengths, [f"{n // 1024}K" for n in results.lengths])
         panel.minorticks_off()
         panel.grid(alpha=0.3)
-    finish(figure, panels[0][0], path, results)
+    finish(figure, panels[0][0], path, results, columns=5)
 
 
 def plot_grouping(results, path):
-    figure, panel = plt.subplots(figsize=(6, 4))
-    for strategy, colour in (("lsh", "tab:orange"), ("energy", "tab:green")):
+    figure, panel = plt.subplots(figsize=(6, 4), layout="constrained")
+    for strategy in ("lsh", "energy"):
         for series, line in zip([of for of in results.series("forward") if of[2] == 128 and not of[3]], ("-", "--")):
             method = ("distr", strategy, 2, False)
+            _, colour, marker, _ = METHODS[method]
             points = []
             for n in results.lengths:
                 part, whole = (results.gpu_ms(op, series, method, n) for op in ("grouping", "forward"))
                 if whole:
                     points.append((n, 100 * part / whole))
-            panel.plot(*zip(*points), line, color=colour, marker=".", label=f"{strategy}, {label(series)}")
+            name = f"{strategy}, {label(series)}"
+            panel.plot(*zip(*points), line, color=colour, marker=marker, markersize=5, label=name)
     panel.set(xscale="log", xlabel="N", ylabel="grouping, % of the whole", title="G = 2", ylim=(0, None))
     panel.set_xticks(results.lengths, [f"{n // 1024}K" for n in results.lengths])
     panel.minorticks_off()
     panel.grid(alpha=0.3)
-    finish(figure, panel, path, results)
+    finish(figure, panel, path, results, columns=2)
 
 
-def finish(figure, panel, path, results):
-    panel.legend(fontsize="small")
-    figure.text(0.99, 0.005, f"{results.source()}; {results.dtype()}, forward", ha="right", fontsize="x-small")
-    figure.tight_layout(rect=(0, 0.02, 1, 1))
+def finish(figure, panel, path, results, columns):
+    """The legend stands above all panels, where it hides no line."""
+    figure.legend(*panel.get_legend_handles_labels(), loc="outside upper center", ncols=columns, fontsize="small")
+    figure.supxlabel(f"{results.source()}; {results.dtype()}, forward", fontsize="x-small")
     figure.savefig(path, dpi=110, metadata={"Software": None})
     plt.close(figure)
 

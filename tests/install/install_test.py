@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Installs the library and uses it as others would: README's C++ example through find_package, then pkg-config.
+"""Installs the library and uses it as others would: docs/cpp.md's C++ example through find_package, then pkg-config.
 
 Usage: install_test.py SOURCE_FOLDER BUILD_FOLDER. Exits with 0 if every step succeeds.
 """
@@ -18,11 +18,11 @@ def run(*command, **options):
     return subprocess.run(command, check=True, text=True, **options)
 
 
-def readme_example(readme: pathlib.Path) -> str:
-    """The first C++ block of the README."""
-    block = re.search(r"```cpp\n(.*?)```", readme.read_text(), re.DOTALL)
+def first_example(page: pathlib.Path) -> str:
+    """The first C++ block of a page."""
+    block = re.search(r"```cpp\n(.*?)```", page.read_text(), re.DOTALL)
     if block is None:
-        sys.exit(f"{readme} has no C++ example")
+        sys.exit(f"{page} has no C++ example")
     return block.group(1)
 
 
@@ -40,7 +40,7 @@ def main(source: pathlib.Path, build: pathlib.Path):
         work = pathlib.Path(folder)
         prefix = work / "prefix"
         example = work / "example.cpp"
-        example.write_text(readme_example(source / "README.md"))
+        example.write_text(first_example(source / "docs/cpp.md"))
         run("cmake", "--install", build, "--prefix", prefix)
 
         run("cmake", "-S", source / "tests/install/consumer", "-B", work / "consumer", "-G", "Ninja",
