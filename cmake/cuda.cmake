@@ -1,17 +1,17 @@
 # SPDX-License-Identifier: Apache-2.0
 # The CUDA backend: sets DISTR_CUDA_FOUND, and DISTR_CUDA_SOURCES to its sources or to the empty backend; DISTR_HOPPER,
-# whether Hopper's own kernels are compiled; CMAKE_CUDA_ARCHITECTURES to what DISTR_CUDA_ARCHITECTURES asks for.
+# whether Hopper's own kernels are compiled; CMAKE_CUDA_ARCHITECTURES, by DISTR_CUDA_ARCHITECTURES.
 # DISTR_CUDA_LIBRARIES is what pkg-config must name for a static libdistr.
 include(${CMAKE_CURRENT_LIST_DIR}/cuda_architectures.cmake)
-if(DEFINED ENV{DISTR_CUDA_ARCHITECTURES})
-  set(asked "$ENV{DISTR_CUDA_ARCHITECTURES}")
-elseif(DEFINED CMAKE_CUDA_ARCHITECTURES)
-  set(asked "${CMAKE_CUDA_ARCHITECTURES}")
-else()
-  set(asked native)
-endif()
-set(DISTR_CUDA_ARCHITECTURES "${asked}" CACHE STRING "What CUDA kernels are compiled for: native (the GPUs that are \
-here; where there is none, all), all, or a list, such as 80;90; the environment variable of this name sets it")
+set(DISTR_CUDA_ARCHITECTURES "$ENV{DISTR_CUDA_ARCHITECTURES}" CACHE STRING
+  "What CUDA kernels are compiled for: native (the GPUs here; where there is none, all), all, or a list, such as 80;90. \
+Empty: CMAKE_CUDA_ARCHITECTURES, else native. The environment variable of this name sets it")
+set(architectures native)
+foreach(asked "${CMAKE_CUDA_ARCHITECTURES}" "${DISTR_CUDA_ARCHITECTURES}")
+  if(asked)
+    set(architectures "${asked}")
+  endif()
+endforeach()
 option(DISTR_REGISTER_TABLE "Keep the compiler's report on every kernel, for tools/register_table.py" OFF)
 set(DISTR_CUDA_FOUND OFF)
 if(DISTR_CUDA OR DISTR_CUDA STREQUAL "AUTO")
@@ -20,7 +20,7 @@ if(DISTR_CUDA OR DISTR_CUDA STREQUAL "AUTO")
   if(CMAKE_CUDA_COMPILER)
     execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-code OUTPUT_VARIABLE known)
     string(REGEX MATCHALL "[0-9]+" known "${known}")
-    distr_cuda_architectures("${DISTR_CUDA_ARCHITECTURES}" "${known}" CMAKE_CUDA_ARCHITECTURES message)
+    distr_cuda_architectures("${architectures}" "${known}" CMAKE_CUDA_ARCHITECTURES message)
     if(NOT message)
       enable_language(CUDA)
       find_package(CUDAToolkit REQUIRED)
@@ -31,9 +31,9 @@ if(DISTR_CUDA OR DISTR_CUDA STREQUAL "AUTO")
     if(NOT message)
       set(DISTR_CUDA_FOUND ON)
       list(JOIN CMAKE_CUDA_ARCHITECTURES ", " message)
-      message(STATUS "CUDA kernels for ${message} (DISTR_CUDA_ARCHITECTURES is ${DISTR_CUDA_ARCHITECTURES})")
+      message(STATUS "CUDA kernels for ${message} (${architectures}; DISTR_CUDA_ARCHITECTURES chooses)")
     elseif(DISTR_CUDA STREQUAL "AUTO")
-      message(STATUS "${message}; they are left out")
+      message(STATUS "${message}; the CUDA kernels are left out")
     else()
       message(FATAL_ERROR "${message}")
     endif()

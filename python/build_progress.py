@@ -12,16 +12,16 @@ import time
 # A compiled source in the words of Ninja, "[3/57] ...", or of make, "[ 5%] ...".
 SOURCE = re.compile(rb"\[ *(\d+/\d+|\d+%)\] Building \w+ object (?:\S*\.dir/)?(\S+)\.o\b")
 # What cmake/cuda.cmake says of the CUDA kernels, or of why there are none.
-ABOUT_CUDA = re.compile(rb"-- (CUDA kernels for .*|.*; they are left out)")
+ABOUT_CUDA = re.compile(rb"-- (CUDA kernels for .*|.*; the CUDA kernels are left out)")
 
 
 def terminal_of_user():
-    """A file descriptor of the terminal, where this process is in its foreground; None elsewhere."""
+    """A file descriptor of the terminal, where this process is in its foreground and prints elsewhere; else None."""
     try:
         terminal = os.open("/dev/tty", os.O_RDWR | os.O_NOCTTY)
     except OSError:
         return None
-    if os.tcgetpgrp(terminal) == os.getpgrp():
+    if os.tcgetpgrp(terminal) == os.getpgrp() and not os.isatty(1):
         return terminal
     os.close(terminal)
     return None
@@ -40,10 +40,11 @@ class Display:
         return f"{time.monotonic() - self.start:.0f} s"
 
     def write(self, text, end=""):
-        # The space at the end is for the installer's spinner, which moves one column back to turn.
-        columns = os.get_terminal_size(self.terminal).columns or 80
-        os.write(self.terminal, f"\r\033[K  {text[:max(columns - 4, 1)]} {end}".encode())
         self.shown = text
+        with contextlib.suppress(OSError):  # a terminal that was closed meanwhile
+            columns = os.get_terminal_size(self.terminal).columns or 80
+            # The space at the end is for the installer's spinner, which moves one column back to turn.
+            os.write(self.terminal, f"\r\033[K  {text[:max(columns - 4, 1)]} {end}".encode())
 
     def line(self, line):
         """Takes a line of the build's output."""
@@ -59,20 +60,20 @@ class Display:
 
 
 def watch(source, output, display):
-    """Copies the build's output from one descriptor to another until it ends, and shows it."""
+    """Copies the build's output from the pipe `source` to the descriptor `output` until it ends, and shows it."""
     rest = b""
-    while True:
-        display.refresh()
-        if not select.select([source], [], [], 1)[0]:
-            continue
-        block = os.read(source, 1 << 16)
-        if not block:
-            return
-        with open(output, "wb", buffering=0, closefd=False) as file:
-            file.write(block)
-        *lines, rest = (rest + block).split(b"\n")
-        for line in lines:
-            display.line(line)
+    with open(source, "rb", buffering=0) as pipe, open(output, "wb", buffering=0, closefd=False) as copy:
+        while True:
+            display.refresh()
+            if not select.select([pipe], [], [], 1)[0]:
+                continue
+            block = pipe.read(1 << 16)
+            if not block:
+                return
+            copy.write(block)
+            *lines, rest = (rest + block).split(b"\n")
+            for line in lines:
+                display.line(line)
 
 
 @contextlib.contextmanager
@@ -99,5 +100,5 @@ def shown():
         os.dup2(output, 1)  # closes the pipe, whose reader so comes to its end
         watcher.join()
         display.write(f"{end} {display.seconds()}:")
-        for descriptor in (source, output, terminal):
-            os.close(descriptor)
+        os.close(output)
+        os.close(terminal)

@@ -49,9 +49,9 @@ class Architectures(unittest.TestCase):
         self.assertEqual(answer("native", "13.0\\n"), ["90-virtual", "", "90", ""])
 
     def test_only_gpus_that_are_too_old(self):
-        architectures, _, _, error = answer("native", "7.5\\n")
+        architectures, _, _, error = answer("native", "7.5\\n6.1\\n")
         self.assertEqual(architectures, "")
-        self.assertEqual(error, "the GPUs here have compute capability 75 (75: 7.5); allowed: 8.0 and later")
+        self.assertEqual(error, "the GPUs here have compute capability 7.5, 6.1; allowed: 8.0 and later")
 
     def test_what_is_named_is_taken(self):
         self.assertEqual(answer("all", "9.0\\n")[0], ALL)
