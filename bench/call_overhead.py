@@ -29,7 +29,7 @@ import torch
 import torch.nn.functional as F
 
 import result_file
-from torch_cpu import cpu_name
+from processor import cpu_name
 
 import distrattention
 

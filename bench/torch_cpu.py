@@ -25,7 +25,6 @@ import math
 import os
 import pathlib
 import random
-import re
 import shlex
 import statistics
 import sys
@@ -39,6 +38,7 @@ import distrattention
 from distrattention import ops
 
 import result_file
+from processor import cpu_name
 
 DTYPES = {"f32": torch.float32, "bf16": torch.bfloat16}
 BLOCK, ESTIMATOR = 128, "mean"
@@ -187,16 +187,6 @@ def row_of(shape, contender, op, times, error, qkv):
         row[key] = statistics.median(theirs / here for theirs, here in zip(times[other][op], mine))
     row |= {"tflops_exact_flops": shape.flops(op) / ms / 1e9, "rel_error_out": error}
     return {key: float(f"{value:.6g}") if isinstance(value, float) else value for key, value in row.items()}
-
-
-def cpu_name():
-    """The first processor's name, with its family and model, as several kinds share a name; None where it has none."""
-    with open("/proc/cpuinfo", encoding="utf-8") as file:
-        lines = [line for line in file.read().split("\n\n")[0].splitlines() if ": " in line]
-    facts = dict(re.split(r"\s*: ", line, maxsplit=1) for line in lines)
-    if "model name" not in facts:
-        return None
-    return f"{facts['model name'].strip()}, family {facts.get('cpu family')}, model {facts.get('model')}"
 
 
 def meta():

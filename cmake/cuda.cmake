@@ -1,30 +1,42 @@
 # SPDX-License-Identifier: Apache-2.0
-# The CUDA backend: sets DISTR_CUDA_FOUND, and DISTR_CUDA_SOURCES to its sources or to the empty backend;
+# The CUDA backend: sets DISTR_CUDA_FOUND, and DISTR_CUDA_SOURCES to its sources or to the empty backend; DISTR_HOPPER,
+# whether Hopper's own kernels are compiled; CMAKE_CUDA_ARCHITECTURES, by DISTR_CUDA_ARCHITECTURES.
 # DISTR_CUDA_LIBRARIES is what pkg-config must name for a static libdistr.
-set(CMAKE_CUDA_ARCHITECTURES 80-real 90-real 90-virtual CACHE STRING
-  "What kernels are compiled for: machine code for sm_80 (serves 86 and 89) and sm_90, PTX for what comes later")
+include(${CMAKE_CURRENT_LIST_DIR}/cuda_architectures.cmake)
+set(DISTR_CUDA_ARCHITECTURES "$ENV{DISTR_CUDA_ARCHITECTURES}" CACHE STRING
+  "What CUDA kernels are compiled for: native (the GPUs here; where there is none, all), all, or a list, such as 80;90. \
+Empty: CMAKE_CUDA_ARCHITECTURES, else native. The environment variable of this name sets it")
+set(architectures native)
+foreach(asked "${CMAKE_CUDA_ARCHITECTURES}" "${DISTR_CUDA_ARCHITECTURES}")
+  if(asked)
+    set(architectures "${asked}")
+  endif()
+endforeach()
 option(DISTR_REGISTER_TABLE "Keep the compiler's report on every kernel, for tools/register_table.py" OFF)
 set(DISTR_CUDA_FOUND OFF)
 if(DISTR_CUDA OR DISTR_CUDA STREQUAL "AUTO")
   include(CheckLanguage)
   check_language(CUDA)
   if(CMAKE_CUDA_COMPILER)
-    enable_language(CUDA)
-    find_package(CUDAToolkit REQUIRED)
-    set(DISTR_CUDA_FOUND ON)
-    if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.5)
-      set(message "nvcc is ${CMAKE_CUDA_COMPILER_VERSION}; allowed for the CUDA kernels: 12.5 and later")
-      if(NOT DISTR_CUDA STREQUAL "AUTO")
-        message(FATAL_ERROR "${message}")
+    execute_process(COMMAND ${CMAKE_CUDA_COMPILER} --list-gpu-code OUTPUT_VARIABLE known)
+    string(REGEX MATCHALL "[0-9]+" known "${known}")
+    distr_cuda_architectures("${architectures}" "${known}" CMAKE_CUDA_ARCHITECTURES message)
+    if(NOT message)
+      enable_language(CUDA)
+      find_package(CUDAToolkit REQUIRED)
+      if(CMAKE_CUDA_COMPILER_VERSION VERSION_LESS 12.5)
+        set(message "nvcc is ${CMAKE_CUDA_COMPILER_VERSION}; allowed for the CUDA kernels: 12.5 and later")
       endif()
-      message(STATUS "${message}; they are left out")
-      set(DISTR_CUDA_FOUND OFF)
     endif()
-    foreach(architecture IN LISTS CMAKE_CUDA_ARCHITECTURES)
-      if(architecture MATCHES "^([0-9]+)" AND CMAKE_MATCH_1 LESS 80)
-        message(FATAL_ERROR "CMAKE_CUDA_ARCHITECTURES holds ${architecture}; allowed: 80 and later")
-      endif()
-    endforeach()
+    if(NOT message)
+      set(DISTR_CUDA_FOUND ON)
+      list(JOIN CMAKE_CUDA_ARCHITECTURES ", " message)
+      message(STATUS "CUDA kernels for ${message} (${architectures}; DISTR_CUDA_ARCHITECTURES chooses)")
+    elseif(DISTR_CUDA STREQUAL "AUTO")
+      message(STATUS "${message}; the CUDA kernels are left out")
+    else()
+      message(FATAL_ERROR "${message}")
+    endif()
   elseif(NOT DISTR_CUDA STREQUAL "AUTO")
     message(FATAL_ERROR "DISTR_CUDA is ${DISTR_CUDA}, but no CUDA compiler was found; set CMAKE_CUDA_COMPILER to nvcc")
   endif()
@@ -58,6 +70,7 @@ if(DISTR_CUDA_FOUND)
     src/cuda/sm80/split_kv.cu
     src/cuda/sm80/variants_bf16.cu
     src/cuda/sm80/variants_f16.cu)
+  # Hopper's own instructions are those of no other architecture: these sources are compiled for it alone.
   set(DISTR_HOPPER_SOURCES
     src/cuda/prepare/estimate.cu
     src/cuda/sm90/backward_launch.cu
@@ -66,6 +79,17 @@ if(DISTR_CUDA_FOUND)
     src/cuda/sm90/forward_launch.cu
     src/cuda/sm90/tensor_map.cu
     src/cuda/sm90/variants.cu)
+  distr_cuda_code("${CMAKE_CUDA_ARCHITECTURES}" machine_code ptx)
+  set(DISTR_HOPPER OFF)
+  if(90 IN_LIST machine_code)
+    set(DISTR_HOPPER ON)
+  else()
+    list(APPEND DISTR_CUDA_SOURCES src/cuda/sm90/absent.cpp)
+  endif()
+  list(JOIN machine_code ", " machine_code)
+  list(JOIN ptx ", " ptx)
+  configure_file(${CMAKE_CURRENT_LIST_DIR}/compiled_for.h.in ${PROJECT_BINARY_DIR}/generated/cuda/compiled_for.h)
+  set_source_files_properties(src/cuda/device.cu PROPERTIES INCLUDE_DIRECTORIES ${PROJECT_BINARY_DIR}/generated)
   # Spills are warnings, hence errors with DISTR_WERROR.
   set(strict_sources ${DISTR_CUDA_SOURCES} ${DISTR_HOPPER_SOURCES})
   list(FILTER strict_sources EXCLUDE REGEX "cpp$")

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""scikit-build-core, asking for torch only where its headers are not at hand.
+"""scikit-build-core, with progress on the terminal, asking for torch only where its headers are not at hand.
 
 The binding needs torch's headers, and no more of it, to build. Who runs `pip install .` often has torch in the very
 environment that is installed into; a plain build requirement would still download it, with all of its CUDA libraries,
@@ -25,8 +25,17 @@ def torch_include():
 if __name__ == "__main__":
     print(torch_include() or "")
 else:
+    import build_progress
     from scikit_build_core import build as _build
     from scikit_build_core.build import *  # noqa: F403
+
+    def build_wheel(*arguments, **options):
+        with build_progress.shown():
+            return _build.build_wheel(*arguments, **options)
+
+    def build_editable(*arguments, **options):
+        with build_progress.shown():
+            return _build.build_editable(*arguments, **options)
 
     def get_requires_for_build_wheel(config_settings=None):
         """What a wheel needs to build: scikit-build-core's list, and torch unless its headers are there."""

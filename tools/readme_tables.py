@@ -316,11 +316,23 @@ def gpu_free_order() -> str:
         name, result["meta"])
 
 
+def build_time() -> str:
+    """What `pip install .` costs."""
+    name = "build.json"
+    result = load(name)
+    words = {"none": "none, a build for the CPU alone", "all": "`all`"}
+    lines = [[words.get(row["architectures"], f'one, `{row["architectures"]}`'), f'{row["cpu_seconds"] / 60:.1f} min',
+              f'{row["wheel_megabytes"]:.1f} MB'] for row in result["rows"]]
+    meta = result["meta"]
+    return (markdown(["CUDA architectures", "CPU time of the build", "the wheel"], lines) + "\n\n" +
+            source(name, meta, f'nvcc {meta["nvcc"]}'))
+
+
 TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "performance": performance,
           "grouping": grouping, "memory": memory, "errors": errors, "semantic_search": semantic_search,
           "torch_speed": torch_speed, "torch_speed_zen4": lambda: torch_speed("cpu/torch_zen4.json"),
           "gpu_speed": gpu_speed, "gpu_gains": gpu_gains, "hopper": hopper,
-          "gpu_free_order": gpu_free_order}
+          "gpu_free_order": gpu_free_order, "build_time": build_time}
 
 
 def pages() -> list[pathlib.Path]:

@@ -5,6 +5,8 @@
 #include <map>
 #include <mutex>
 
+#include "cuda/capability.h"
+#include "cuda/compiled_for.h"
 #include "cuda/launch.h"
 #include "kernel.h"
 
@@ -50,14 +52,21 @@ std::string name_of(int device) {
   return properties.name;
 }
 
-std::string too_old(int device) {
+bool is_served(int major, int minor) { return major >= kOldest && runs_on(major * 10 + minor, kMachineCode, kPtx); }
+
+std::string unserved_reason(int device) {
   const int major = attribute(cudaDevAttrComputeCapabilityMajor, device);
-  if (major >= kOldest) {
+  const int minor = attribute(cudaDevAttrComputeCapabilityMinor, device);
+  if (is_served(major, minor)) {
     return "";
   }
-  return "device " + std::to_string(device) + " (" + name_of(device) + ") has compute capability " +
-         std::to_string(major) + "." + std::to_string(attribute(cudaDevAttrComputeCapabilityMinor, device)) +
-         "; allowed: " + std::to_string(kOldest) + ".0 and above";
+  const std::string has = "device " + std::to_string(device) + " (" + name_of(device) + ") has compute capability " +
+                          std::to_string(major) + "." + std::to_string(minor);
+  if (major < kOldest) {
+    return has + "; allowed: " + std::to_string(kOldest) + ".0 and above";
+  }
+  return has + ", for which this build has no kernels; build it with DISTR_CUDA_ARCHITECTURES=" +
+         std::to_string(major * 10 + minor);
 }
 
 }  // namespace
@@ -93,7 +102,8 @@ const DeviceProperties& device_properties() {
 
 std::string unusable_reason() {
   try {
-    if (device_properties().major >= kOldest) {  // known after the first call, unlike what follows
+    const DeviceProperties& properties = device_properties();  // known after the first call, unlike what follows
+    if (is_served(properties.major, properties.minor)) {
       return {};
     }
   } catch (const Error&) {
@@ -104,7 +114,7 @@ std::string unusable_reason() {
     return reason;
   }
   try {
-    return too_old(current_device());
+    return unserved_reason(current_device());
   } catch (const Error& error) {
     return error.what();
   }
@@ -117,7 +127,7 @@ std::vector<std::string> cuda_device_names(std::string& reason) {
   const int count = cuda::count_devices(reason);
   try {
     for (int device = 0; device < count; ++device) {
-      const std::string unsupported_reason = cuda::too_old(device);
+      const std::string unsupported_reason = cuda::unserved_reason(device);
       if (unsupported_reason.empty()) {
         names.push_back(cuda::name_of(device));
       } else {

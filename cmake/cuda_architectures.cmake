@@ -1,0 +1,72 @@
+# SPDX-License-Identifier: Apache-2.0
+# What the CUDA kernels are compiled for.
+
+# The compute capabilities of this machine's GPUs, as 90 for 9.0; empty where there is none, or no driver.
+function(distr_find_gpus result)
+  find_program(nvidia_smi nvidia-smi NO_CACHE)
+  set(capabilities "")
+  if(nvidia_smi)
+    execute_process(COMMAND ${nvidia_smi} --query-gpu=compute_cap --format=csv,noheader
+      OUTPUT_VARIABLE printed ERROR_QUIET RESULT_VARIABLE failed)
+    if(NOT failed)
+      string(REGEX MATCHALL "[0-9]+\\.[0-9]" capabilities "${printed}")
+      string(REPLACE "." "" capabilities "${capabilities}")
+      list(REMOVE_DUPLICATES capabilities)
+    endif()
+  endif()
+  set(${result} "${capabilities}" PARENT_SCOPE)
+endfunction()
+
+# CMAKE_CUDA_ARCHITECTURES of what was asked for: `native`, `all`, or a list with commas or semicolons of what CMake
+# takes (80, 90-real). `known` are the capabilities that nvcc compiles for; a GPU that is newer reads the PTX of 9.0.
+# `all` is what `native` means where there is no GPU. `error` says why nothing can be compiled, and is empty else.
+function(distr_cuda_architectures asked known result error)
+  set(every 80-real 90-real 90-virtual)  # machine code for sm_80 (serves 86 and 89) and sm_90, PTX for what comes later
+  set(wrong "")
+  string(REPLACE "," ";" architectures "${asked}")
+  if(architectures STREQUAL "native")
+    distr_find_gpus(found)
+    set(architectures "")
+    foreach(capability IN LISTS found)
+      if(capability LESS 80)
+        continue()
+      elseif(capability IN_LIST known)
+        list(APPEND architectures ${capability}-real)
+      else()
+        list(APPEND architectures 90-virtual)
+      endif()
+    endforeach()
+    list(REMOVE_DUPLICATES architectures)
+    if(found AND NOT architectures)
+      list(TRANSFORM found REPLACE "(.)$" ".\\1")
+      list(JOIN found ", " found)
+      set(wrong "the GPUs here have compute capability ${found}; allowed: 8.0 and later")
+    elseif(NOT found)
+      set(architectures ${every})
+    endif()
+  elseif(architectures STREQUAL "all")
+    set(architectures ${every})
+  endif()
+  foreach(architecture IN LISTS architectures)
+    if(NOT architecture MATCHES "^([0-9]+)(-real|-virtual)?$" OR CMAKE_MATCH_1 LESS 80)
+      message(FATAL_ERROR "The CUDA architectures hold '${architecture}'; allowed: native, all, or a list of 80 and "
+        "later, such as 80;90")
+    endif()
+  endforeach()
+  set(${result} "${architectures}" PARENT_SCOPE)
+  set(${error} "${wrong}" PARENT_SCOPE)
+endfunction()
+
+# The capabilities that a list of architectures has machine code and PTX for.
+function(distr_cuda_code architectures machine_code ptx)
+  set(real ${architectures})
+  set(virtual ${architectures})
+  list(FILTER real EXCLUDE REGEX "-virtual$")
+  list(FILTER virtual EXCLUDE REGEX "-real$")
+  foreach(code real virtual)
+    list(TRANSFORM ${code} REPLACE "-.*" "")
+    list(REMOVE_DUPLICATES ${code})
+  endforeach()
+  set(${machine_code} "${real}" PARENT_SCOPE)
+  set(${ptx} "${virtual}" PARENT_SCOPE)
+endfunction()
