@@ -173,7 +173,7 @@ def measure(model, held_out, length):
         row |= {"error_median": statistics.median(errors), "error_min": min(errors), "error_max": max(errors)}
         row["total_variation"] = statistics.fmean(measurement.total_variation for measurement in of_layers)
         row["row_cosine_min"] = min(measurement.row_cosine_min for measurement in of_layers)
-        row["speed_median"] = statistics.median(measurement.speed for measurement in of_layers)
+        row["speed_median"] = statistics.median(layer.exact.ms / layer.measurements[n].time.ms for layer in layers)
         rows.append(row)
     return [{"length": length, "tuned": False, **row} for row in rows]
 

@@ -1,10 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Usage: distrattention_tables FILE. Writes distr/grouping.h's tables and defaults as the Python module
-// distrattention/_tables.py, which the build installs: the package has them without loading the library.
+// Usage: distrattention_tables FILE. Writes distr/version.h's version and distr/grouping.h's tables and defaults as the
+// Python module distrattention/_tables.py, which the build installs: the package has them without loading the library.
 #include <fstream>
 #include <iostream>
 
 #include "distr/grouping.h"
+#include "distr/version.h"
 
 namespace {
 
@@ -22,7 +23,10 @@ void print_names(std::ostream& out, const char* name, const Table& table) {
 int main(int count, char** arguments) {
   using namespace distr;
   std::ofstream out(count == 2 ? arguments[1] : "");
-  out << "# Written by the build from include/distr/grouping.h.\n"
+  out << "# Written by the build from include/distr/grouping.h and version.h.\n"
+         "VERSION = \""
+      << DISTR_VERSION_MAJOR << '.' << DISTR_VERSION_MINOR << '.' << DISTR_VERSION_PATCH
+      << "\"\n"
          "# name: (members of a group, where the order comes from, whether there is an estimator)\n"
          "STRATEGIES = {\n";
   for (const StrategyTraits& entry : kStrategies) {

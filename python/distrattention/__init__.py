@@ -6,8 +6,17 @@ Importing never fails: where torch or the library does not fit, the first use sa
 """
 
 import importlib
+from typing import TYPE_CHECKING, Any
 
+from distrattention._tables import VERSION as __version__
 from distrattention.settings import Settings
+
+if TYPE_CHECKING:  # the names of _HOMES
+    from distrattention.attention import explain, scaled_dot_product_attention
+    from distrattention.determinism import allow_nondeterministic_backward, is_nondeterministic_backward_allowed
+    from distrattention.evaluation import Report, report
+    from distrattention.flash import flash_attn_func, flash_attn_varlen_func
+    from distrattention.sdpa_mode import replace_sdpa
 
 
 class UnavailableError(ImportError):
@@ -26,12 +35,16 @@ _HOMES = {  # imported on first use
     "Report": "evaluation",
 }
 
-__all__ = ["Settings", "UnavailableError", *_HOMES]
+__all__ = ["Settings", "UnavailableError", "__version__", *_HOMES]
 
 
-def __getattr__(name):
+def __getattr__(name: str) -> Any:
     if name not in _HOMES:
         raise AttributeError(f"module 'distrattention' has no attribute {name!r}")
     value = getattr(importlib.import_module(f"distrattention.{_HOMES[name]}"), name)
     globals()[name] = value
     return value
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)

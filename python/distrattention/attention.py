@@ -1,31 +1,36 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention with the contract of torch.nn.functional.scaled_dot_product_attention."""
 
-from distrattention import core  # first, for it says in words what is missing
-from distrattention.settings import DEFAULT_BLOCK, Settings
+from typing import Any
 
+from distrattention import core  # first, for it says in words what is missing
+from distrattention.settings import DEFAULT_BLOCK, EXACT, Fields, Settings, chosen, fields_of
+
+from torch import Tensor  # isort: skip
 from torch.nn.attention.bias import CausalBias, CausalVariant  # isort: skip
+from typing_extensions import Unpack  # isort: skip  # torch brings it
 
 
 def scaled_dot_product_attention(
-    query,
-    key,
-    value,
-    attn_mask=None,
-    dropout_p=0.0,
-    is_causal=False,
-    scale=None,
-    enable_gqa=False,
-    *,
-    strategy=Settings.strategy,
-    group_size=Settings.group_size,
-    block_size=Settings.block_size,
-    estimator=Settings.estimator,
-    order_from=Settings.order_from,
-    seed=Settings.seed,
-    order=Settings.order,
-    return_lse=False,
-):
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    *,  # the fields one by one, as a dictionary of them would take longer
+    settings: Settings | None = None,
+    strategy: str = Settings.strategy,
+    group_size: int | None = Settings.group_size,
+    block_size: int | None = Settings.block_size,
+    estimator: str = Settings.estimator,
+    order_from: str | None = Settings.order_from,
+    seed: int = Settings.seed,
+    order: Tensor | None = Settings.order,
+    return_lse: bool = False,
+) -> Tensor | Any:
     """softmax(scale * q_hat k_hat^T + mask) V (paper, Equation 2), called like PyTorch's function of this name.
 
     query [..., Hq, L, E], key [..., H, S, E] and value [..., H, S, Ev] are of one dtype (float16, bfloat16, float32, or
@@ -35,9 +40,9 @@ def scaled_dot_product_attention(
     attn_mask broadcasts to [..., Hq, L, S]: bool (True keeps), or float32 or the query's dtype and added to the scaled
     scores, and then it gets a gradient when it requires one; or a torch.nn.attention.bias.CausalBias. is_causal is
     anchored at the top left and excludes a mask. scale is 1/sqrt(E) when None. enable_gqa: Hq may be a multiple of H.
-    A query that sees no key gets 0. The keywords from `strategy` on are those of Settings; order_from=None is
-    "previous" for causal calls that require a gradient. So is what torch.export makes of a causal call where gradients
-    could be asked for: export under torch.no_grad(), or name order_from.
+    A query that sees no key gets 0. `settings` or the keywords from `strategy` on, its fields, say how attention is
+    approximated; order_from=None is "previous" for causal calls that require a gradient. So is what torch.export makes
+    of a causal call where gradients could be asked for: export under torch.no_grad(), or name order_from.
 
     Returns out [..., Hq, L, Ev] of the query's dtype. With return_lse also the natural logarithm of the softmax's
     denominators, [..., Hq, L] in float32 (float64 for float64), -inf where no key is seen; it is differentiable.
@@ -49,6 +54,8 @@ def scaled_dot_product_attention(
     sparse tensors, forward-mode and second derivatives), and RuntimeError where no kernel of the device serves.
     """
     fields = (strategy, group_size, block_size, estimator, order_from, seed, order)
+    if settings is not None:
+        fields = fields_of(settings, fields)
     if attn_mask is None and dropout_p == 0:
         results = core.attend_simply(query, key, value, is_causal, scale, enable_gqa, fields, return_lse)
         if results is not None:
@@ -62,11 +69,11 @@ def scaled_dot_product_attention(
     return (out, lse) if return_lse else out
 
 
-def attention_of_prompts(query, key, value, *, strategy, block_size, **others):
+def attention_of_prompts(query, key, value, *, settings, **others):
     """scaled_dot_product_attention(), but exact in decoding; the integration in transformers calls it."""
-    if is_decoding(query.shape[-2], key.shape[-2], block_size):
-        strategy = "exact"
-    return scaled_dot_product_attention(query, key, value, strategy=strategy, block_size=block_size, **others)
+    if is_decoding(query.shape[-2], key.shape[-2], settings.block_size):
+        settings = EXACT
+    return scaled_dot_product_attention(query, key, value, settings=settings, **others)
 
 
 def is_decoding(rows, keys, block_size):
@@ -75,28 +82,25 @@ def is_decoding(rows, keys, block_size):
 
 
 def explain(
-    query,
-    key,
-    value,
-    attn_mask=None,
-    is_causal=False,
-    scale=None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
     *,
-    operation="forward",
-    strategy=Settings.strategy,
-    group_size=Settings.group_size,
-    block_size=Settings.block_size,
-    estimator=Settings.estimator,
-    order_from="own",
-    order=Settings.order,
-):
+    operation: str = "forward",
+    settings: Settings | None = None,
+    **fields: Unpack[Fields],
+) -> dict[str, Any]:
     """What scaled_dot_product_attention() would do with these tensors, without doing it: their data are not read.
 
-    operation: "grouping", "forward" or "backward". Returns a dict: "strategy", the name of what the strategy came to;
-    "choice", a sentence that says so and why; "kernel", the name of the kernel that would run ("" for none); "kernels",
-    for each kernel of the device why it would not serve ("" if it would). Raises as scaled_dot_product_attention().
+    operation: "grouping", "forward" or "backward". fields: of Settings, instead of `settings`. Returns a dict:
+    "strategy", the name of what the strategy came to; "choice", a sentence that says so and why; "kernel", the name of
+    the kernel that would run ("" for none); "kernels", for each kernel of the device why it would not serve ("" if it
+    would). Raises as scaled_dot_product_attention().
     """
-    settings = Settings(strategy, group_size, block_size, estimator, order_from, order=order)
+    settings = chosen(settings, fields)
     *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, True)
     return core.explain(*tensors, causal, scale, settings, operation)
 

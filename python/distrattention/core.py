@@ -7,8 +7,9 @@ import numbers
 import sys
 
 from distrattention import ops  # first, for it says in words what is missing
+from distrattention import flops  # noqa: F401; registers what torch counts
 from distrattention.determinism import is_nondeterministic_backward_allowed
-from distrattention.settings import DEFAULT_BLOCK, Settings
+from distrattention.settings import DEFAULT_BLOCK, Settings, counted
 
 import torch  # isort: skip
 import torch.utils.checkpoint  # isort: skip
@@ -22,25 +23,24 @@ _LOG = logging.getLogger("distrattention")
 _logged = set()
 _TENSORS = (torch.Tensor, torch.nn.Parameter)  # others may have a will of their own
 _SCALES = (type(None), float, int)
-_is_tracked_by_func = getattr(torch._C._functorch, "is_gradtrackingtensor", lambda tensor: False)
 
 
-def settings_of(*fields):
-    """Settings(*fields), which eager code looks up rather than makes in each call."""
+def settings_of(*fields, **named):
+    """Settings(*fields, **named), which eager code looks up rather than makes in each call."""
     if torch.compiler.is_compiling():
-        return Settings(*fields)
+        return Settings(*fields, **named)
     try:
-        return _known_settings(*fields)
+        return _known_settings(*fields, **named)
     except TypeError:  # they cannot be looked up, or are no settings, which Settings says in words
         pass
-    return Settings(*fields)
+    return Settings(*fields, **named)
 
 
 @functools.lru_cache(typed=True)
-def _known_settings(*fields):
-    if any(isinstance(field, torch.Tensor) for field in fields):  # which may change
+def _known_settings(*fields, **named):
+    if any(isinstance(field, torch.Tensor) for field in (*fields, *named.values())):  # which may change
         raise TypeError
-    return Settings(*fields)
+    return Settings(*fields, **named)
 
 
 def attend_simply(query, key, value, is_causal, scale, grouped_heads, fields, with_lse):
@@ -93,8 +93,8 @@ def attend(query, key, value, mask, causal, scale, settings, training_causal, de
     plain = eager and _is_plain()
     if eager:
         ops.refuse_tangents((query, key, value, mask))
-        if not plain:
-            _refuse_gradients_of_func(query, key, value, mask)
+        if not plain and causal != "none":
+            training_causal = training_causal or _will_func_differentiate(query, key, value)
     (q, k, v), mask = four_axes((query, key, value), mask)
     options = options_of(settings, query.shape[-1], training_causal)
     deterministic = deterministic or not is_nondeterministic_backward_allowed()
@@ -111,7 +111,8 @@ def attend(query, key, value, mask, causal, scale, settings, training_causal, de
         elif strategy != "exact":
             grouping = (strategy, group_size, block_size, order_from, settings.seed)
             order = ops.make_grouping(q, k, causal, *grouping, flat=True)
-        out, lse = ops.forward(q, k, v, mask, order, causal, scale, *options, deterministic)
+        run = ops.forward if not eager or not torch._C._are_functorch_transforms_active() else ops.forward_of_func
+        out, lse = run(q, k, v, mask, order, causal, scale, *options, deterministic)
     if query.dim() == 4:
         return out, lse
     out = out.reshape(*query.shape[:-1], value.shape[-1])
@@ -219,7 +220,8 @@ def check(tensors, names, grouped_heads=False):
         if tensor.dtype != query.dtype:
             raise TypeError(f"{name} is {tensor.dtype}; allowed: {query.dtype}, which {names[0]} has")
         if tensor.dim() != query.dim() or tensor.dim() < 2:
-            raise ValueError(f"{name} has {tensor.dim()} axes; allowed: 2 or more, as many as {names[0]}")
+            allowed = "2 or more" if query.dim() < 2 else f"{query.dim()}, as many as {names[0]}"
+            raise ValueError(f"{name} has {counted(tensor.dim(), 'axis', 'axes')}; allowed: {allowed}")
         if tensor.shape[:-3] != query.shape[:-3]:
             raise ValueError(
                 f"the leading sizes of {name} are {tuple(tensor.shape[:-3])}; "
@@ -231,7 +233,8 @@ def check(tensors, names, grouped_heads=False):
         if not 1 <= tensor.shape[-1] <= MAX_HEAD_DIM:
             raise ValueError(f"the last size of {name} is {tensor.shape[-1]}; allowed: 1 to {MAX_HEAD_DIM}")
     if value.shape[-2] != key.shape[-2]:
-        raise ValueError(f"{names[2]} has {value.shape[-2]} rows; allowed: {key.shape[-2]}, as many as {names[1]}")
+        rows = counted(value.shape[-2], "row")
+        raise ValueError(f"{names[2]} has {rows}; allowed: {key.shape[-2]}, as many as {names[1]}")
     if query.dim() > 2:
         _check_heads(*(tensor.shape[-3] for tensor in tensors), names, grouped_heads)
 
@@ -262,7 +265,7 @@ def require_tensors(tensors, names):
     """Raises TypeError, naming the argument, for what is no tensor."""
     for tensor, name in zip(tensors, names):
         if not isinstance(tensor, torch.Tensor):
-            raise TypeError(f"{name} is a {type(tensor).__name__}; allowed: a torch.Tensor")
+            raise TypeError(f"{name} is of type {type(tensor).__name__}; allowed: torch.Tensor")
 
 
 def check_scale(scale, name="scale"):
@@ -272,20 +275,22 @@ def check_scale(scale, name="scale"):
     if scale is None:
         return
     if not isinstance(scale, _NUMBERS):
-        raise TypeError(f"{name} is a {type(scale).__name__}; allowed: None or a number, which gets no gradient")
+        raise TypeError(f"{name} is of type {type(scale).__name__}; allowed: None or a number, which gets no gradient")
     if not -_LARGEST <= scale <= _LARGEST:
         raise ValueError(f"{name} is {scale}; allowed: a finite number that float32 holds")
 
 
 def _check_heads(heads_q, heads_k, heads_v, names, grouped):
     if heads_v != heads_k:
-        raise ValueError(f"{names[2]} has {heads_v} heads; allowed: {heads_k}, as many as {names[1]}")
+        raise ValueError(f"{names[2]} has {counted(heads_v, 'head')}; allowed: {heads_k}, as many as {names[1]}")
     if heads_q == heads_k:
         return
     if not grouped and heads_k != 1:
-        raise ValueError(f"{names[1]} has {heads_k} heads; allowed: {heads_q}, as {names[0]}, or enable_gqa=True")
+        found = counted(heads_k, "head")
+        raise ValueError(f"{names[1]} has {found}; allowed: {heads_q}, as {names[0]}, or enable_gqa=True")
     if heads_k == 0 or heads_q % heads_k != 0:
-        raise ValueError(f"{names[1]} has {heads_k} heads; allowed: a divisor of {heads_q}, the heads of {names[0]}")
+        found = counted(heads_k, "head")
+        raise ValueError(f"{names[1]} has {found}; allowed: a divisor of {heads_q}, the heads of {names[0]}")
 
 
 def autocast(*tensors):
@@ -339,9 +344,13 @@ def _is_plain():
     )
 
 
-def _refuse_gradients_of_func(*tensors):
-    if any(_is_tracked_by_func(tensor) for tensor in tensors if tensor is not None):
-        raise NotImplementedError("attention cannot be differentiated by torch.func; allowed: torch.autograd")
+def _will_func_differentiate(*tensors):
+    """Whether torch.func tracks gradients of one of the tensors, below a vmap it may be."""
+    while tensors := tuple(tensor for tensor in tensors if torch._C._functorch.is_functorch_wrapped_tensor(tensor)):
+        tensors = tuple(map(torch._C._functorch.get_unwrapped, tensors))
+        if ops.any_requires_grad(tensors):
+            return True
+    return False
 
 
 def _log_choice(q, k, v, mask, *arguments):

@@ -8,7 +8,7 @@ import torch  # isort: skip
 _allowed = False
 
 
-def allow_nondeterministic_backward(mode=True):
+def allow_nondeterministic_backward(mode: bool = True) -> None:
     """Lets the backward of attention that is called from here on sum dQ in an order that changes from run to run.
 
     That is quicker on a GPU where there is a kernel for it (explain(..., operation="backward") names it), in float16
@@ -25,6 +25,6 @@ def allow_nondeterministic_backward(mode=True):
     _allowed = mode
 
 
-def is_nondeterministic_backward_allowed():
+def is_nondeterministic_backward_allowed() -> bool:
     """Whether allow_nondeterministic_backward() was called, and neither taken back nor overridden by torch."""
     return _allowed and not torch.are_deterministic_algorithms_enabled()

@@ -4,18 +4,18 @@
 import importlib.metadata
 import os
 import platform
-import sys
+from collections.abc import Iterator
 
 import distrattention
 from distrattention.settings import STRATEGIES
 
-PACKAGES = ("torch", "transformers", "timm")
+PACKAGES = ("torch", "transformers", "timm", "diffusers")
 SAMPLE = (1, 12, 4096, 64)  # [B, H, N, d]
 
 
-def report():
+def report() -> tuple[list[str], bool]:
     """(lines, ok): what there is to say, and whether attention can run."""
-    lines = [f"distrattention: {_version('distrattention')} in {', '.join(distrattention.__path__)}"]
+    lines = [f"distrattention: {distrattention.__version__} in {', '.join(distrattention.__path__)}"]
     lines.append(f"python: {platform.python_version()} on {platform.platform()}, {os.cpu_count()} processors")
     lines.extend(f"{package}: {_version(package)}" for package in PACKAGES)
     try:
@@ -25,14 +25,14 @@ def report():
     return lines, True
 
 
-def _version(package):
+def _version(package: str) -> str:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return "not installed"
 
 
-def _library_lines():
+def _library_lines() -> Iterator[str]:
     from distrattention import ops
 
     import torch  # isort: skip
@@ -58,18 +58,16 @@ def _sample_lines(sample):
     yield f"sample problem: q, k, v {list(sample.shape)} {sample.dtype} on {sample.device}, group_size 2"
     for operation in ("forward", "backward"):
         for strategy in (name for name, row in STRATEGIES.items() if row.order != "caller"):
-            options = {"operation": operation, "strategy": strategy, "group_size": 2}
-            found = distrattention.explain(sample, sample, sample, **options)
+            group_size = 1 if strategy == "exact" else 2
+            settings = distrattention.Settings(strategy, group_size)
+            found = distrattention.explain(sample, sample, sample, operation=operation, settings=settings)
             yield f"  {operation}, {strategy}: {found['kernel'] or 'none'} ({found['choice']})"
         for name, reason in found["kernels"].items():
             yield f"  {operation} kernel {name}: {reason or 'would serve'}"
 
 
-def main(arguments):
-    """Prints the report; returns 0 where attention can run, 1 where it cannot, 2 for other arguments than `doctor`."""
-    if arguments != ["doctor"]:
-        print("usage: python -m distrattention doctor", file=sys.stderr)
-        return 2
+def main() -> int:
+    """Prints the report; returns 0 where attention can run, 1 where it cannot."""
     lines, ok = report()
     print("\n".join(lines))
     return 0 if ok else 1

@@ -2,6 +2,7 @@
 """Attention with the contract of the flash-attn package: [B, S, H, D], causal at the bottom right, GQA unasked."""
 
 import operator
+from typing import Any
 
 from distrattention.core import (
     attend,
@@ -14,39 +15,37 @@ from distrattention.core import (
     will_require_grad,
 )
 
-from distrattention.settings import Settings  # isort: skip
+from distrattention.settings import Fields, Settings, chosen, counted  # isort: skip
 
 import torch  # isort: skip
+from torch import Tensor  # isort: skip
+from typing_extensions import Unpack  # isort: skip  # torch brings it
 
 
 def flash_attn_func(
-    q,
-    k,
-    v,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
     *,
-    learnable_sink=None,
-    strategy=Settings.strategy,
-    group_size=Settings.group_size,
-    block_size=Settings.block_size,
-    estimator=Settings.estimator,
-    order_from=Settings.order_from,
-    seed=Settings.seed,
-    order=Settings.order,
-):
+    learnable_sink: None = None,
+    settings: Settings | None = None,
+    **fields: Unpack[Fields],
+) -> Tensor | Any:
     """Attention of q [B, Sq, Hq, D], k [B, Sk, H, D] and v [B, Sk, H, Dv], Hq a multiple of H, any strides.
 
     softmax_scale is 1/sqrt(D) when None. causal is anchored at the bottom right: query i sees keys j <= i + Sk - Sq,
     and one that sees none gets 0. The backward is deterministic, whatever `deterministic` says, unless
-    allow_nondeterministic_backward() lets it be otherwise, which True overrides. Dtypes and the keywords from
-    `strategy` on: as in scaled_dot_product_attention(). Name the arguments: other versions order them differently.
+    allow_nondeterministic_backward() lets it be otherwise, which True overrides. Dtypes: as in
+    scaled_dot_product_attention(). fields: of Settings (strategy, group_size, ...), instead of `settings`. Name the
+    arguments: other versions order them differently.
 
     Returns out [B, Sq, Hq, Dv]; with return_attn_probs (out, lse, None) with lse [B, Hq, Sq], natural logarithm,
     differentiable; there are no attention probabilities to return.
@@ -54,7 +53,7 @@ def flash_attn_func(
     Raises NotImplementedError for dropout_p, window_size, softcap, alibi_slopes and learnable_sink, else as
     scaled_dot_product_attention().
     """
-    settings = settings_of(strategy, group_size, block_size, estimator, order_from, seed, order)
+    settings = settings_of(**fields) if settings is None else chosen(settings, fields)
     _refuse(dropout_p, window_size, softcap, alibi_slopes, learnable_sink=learnable_sink)
     q, k, v = autocast(q, k, v)
     _require_axes((q, k, v), 4, "[batch, rows, heads, columns]")
@@ -68,32 +67,27 @@ def flash_attn_func(
 
 
 def flash_attn_varlen_func(
-    q,
-    k,
-    v,
-    cu_seqlens_q,
-    cu_seqlens_k,
-    max_seqlen_q,
-    max_seqlen_k,
-    dropout_p=0.0,
-    softmax_scale=None,
-    causal=False,
-    window_size=(-1, -1),
-    softcap=0.0,
-    alibi_slopes=None,
-    deterministic=False,
-    return_attn_probs=False,
-    block_table=None,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_seqlen_q: int,
+    max_seqlen_k: int,
+    dropout_p: float = 0.0,
+    softmax_scale: float | None = None,
+    causal: bool = False,
+    window_size: tuple[int, int] = (-1, -1),
+    softcap: float = 0.0,
+    alibi_slopes: None = None,
+    deterministic: bool = False,
+    return_attn_probs: bool = False,
+    block_table: None = None,
     *,
-    learnable_sink=None,
-    strategy=Settings.strategy,
-    group_size=Settings.group_size,
-    block_size=Settings.block_size,
-    estimator=Settings.estimator,
-    order_from=Settings.order_from,
-    seed=Settings.seed,
-    order=Settings.order,
-):
+    learnable_sink: None = None,
+    settings: Settings | None = None,
+    **fields: Unpack[Fields],
+) -> Tensor | Any:
     """Attention of B sequences of several lengths, one behind the other: q [Tq, Hq, D], k [Tk, H, D], v [Tk, H, Dv].
 
     cu_seqlens_q and cu_seqlens_k, int32 [B + 1], hold where the sequences start, and last Tq and Tk; max_seqlen_q and
@@ -103,7 +97,7 @@ def flash_attn_varlen_func(
     Returns out [Tq, Hq, Dv]; with return_attn_probs (out, lse [Hq, Tq], None). Raises as flash_attn_func(), and
     NotImplementedError for block_table.
     """
-    settings = settings_of(strategy, group_size, block_size, estimator, order_from, seed, order)
+    settings = settings_of(**fields) if settings is None else chosen(settings, fields)
     _refuse(dropout_p, window_size, softcap, alibi_slopes, learnable_sink=learnable_sink, block_table=block_table)
     q, k, v = autocast(q, k, v)
     _require_axes((q, k, v), 3, "[rows of all sequences, heads, columns]")
@@ -113,7 +107,8 @@ def flash_attn_varlen_func(
     lengths_q = _lengths("cu_seqlens_q", cu_seqlens_q, q.shape[1], "max_seqlen_q", max_seqlen_q)
     lengths_k = _lengths("cu_seqlens_k", cu_seqlens_k, k.shape[1], "max_seqlen_k", max_seqlen_k)
     if len(lengths_q) != len(lengths_k):
-        raise ValueError(f"cu_seqlens_k has {len(lengths_k)} sequences; allowed: {len(lengths_q)}, as cu_seqlens_q")
+        found = counted(len(lengths_k), "sequence")
+        raise ValueError(f"cu_seqlens_k has {found}; allowed: {len(lengths_q)}, as cu_seqlens_q")
     sequences = zip(q.split(lengths_q, 1), k.split(lengths_k, 1), v.split(lengths_k, 1))
     options = (softmax_scale, causal, settings, deterministic, return_attn_probs)
     results = [_flash(*sequence, *options) for sequence in sequences]
@@ -147,13 +142,13 @@ def _require_axes(tensors, count, meaning):
     require_tensors(tensors, "qkv")
     for name, tensor in zip("qkv", tensors):
         if tensor.dim() != count:
-            raise ValueError(f"{name} has {tensor.dim()} axes; allowed: {count}, {meaning}")
+            raise ValueError(f"{name} has {counted(tensor.dim(), 'axis', 'axes')}; allowed: {count}, {meaning}")
 
 
 def _lengths(name, starts, total, name_of_longest, longest):
     """The lengths of the sequences that start at `starts`."""
     if not isinstance(starts, torch.Tensor):
-        raise TypeError(f"{name} is a {type(starts).__name__}; allowed: a torch.Tensor, int32 [sequences + 1]")
+        raise TypeError(f"{name} is of type {type(starts).__name__}; allowed: a torch.Tensor, int32 [sequences + 1]")
     if starts.dtype != torch.int32 or starts.dim() != 1 or len(starts) == 0:
         raise ValueError(f"{name} is {starts.dtype} {tuple(starts.shape)}; allowed: int32 [sequences + 1]")
     starts = starts.tolist()

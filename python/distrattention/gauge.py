@@ -3,9 +3,10 @@
 
 import warnings
 
-from .evaluation import Layer, Measurement, Output, Report, label, report
+from . import evaluation
+from .evaluation import *  # noqa: F403
 
-__all__ = ["Layer", "Measurement", "Output", "Report", "label", "report"]
+__all__ = evaluation.__all__
 
 warnings.warn("distrattention.gauge is distrattention.evaluation now; the old name goes with version 0.2",
               DeprecationWarning, stacklevel=2)

@@ -181,7 +181,11 @@ def refuse_tangents(arguments):
     if forward_ad._current_level >= 0:  # which takes no time to ask
         tensors = (argument for argument in arguments if isinstance(argument, torch.Tensor))
         if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-            raise NotImplementedError("there is no forward-mode differentiation of attention; allowed: reverse mode")
+            _refuse_forward_mode()
+
+
+def _refuse_forward_mode(*_):
+    raise NotImplementedError("there is no forward-mode differentiation of attention; allowed: reverse mode")
 
 
 _autograd_kernels = torch.library.Library("distrattention", "IMPL")  # they last as long as it does
@@ -253,7 +257,11 @@ class _Forward(torch.autograd.Function):
         settings = ctx.settings
         if torch.are_deterministic_algorithms_enabled():
             settings = settings[:_DETERMINISTIC]  # left out, it is true
-        run = backward if torch.compiler.is_compiling() else _backward  # compiled autograd traces this
+        run = _backward
+        if torch.compiler.is_compiling():  # compiled autograd traces this
+            run = backward
+        elif torch._C._are_functorch_transforms_active():
+            run = _BackwardOfFunc.apply
         *grads, grad_mask = run(*tensors, mask_gradient, *settings)
         grads = (*grads, grad_mask.to(mask.dtype) if mask_gradient else None)
         return (*grads, *(None,) * (inputs - 4))[:inputs]
@@ -275,6 +283,38 @@ def _save(ctx, tensors, settings):
 
 
 _register_autograd(forward.default, _Forward, 4)
+
+
+class _ForwardOfFunc(_Forward):
+    """The operator with its gradient for torch.func, which looks for these methods."""
+
+    generate_vmap_rule = True
+    jvp = staticmethod(_refuse_forward_mode)
+
+    @staticmethod
+    def forward(*arguments):
+        return forward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        q, k, v, mask, order, *settings = inputs
+        _save(ctx, (q, k, v, mask, order, *output), settings)
+
+
+class _BackwardOfFunc(_Backward):
+    generate_vmap_rule = True
+    jvp = staticmethod(_refuse_forward_mode)
+
+    @staticmethod
+    def forward(*arguments):
+        return backward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
+
+
+forward_of_func = _ForwardOfFunc.apply
 
 
 # _Attend.apply() without what Function.apply() does for torch.func and for setup_context(), which are not there.

@@ -5,16 +5,19 @@ import re
 import sys
 import types
 import warnings
+from dataclasses import dataclass, field
 
 from distrattention import core  # first, for it says in words what is missing
-from distrattention.attention import scaled_dot_product_attention
-from distrattention.settings import Settings
+from distrattention.attention import is_decoding, scaled_dot_product_attention
+from distrattention.settings import EXACT, Fields, Settings, chosen
 
 import torch  # isort: skip
 import torch.nn.functional as F  # isort: skip
 from torch.overrides import TorchFunctionMode  # isort: skip
+from typing_extensions import Unpack  # isort: skip  # torch brings it
 
 POLICIES = ("error", "warn", "silent")
+_WEIGHTS = "nn.MultiheadAttention with need_weights=True multiplies Q and K itself; allowed: need_weights=False"
 
 # Attention that torch fuses with what is around it. In a mode, eager code leaves these alone, compiled code does not.
 _FUSED = (
@@ -25,21 +28,49 @@ _FUSED = (
 )
 
 
+@dataclass
+class Calls:
+    """The attention calls that were met, but for compiled ones, which are not counted."""
+
+    taken: int = 0  # by this package, with the settings
+    reasons: dict[str, int] = field(default_factory=dict)  # why others were left exact, and how many of them
+    compiled: bool = False  # whether compiled calls were met
+
+    @property
+    def left(self) -> int:
+        """How many calls were left exact."""
+        return sum(self.reasons.values())
+
+    def count(self, reason: str | None) -> None:
+        """Counts a call that was taken (None), or left exact for a reason."""
+        if torch.compiler.is_compiling():  # where a count would be a constant
+            self.compiled = True
+        elif reason is None:
+            self.taken += 1
+        else:
+            self.reasons[reason] = self.reasons.get(reason, 0) + 1
+
+
 class replace_sdpa(TorchFunctionMode):
     """Within the block, every call of torch.nn.functional.scaled_dot_product_attention is this package's.
 
-        with distrattention.replace_sdpa(strategy="energy", group_size=2):
+        with distrattention.replace_sdpa(strategy="energy", group_size=2) as calls:
             model(images)
+        print(calls.taken, calls.left, calls.reasons)
 
-    Calls that nn.MultiheadAttention makes are included. Not met, and left to torch, are nn.MultiheadAttention with
-    need_weights=True (its default), which makes no such call, torch.jit.script, and calls of torch.ops.aten.
+    Calls that nn.MultiheadAttention makes are included. Left exact, and counted with the reason, are decoding (one row,
+    or fewer rows than a block against more keys), calls that this package refuses (see on_unsupported), and
+    nn.MultiheadAttention with need_weights=True (its default), which multiplies Q and K itself. Not met are
+    torch.jit.script, calls of torch.ops.aten, and whatever else multiplies Q and K itself: a block that met no call
+    warns of it.
 
     on_unsupported: what happens to a call that this package refuses (dropout, or attention over channels, say).
         "error" raises the refusal; "warn" lets the next block outside, and in the end torch's own function, take the
-        call, and warns once for each kind of refusal; "silent" does so without a word.
-    settings: the fields of `Settings`. With order_from None, is_causal calls that require grad take the order of the
-        previous block; a mask does not tell whether it is causal, so pass order_from="previous" to train a model
-        whose causality arrives as a mask.
+        call, and warns once for each kind of refusal; "silent" does so without a word, and gives no other warning
+        either.
+    settings, fields: a `Settings`, or the fields of one. With order_from None, is_causal calls that require grad take
+        the order of the previous block; a mask does not tell whether it is causal, so pass order_from="previous" to
+        train a model whose causality arrives as a mask.
 
     Blocks nest (the innermost decides), may be entered again, and end with an exception too. A block holds for the
     thread that entered it. Activation checkpointing repeats the forward within the backward: keep both in the block.
@@ -55,21 +86,43 @@ class replace_sdpa(TorchFunctionMode):
     Raises ValueError for a policy, and ValueError or TypeError for a setting, that is not allowed.
     """
 
-    def __init__(self, *, on_unsupported="error", **settings):
+    def __init__(
+        self, settings: Settings | None = None, *, on_unsupported: str = "error", **fields: Unpack[Fields]
+    ) -> None:
         super().__init__()
         if on_unsupported not in POLICIES:
             raise ValueError(f"on_unsupported is {on_unsupported!r}; allowed: {', '.join(map(repr, POLICIES))}")
         self.on_unsupported = on_unsupported
-        self.settings = Settings(**settings)
+        self.settings = chosen(settings, fields)
         self.warned = set()
+        self.calls = Calls()
+        self._outside = []  # the counts of blocks of this object around the present one
+
+    def __enter__(self) -> Calls:
+        self._outside.append(self.calls)
+        self.calls = Calls()
+        super().__enter__()
+        return self.calls
+
+    def __exit__(self, kind: type | None, error: BaseException | None, traceback: types.TracebackType | None) -> None:
+        super().__exit__(kind, error, traceback)
+        ended, self.calls = self.calls, self._outside.pop()
+        if kind is None and self.on_unsupported != "silent":
+            _warn_of_no_call(ended)
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         kwargs = kwargs or {}
         if function is F.scaled_dot_product_attention:
             return self._attend(*args, **kwargs)
         if function in _CALLERS:
-            with self:  # a mode is off while it answers
+            if function is F.multi_head_attention_forward and kwargs.get("need_weights", True):
+                self.calls.count(_WEIGHTS)
+                self._warn_once(f"a call is left to torch: {_WEIGHTS}")
+            super().__enter__()  # a mode is off while it answers
+            try:
                 return _CALLERS[function](*args, **kwargs)
+            finally:
+                super().__exit__(None, None, None)
         if function in _FUSED:
             self._pass_on(
                 NotImplementedError(
@@ -81,33 +134,56 @@ class replace_sdpa(TorchFunctionMode):
 
     def _attend(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, scale=None, enable_gqa=False):
         arguments = (query, key, value, attn_mask, dropout_p, is_causal)
-        settings = self.settings.asdict()
+        settings, reason = self.settings, None
         try:
             core.require_tensors((query, key, value), ("query", "key", "value"))
-            if settings["strategy"] != "exact" and _is_over_channels(*arguments, scale):
-                if settings["strategy"] != "auto":
+            if settings.strategy != "exact" and _is_over_channels(*arguments, scale):
+                if settings.strategy != "auto":
                     raise NotImplementedError(
                         f"query {list(query.shape)} is, or looks like, attention over channels (XCiT), whose tokens "
                         "are in the last dimension and cannot be grouped; allowed: strategies 'exact' and 'auto' "
                         f"(exact here) up to {core.MAX_HEAD_DIM} tokens, or on_unsupported"
                     )
-                settings["strategy"] = "exact"
-            return scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa, **settings)
+                settings, reason = EXACT, "attention over channels"
+            elif settings.strategy != "exact" and _is_decoding(query, key, settings.block_size):
+                settings, reason = EXACT, "decoding"
+            out = scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa, settings=settings)
+            self.calls.count(reason)
+            return out
         except (RuntimeError, TypeError, ValueError) as error:
             if not _is_refusal(error):
                 raise
             self._pass_on(error)
+            self.calls.count(str(error).splitlines()[0])
         return F.scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
 
     def _pass_on(self, refusal):
         """Returns when the call may go to torch's own function."""
         if self.on_unsupported == "error":
             raise refusal
-        kind = re.sub(r"\d+", "#", str(refusal))
-        if self.on_unsupported == "warn" and kind not in self.warned:
+        self._warn_once(f"torch's own attention takes calls that DistrAttention refuses: {refusal}", 5)
+
+    def _warn_once(self, message, stacklevel=4):
+        """Warns once for each kind of message, unless all are to be silent."""
+        kind = re.sub(r"\d+", "#", message)
+        if self.on_unsupported != "silent" and kind not in self.warned:
             self.warned.add(kind)
-            message = f"torch's own attention takes calls that DistrAttention refuses: {refusal}"
-            warnings.warn(message, stacklevel=4)  # at the call of torch's function
+            warnings.warn(message, stacklevel=stacklevel)  # at the call of torch's function
+
+
+def _warn_of_no_call(calls):
+    if not (calls.taken or calls.left or calls.compiled):
+        message = (
+            "no attention call was met in the block, which so changed nothing: what ran in it never calls "
+            "torch.nn.functional.scaled_dot_product_attention (timm's Swin, for one, multiplies Q and K itself)"
+        )
+        warnings.warn(message, stacklevel=3)  # at the end of the block
+
+
+def _is_decoding(query, key, block_size):
+    if query.is_nested or key.is_nested or query.dim() < 2 or key.dim() < 2:
+        return False  # the call is refused
+    return is_decoding(query.shape[-2], key.shape[-2], block_size)
 
 
 def _is_refusal(error):

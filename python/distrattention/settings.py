@@ -3,7 +3,8 @@
 
 import dataclasses
 import operator
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import Any, NamedTuple, TypedDict
 
 from distrattention import _tables
 
@@ -26,12 +27,12 @@ _DEFAULTS = _tables.DEFAULTS
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Settings:
-    """What every entry of the package takes as keywords, as one immutable value.
+    """What every entry of the package takes as keywords, or as one immutable value by `settings=`.
 
     strategy: "auto" (exact, unless a group_size is given: then "energy" where that pays), "exact", "lsh" (the paper's:
         columns of Q with neighbouring hashes share a group), "energy" (keep the ceil(d / G) columns that weigh most) or
         "given" (keep the first ceil(d / G) columns of `order`).
-    group_size: G, the columns of a group; 1 is exact attention, at most d. None: 2, and 1 for "auto".
+    group_size: G, the columns of a group; 1 is exact attention, at most d. None: 2, and 1 for "auto" and "exact".
     block_size: l, the rows of Q that share one order of the columns; None: 128. At least the number of queries: one
         order for all.
     estimator: what stands for a group's columns of Q under "lsh", their "mean" or a "sample" (the paper).
@@ -56,7 +57,7 @@ class Settings:
     seed: int = _DEFAULTS["seed"]
     order: Any = None  # a torch.Tensor
 
-    def __post_init__(self):
+    def __post_init__(self) -> None:
         _require_name("strategy", self.strategy, STRATEGIES)
         _require_name("estimator", self.estimator, ESTIMATORS)
         if self.order_from is not None:
@@ -65,32 +66,77 @@ class Settings:
             value = getattr(self, name)
             if name == "seed" or value is not None:
                 object.__setattr__(self, name, require_int(name, value, low))  # the class is frozen
+        if self.strategy == "exact":
+            for name, allowed in (("group_size", (None, 1)), ("estimator", (_DEFAULTS["estimator"],))):
+                if getattr(self, name) not in allowed:
+                    found = f"{name} is {getattr(self, name)!r} with strategy 'exact'"
+                    raise ValueError(f"{found}; allowed: {', '.join(map(repr, allowed))}, as nothing is grouped")
         if self.order is not None:
             _check_order(self.strategy, self.order)
         elif STRATEGIES[self.strategy].order == "caller":
             allowed = "a tensor, [B or 1, Hq, blocks or 1, d]"
             raise ValueError(f"strategy is {self.strategy!r} and order None; allowed: {allowed}")
 
-    def __eq__(self, other):
+    def __eq__(self, other: object) -> bool:
         return self._key() == other._key() if isinstance(other, Settings) else NotImplemented
 
-    def __hash__(self):
+    def __hash__(self) -> int:
         return hash(self._key())
 
     def _key(self):
         return (*(getattr(self, field) for field in FIELDS[:-1]), id(self.order))
 
     @property
-    def taken_group_size(self):
+    def taken_group_size(self) -> int:
         """G, by the default of the strategy where none is named."""
-        return self.group_size or (1 if self.strategy == "auto" else 2)
+        return self.group_size or (1 if self.strategy in ("auto", "exact") else 2)
 
-    def asdict(self):
+    def asdict(self) -> dict[str, Any]:
         """The settings as keywords of scaled_dot_product_attention()."""
         return {field: getattr(self, field) for field in FIELDS}
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Settings))  # the order is the last
+
+
+class Fields(TypedDict, total=False):
+    """The fields of Settings as keywords."""
+
+    strategy: str
+    group_size: int | None
+    block_size: int | None
+    estimator: str
+    order_from: str | None
+    seed: int
+    order: Any
+
+
+def chosen(settings: Settings | None, fields: Mapping[str, Any]) -> Settings:
+    """What a function was given: `settings`, or the fields of Settings that were named. Raises TypeError for both."""
+    if settings is None:
+        return Settings(**fields)
+    if not isinstance(settings, Settings):
+        raise TypeError(f"settings is {settings!r}; allowed: distrattention.Settings, or its fields by name")
+    if fields:
+        raise TypeError(f"settings and {', '.join(fields)} were both given; allowed: one or the other")
+    return settings
+
+
+def fields_of(settings: Settings, given: tuple) -> tuple:
+    """The fields of `settings`, for a function that has a keyword for each; `given` is what these hold. Raises
+    TypeError where one of them is set, too."""
+    columns = zip(FIELDS, given, _values_of(Settings))
+    named = {name: value for name, value, default in columns if value is not default and value != default}
+    return _values_of(chosen(settings, named))
+
+
+def _values_of(settings: Settings | type[Settings]) -> tuple:
+    return tuple([getattr(settings, name) for name in FIELDS])
+
+
+def counted(number, noun, plural=None):
+    """"1 head" or "2 heads"."""
+    return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
 def _require_name(name, value, allowed):
@@ -114,11 +160,14 @@ def _check_order(strategy, order):
     import torch  # which the order's type has loaded
 
     if not isinstance(order, torch.Tensor):
-        raise TypeError(f"order is a {type(order).__name__}; allowed: None or a torch.Tensor")
+        raise TypeError(f"order is of type {type(order).__name__}; allowed: None or a torch.Tensor")
     if order.dtype not in (torch.int64, torch.int32):
         raise TypeError(f"order is {order.dtype}; allowed: int64, int32")
     if order.dim() != 4:
-        raise ValueError(f"order has {order.dim()} axes; allowed: 4, [B or 1, Hq, blocks or 1, d]")
+        raise ValueError(f"order has {counted(order.dim(), 'axis', 'axes')}; allowed: 4, [B or 1, Hq, blocks or 1, d]")
     if strategy == "auto" or STRATEGIES[strategy].order == "none":
         takers = ", ".join(name for name, row in STRATEGIES.items() if name != "auto" and row.order != "none")
         raise ValueError(f"order was given with strategy {strategy!r}; allowed: {takers}")
+
+
+EXACT = Settings("exact")

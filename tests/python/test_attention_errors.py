@@ -39,8 +39,8 @@ REFUSED = {
         ValueError,
         "attn_mask and is_causal=True were both given; allowed: one of them",
     ),
-    "a list": (changed(key=lambda: [1.0]), TypeError, "key is a list; allowed: a torch.Tensor"),
-    "a numpy array": (changed(query=lambda: R(2, 4, 9, 8).numpy()), TypeError, "query is a ndarray; allowed: a torch"),
+    "a list": (changed(key=lambda: [1.0]), TypeError, "key is of type list; allowed: torch.Tensor"),
+    "a numpy array": (changed(query=lambda: R(2, 4, 9, 8).numpy()), TypeError, "query is of type ndarray"),
     "integers": (
         lambda: {n: t.int() for n, t in tensors().items()},
         TypeError,
@@ -58,9 +58,9 @@ REFUSED = {
     "one axis": (
         lambda: {n: R(8) for n in ("query", "key", "value")},
         ValueError,
-        "query has 1 axes; allowed: 2 or more",
+        "query has 1 axis; allowed: 2 or more$",
     ),
-    "other rank": (changed(key=lambda: R(4, 9, 8)), ValueError, "key has 3 axes; allowed: 2 or more, as many as query"),
+    "other rank": (changed(key=lambda: R(4, 9, 8)), ValueError, "key has 3 axes; allowed: 4, as many as query$"),
     "other batch": (
         changed(key=lambda: R(3, 4, 9, 8)),
         ValueError,
@@ -140,21 +140,21 @@ REFUSED = {
     "no scale": (changed(scale=lambda: math.nan), ValueError, "scale is nan; allowed: a finite number"),
     "an infinite scale": (changed(scale=lambda: -math.inf), ValueError, "scale is -inf; allowed: a finite number"),
     "a scale too large": (changed(scale=lambda: 1e39), ValueError, r"scale is 1e\+39; allowed: .* float32 holds"),
-    "a scale of letters": (changed(scale=lambda: "a"), TypeError, "scale is a str; allowed: None or a number"),
+    "a scale of letters": (changed(scale=lambda: "a"), TypeError, "scale is of type str; allowed: None or a number"),
     "a learned scale": (
         changed(scale=lambda: torch.ones((), requires_grad=True)),
         TypeError,
-        "scale is a Tensor; allowed: None or a number, which gets no gradient",
+        "scale is of type Tensor; allowed: None or a number, which gets no gradient",
     ),
     "a list beside a causal bias": (
         changed(query=lambda: [1.0], attn_mask=lambda: causal_lower_right(9, 9)),
         TypeError,
-        "query is a list; allowed: a torch.Tensor",
+        "query is of type list; allowed: torch.Tensor",
     ),
     "one axis beside a causal bias": (
         lambda: {n: R(8) for n in ("query", "key", "value")} | {"attn_mask": causal_lower_right(1, 1)},
         ValueError,
-        "query has 1 axes; allowed: 2 or more",
+        "query has 1 axis; allowed: 2 or more$",
     ),
     "a strategy": (
         changed(strategy=lambda: "fast"),
@@ -220,11 +220,11 @@ def test_unknown_keywords_are_not_swallowed():
 
 
 def test_exact_and_one_column_need_no_group_size():
-    """The default group_size of 2 is no reason to refuse heads of one column; `exact` does not look at it."""
+    """The default group_size of 2 is no reason to refuse heads of one column; `exact` has none."""
     one = torch.randn(2, 5, 1)
     assert scaled_dot_product_attention(one, one, one).shape == one.shape
     eight = torch.randn(2, 5, 8)
-    assert scaled_dot_product_attention(eight, eight, eight, strategy="exact", group_size=100).shape == eight.shape
+    assert scaled_dot_product_attention(eight, eight, eight, strategy="exact", group_size=1).shape == eight.shape
 
 
 def test_numbers_of_numpy_and_torch_are_numbers():
@@ -252,6 +252,21 @@ def test_explain_refuses_what_attention_refuses():
         arguments, error, message = REFUSED[name]
         with pytest.raises(error, match=message):
             explain(**arguments())
+
+
+@pytest.mark.parametrize(
+    ("keywords", "message"),
+    [
+        (dict(group_size=4), "group_size is 4 with strategy 'exact'; allowed: None, 1, as nothing is grouped"),
+        (dict(estimator="sample"), "estimator is 'sample' with strategy 'exact'; allowed: 'mean', as nothing"),
+    ],
+)
+def test_exact_attention_has_no_groups(keywords, message):
+    with pytest.raises(ValueError, match=message):
+        Settings("exact", **keywords)
+    with pytest.raises(ValueError, match=message):
+        scaled_dot_product_attention(**tensors(), strategy="exact", **keywords)
+    assert Settings("exact").taken_group_size == Settings("exact", 1).taken_group_size == 1
 
 
 def test_settings_raise_when_they_are_made():

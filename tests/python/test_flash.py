@@ -153,7 +153,7 @@ def test_shapes_are_checked():
     ):
         with pytest.raises(ValueError, match=message):
             flash_attn_func(*tensors)
-    with pytest.raises(TypeError, match="q is a list"):
+    with pytest.raises(TypeError, match="q is of type list; allowed: torch.Tensor"):
         flash_attn_func([1], k, v)
 
 
@@ -166,13 +166,13 @@ def test_lengths_are_checked():
         (dict(starts_k=torch.tensor([0, 5, 10], dtype=int32)), r"cu_seqlens_k is \[0, 5, 10\]; allowed: from 0 to 11"),
         (dict(starts_k=torch.tensor([1, 5, 11], dtype=int32)), "allowed: from 0 to 11"),
         (dict(starts_k=torch.tensor([0, 12, 11], dtype=int32)), "never falling"),
-        (dict(starts_k=torch.tensor([0, 11], dtype=int32), max_k=11), "cu_seqlens_k has 1 sequences; allowed: 2"),
+        (dict(starts_k=torch.tensor([0, 11], dtype=int32), max_k=11), "cu_seqlens_k has 1 sequence; allowed: 2"),
         (dict(max_q=5), "max_seqlen_q is 5; allowed: 6"),
     ):
         arguments = dict(starts_q=starts_q, starts_k=starts_k, max_q=max_q, max_k=max_k) | changes
         with pytest.raises(ValueError, match=message):
             flash_attn_varlen_func(q, k, v, *arguments.values())
-    with pytest.raises(TypeError, match="cu_seqlens_k is a list; allowed: a torch.Tensor, int32"):
+    with pytest.raises(TypeError, match="cu_seqlens_k is of type list; allowed: a torch.Tensor, int32"):
         flash_attn_varlen_func(q, k, v, starts_q, starts_k.tolist(), max_q, max_k)
     with pytest.raises(TypeError, match="max_seqlen_q is None; allowed: an int"):
         flash_attn_varlen_func(q, k, v, starts_q, starts_k, None, max_k)

@@ -80,9 +80,9 @@ def test_report_measures_it():
     ("keywords", "error", "message"),
     [
         (dict(strategy="given"), ValueError, "order None; allowed: a tensor"),
-        (dict(strategy="given", order=[[0, 1]]), TypeError, "order is a list; allowed: None or a torch.Tensor"),
+        (dict(strategy="given", order=[[0, 1]]), TypeError, "order is of type list; allowed: None or a torch.Tensor"),
         (dict(strategy="given", order=torch.zeros(1, HQ, 1, D)), TypeError, "float32; allowed: int64, int32"),
-        (dict(strategy="given", order=torch.arange(D)), ValueError, "order has 1 axes; allowed: 4"),
+        (dict(strategy="given", order=torch.arange(D)), ValueError, "order has 1 axis; allowed: 4"),
         (dict(strategy="exact", order=random_order(1, 1)), ValueError, "'exact'; allowed: lsh, energy, given"),
         (dict(strategy="auto", order=random_order(1, 1)), ValueError, "'auto'; allowed: lsh, energy, given"),
         (dict(strategy="given", order=random_order(1, 3)), ValueError, "allowed: .2 or 1, 4, 4 or 1, 16."),
@@ -92,7 +92,7 @@ def test_report_measures_it():
 )
 def test_what_does_not_fit_is_refused(qkv, keywords, error, message):
     with pytest.raises(error, match=message):
-        scaled_dot_product_attention(*qkv, enable_gqa=True, block_size=L, group_size=2, **keywords)
+        scaled_dot_product_attention(*qkv, enable_gqa=True, block_size=L, **keywords)
 
 
 def test_there_is_no_order_to_make(qkv):

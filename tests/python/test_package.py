@@ -1,18 +1,25 @@
 # SPDX-License-Identifier: Apache-2.0
 """The package as such: importing it never fails, its first use says what is missing, `doctor` tells what there is."""
 
+import ast
+import dataclasses
+import importlib
 import importlib.metadata
+import inspect
 import re
 import shutil
 import subprocess
 import sys
+import typing
 from pathlib import Path
 
 import pytest
 import torch
 
 import distrattention
-from distrattention import doctor, ops
+from distrattention import ops
+from distrattention.__main__ import main
+from distrattention.settings import Fields, Settings
 
 ROOT = Path(__file__).resolve().parents[2]
 INSTALLED = Path(ops.__file__).parent
@@ -27,13 +34,14 @@ for name in distrattention.__all__:
     except distrattention.UnavailableError as error:
         said.add(str(error))
     else:
-        assert name in ("Settings", "UnavailableError"), name
+        assert name in ("Settings", "UnavailableError", "__version__"), name
 assert len(said) == 1, said  # every name says the same
 print(*said)
 from distrattention import doctor
 lines, ok = doctor.report()
 print(lines[-1])
-raise SystemExit(doctor.main(["doctor"]))
+from distrattention.__main__ import main
+raise SystemExit(main(["doctor"]))
 """
 
 
@@ -119,20 +127,76 @@ def test_doctor():
         assert wanted in result.stdout
 
 
-def test_doctor_takes_no_other_arguments(capsys):
-    assert doctor.main(["nurse"]) == 2 and doctor.main([]) == 2
-    assert "usage: python -m distrattention doctor" in capsys.readouterr().err
+@pytest.mark.parametrize("arguments", [[], ["nurse"], ["doctor", "who"]])
+def test_the_command_takes_no_other_arguments(arguments, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 2 and "usage: distrattention" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [(["--help"], "doctor"), (["doctor", "--help"], "what would run"), (["--version"], distrattention.__version__)],
+)
+def test_the_command_explains_itself(arguments, text, capsys):
+    with pytest.raises(SystemExit) as ended:
+        main(arguments)
+    assert ended.value.code == 0 and text in " ".join(capsys.readouterr().out.split())
+
+
+def test_dir_lists_the_public_names():
+    assert dir(distrattention) == sorted(distrattention.__all__)
+    assert {"Settings", "__version__", "report", "replace_sdpa"} < set(dir(distrattention))
+
+
+def test_type_checkers_are_told():
+    """The marker is installed, they see every public name, and no part of a public function is without a type."""
+    assert (INSTALLED / "py.typed").is_file()
+    tree = ast.parse((INSTALLED / "__init__.py").read_text())
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    seen = {alias.name: node.module.split(".")[1] for node in block.body for alias in node.names}
+    assert seen == distrattention._HOMES
+    assert Fields.__annotations__ == {field.name: field.type for field in dataclasses.fields(Settings)}
+    public = [getattr(distrattention, name) for name in distrattention.__all__ if name != "__version__"]
+    for module in ("diffusers", "timm", "transformers"):
+        pytest.importorskip(module)
+        module = importlib.import_module(f"distrattention.integrations.{module}")
+        own = (item for item in vars(module).values() if getattr(item, "__module__", "") == module.__name__)
+        public += [item for item in own if not item.__name__.startswith("_")]
+    checked = set()
+    for item in public:
+        functions = vars(item).values() if inspect.isclass(item) else [item]
+        for function in functions:
+            mine = inspect.isfunction(function) and function.__module__.startswith("distrattention")
+            if not mine or (function.__name__.startswith("_") and function.__name__ != "__init__"):
+                continue
+            checked.add(function.__qualname__)
+            signature = inspect.signature(function)
+            parts = {name: part.annotation for name, part in signature.parameters.items() if name != "self"}
+            parts["return"] = signature.return_annotation
+            assert [name for name, kind in parts.items() if kind is inspect.Parameter.empty] == [], function
+            assert typing.get_type_hints(function).keys() == parts.keys()
+    assert {"scaled_dot_product_attention", "report", "register", "replace_sdpa.__init__", "Report.plot"} < checked
 
 
 def test_one_version():
     """The package, the library and the headers agree."""
     header = (ROOT / "include" / "distr" / "version.h").read_text()
     numbers = [re.search(rf"VERSION_{part} (\d+)", header)[1] for part in ("MAJOR", "MINOR", "PATCH")]
-    assert ops.describe().version == ".".join(numbers)
+    assert ops.describe().version == distrattention.__version__ == ".".join(numbers)
     try:
         assert importlib.metadata.version("distrattention") == ".".join(numbers)
     except importlib.metadata.PackageNotFoundError:
         pytest.skip("the package is on the path, but not installed")
+
+
+def test_the_metadata_say_whom_the_package_is_for():
+    try:
+        found = importlib.metadata.metadata("distrattention")
+    except importlib.metadata.PackageNotFoundError:
+        pytest.skip("the package is on the path, but not installed")
+    assert {"Typing :: Typed", "Programming Language :: Python :: 3"} < set(found.get_all("Classifier"))
+    assert any(url.startswith("Paper, ") for url in found.get_all("Project-URL"))
 
 
 def test_the_wheel_knows_no_python_version():

@@ -51,7 +51,7 @@ def causal_mask(rows=L, keys=L):
 def test_import_leaves_other_packages_alone():
     code = (
         "import sys, distrattention, distrattention.integrations; distrattention.replace_sdpa; "
-        "print([name for name in ('transformers', 'timm') if name in sys.modules])"
+        "print([name for name in ('transformers', 'timm', 'diffusers') if name in sys.modules])"
     )
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
@@ -83,7 +83,8 @@ def test_names_that_transformers_reads_otherwise_are_refused(name):
         ({"group_sise": 2}, TypeError, "group_sise"),
         ({"per_layer": {0: {"group_size": 2}}}, ValueError, "per_layer"),
         ({"per_layer": {"0": Settings()}}, ValueError, "per_layer"),
-        ({"per_layer": {True: Settings()}}, ValueError, "per_layer has True: .*allowed: an int"),
+        ({"per_layer": {True: Settings()}}, ValueError, "per_layer has True: .*allowed: an int from 0 on"),
+        ({"per_layer": {-1: Settings()}}, ValueError, "per_layer has -1: .*allowed: an int from 0 on"),
         ({"per_layer": 5}, ValueError, "per_layer is 5; allowed: a mapping of ints to Settings, or a function"),
     ],
 )

@@ -10,6 +10,6 @@
 """
 
 from .capture import report
-from .result import Layer, Measurement, Output, Report, label
+from .result import Layer, Measurement, Metric, Output, Report, Time, Whole, label
 
-__all__ = ["Layer", "Measurement", "Output", "Report", "label", "report"]
+__all__ = ["Layer", "Measurement", "Metric", "Output", "Report", "Time", "Whole", "label", "report"]

@@ -3,7 +3,6 @@
 
 from __future__ import annotations
 
-import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from .. import core, ops
-from ..settings import STRATEGIES, Settings
+from ..settings import EXACT, STRATEGIES, Settings
 
 _CHUNK = 1 << 22  # scores held at a time, more only where one row of every head has more
 
@@ -49,7 +48,8 @@ class Call:
         if settings.strategy != "auto":
             return settings
         tensors = (self.query, self.key, self.value, self.mask)
-        return replace(settings, strategy=core.explain(*tensors, self.causal, self.scale, settings)["strategy"])
+        strategy = core.explain(*tensors, self.causal, self.scale, settings)["strategy"]
+        return EXACT if strategy == "exact" else replace(settings, strategy=strategy)
 
     def order(self, settings: Settings) -> Tensor | None:
         """The columns' order, int32 [B, Hq, blocks, d]; None for exact attention. `settings` are resolved."""
@@ -76,6 +76,12 @@ def output_errors(output: Tensor, exact: Tensor) -> tuple[float, float]:
     cosines = torch.where(norms == 0, 0, (output * exact).sum(-1) / norms)[of_exact > 0]
     error = difference / norm if norm else torch.inf
     return error if difference else 0.0, cosines.min().item() if cosines.numel() else 1.0
+
+
+def squares_by_head(tensor: Tensor) -> Tensor:
+    """The sum of the squares of O [..., Hq, Nq, dv] for each head, float64 [Hq] ([1] where O has no heads)."""
+    norms = torch.linalg.vector_norm(tensor.float(), dim=(-2, -1), dtype=torch.float64)
+    return norms.square().reshape(-1, norms.shape[-1] if norms.dim() else 1).sum(0)
 
 
 def total_variations(
@@ -148,11 +154,11 @@ def _probabilities(call: Call, q: Tensor, k: Tensor, rows: Tensor) -> Tensor:
     return scores.sub_(lse.clamp_min(torch.finfo(lse.dtype).min)).exp_()
 
 
-def times_in_turn(runs: Sequence[Callable[[], object]], repeats: int, device: torch.device) -> list[float]:
-    """The median milliseconds of each run; all run in turn, `repeats` times, so that a drift of the machine's speed
-    meets all alike. They should have run once before."""
+def times_in_turn(runs: Sequence[Callable[[], object]], repeats: int, device: torch.device) -> list[tuple[float, ...]]:
+    """The milliseconds of each run, `repeats` of them; all run in turn, so that a drift of the machine's speed meets
+    all alike. They should have run once before."""
     samples = [[_milliseconds(run, device) for run in runs] for _ in range(repeats)]
-    return [statistics.median(times) for times in zip(*samples)]
+    return list(zip(*samples))
 
 
 def _milliseconds(run: Callable[[], object], device: torch.device) -> float:

@@ -1,12 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
-"""What a report holds, as a text table, JSON and a plot."""
+"""What a report holds."""
 
 from __future__ import annotations
 
 import dataclasses
 import json
 import math
-import statistics
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,20 +13,30 @@ from ..settings import STRATEGIES, Settings
 
 
 @dataclass(frozen=True)
+class Time:
+    """Milliseconds of one call, or of the model on one batch; with several batches the mean over them."""
+
+    ms: float  # median
+    ms_min: float
+    ms_max: float
+
+
+@dataclass(frozen=True)
 class Measurement:
     """One setting on one call."""
 
     strategy: str  # of the setting, or what its `auto` took
-    error: float  # |O - O_exact| / |O_exact|, Frobenius norm over all of O
+    error: float  # |O - O_exact| / |O_exact|, Frobenius norm over all of O, of all batches
     row_cosine_min: float  # the smallest cosine between a row of O and of O_exact
     total_variation: float  # mean over sampled rows of 1/2 sum_j |P_ij - P_exact_ij|, 0 to 1
-    ms: float  # median, choice of the order included
-    speed: float  # exact_ms / ms
+    time: Time  # choice of the order included
+    speed: float | None  # exact time / time; None where two runs of exact attention differ by more than that gains
+    head_errors: tuple[float, ...] | None = None  # `error` of each head of Q, where they were asked for
 
 
 @dataclass(frozen=True)
 class Layer:
-    """One attention call of the model."""
+    """One attention call of the model; calls of several batches are one where they are alike in all that is here."""
 
     name: str  # of the innermost module under way; "" outside of modules
     query: tuple[int, ...]  # [..., Hq, Nq, d]
@@ -36,8 +45,10 @@ class Layer:
     dtype: str
     causal: str  # "none", "top_left" or "bottom_right"
     mask: str | None  # "bool mask 1x1x512x512", say
-    exact_ms: float | None = None  # median of exact attention; None where the call was left out
-    torch_ms: float | None = None  # median of torch's own attention; None where that has no such call
+    batches: int = 1  # how many batches made the call
+    exact: Time | None = None  # of exact attention; None where the call was left out
+    twins: tuple[float, float] | None = None  # the medians of two runs of exact attention, whose difference is noise
+    torch: Time | None = None  # of torch's own attention; None where that has no such call
     measurements: tuple[Measurement, ...] = ()  # one a setting
     left_out: str | None = None  # why the call was not measured
 
@@ -51,47 +62,58 @@ class Output:
 
 
 @dataclass(frozen=True)
+class Metric:
+    """What a function of the caller makes of the model's outputs, the mean over the batches."""
+
+    name: str
+    exact: float
+    values: tuple[float, ...]  # with each setting in all layers
+
+
+@dataclass(frozen=True)
+class Whole:
+    """The time of the model on a batch."""
+
+    as_it_is: Time  # outside of the report
+    exact: Time  # with this package's exact attention
+    twins: tuple[float, float]  # as in Layer
+    times: tuple[Time, ...]  # with each setting in all layers
+    speeds: tuple[float | None, ...]  # as in Measurement
+    exact_share: float  # of attention in `exact`: the sum over all calls of their times alone, relative to it
+    shares: tuple[float, ...]  # the same of each setting
+
+
+@dataclass(frozen=True)
 class Report:
-    """What `report` found. `str()` of it is the table."""
+    """What `report` found. `str()` of it is the table; notebooks show it as HTML."""
 
     settings: tuple[Settings, ...]
     layers: tuple[Layer, ...]  # in the order of the calls
     outputs: tuple[Output, ...]  # of the whole model, approximated in all layers at once
-    outputs_left_out: str | None  # why `outputs` is empty, if it is
+    metrics: tuple[Metric, ...]  # the caller's
+    whole: Whole | None  # None where the model was not run as a whole
+    whole_left_out: str | None  # why `outputs` is empty, if it is, and with it `metrics` and `whole`
+    batches: int
     meta: dict  # versions, device, threads
 
     def __str__(self) -> str:
         return self.table()
 
+    def _repr_html_(self) -> str:
+        from . import render
+
+        return render.html(self)
+
     def table(self) -> str:
-        """A line for each call and setting, then one a setting over all calls, then the model's outputs."""
-        labels = [label(setting) for setting in self.settings]
-        head = ["attention call", "Q", "K", "hidden", "setting", "error of O", "min cosine", "TV of P", "ms", "speed"]
-        lines = []
-        for layer in self.layers:
-            start = [layer.name or "-", _shape(layer.query), _shape(layer.key), _hidden(layer)]
-            if layer.left_out:
-                lines.append([*start, f"left out: {layer.left_out}"])
-                continue
-            lines.append([*start, "exact", "0", "1", "0", f"{layer.exact_ms:.2f}", "1.00"])
-            for name, m in zip(labels, layer.measurements):
-                name += f" ({m.strategy})" * name.startswith("auto")
-                numbers = [f"{m.error:.3f}", f"{m.row_cosine_min:.2f}", f"{m.total_variation:.3f}"]
-                lines.append(["", "", "", "", name, *numbers, f"{m.ms:.2f}", f"{m.speed:.2f}"])
-        text = [_align(head, lines)]
-        if measured := self._measured():
-            text += ["", f"All {len(measured)} measured calls", self._summary(labels, measured)]
-        text += ["", "Error of the model's outputs, approximated in all calls at once"]
-        if self.outputs_left_out:
-            text += [f"left out: {self.outputs_left_out}"]
-        else:
-            rows = [[o.name, *("-" if e is None else f"{e:.3f}" for e in o.errors)] for o in self.outputs]
-            text += [_align(["output", *labels], rows)]
-        return "\n".join(text) + "\n"
+        """A line for each call and setting, then one a setting over all calls, then the model's outputs, metrics and
+        time. A time is a median, with the least and the largest in brackets."""
+        from . import render
+
+        return render.text(self)
 
     def json(self) -> str:
-        """The report as JSON: {"meta", "settings", "layers", "outputs", "outputs_left_out"}, the fields of the
-        classes of this module as keys; numbers that are not finite are null, and an order is its shape."""
+        """The report as JSON, the fields of the classes of this module as keys; numbers that are not finite are null,
+        and an order is its shape."""
         return json.dumps(_finite(dataclasses.asdict(self)), indent=1, allow_nan=False) + "\n"
 
     def to_json(self, path: str | Path) -> None:
@@ -99,44 +121,22 @@ class Report:
         Path(path).write_text(self.json(), encoding="utf-8")
 
     def plot(self, path: str | Path) -> None:
-        """Draws error, total variation and speed by layer, a line a setting, to a file (.png, .svg, .pdf).
+        """Draws error against speed to a file (.png, .svg, .pdf): a point a layer, a colour and a shape a setting.
 
         Needs matplotlib; raises ImportError where it is missing."""
-        from matplotlib.figure import Figure
+        from . import render
 
-        measured = self._measured()
-        figure = Figure(figsize=(min(24, 5 + 0.3 * len(measured)), 9), layout="constrained")
-        panels = figure.subplots(3, 1, sharex=True)
-        for n, setting in enumerate(self.settings):
-            of_setting = [layer.measurements[n] for layer in measured]
-            for axes, field in zip(panels, ("error", "total_variation", "speed")):
-                axes.plot([getattr(m, field) for m in of_setting], marker="o", markersize=4, label=label(setting))
-        for axes, title in zip(panels, ("error of O", "total variation of P", "speed relative to exact")):
-            axes.set_ylabel(title)
-            axes.set_ylim(bottom=0)
-            axes.grid(alpha=0.3)
-        panels[2].axhline(1, color="black", linewidth=0.8)
-        panels[2].set_xticks(range(len(measured)), [layer.name for layer in measured], rotation=90, fontsize=7)
-        figure.legend(*panels[0].get_legend_handles_labels(), loc="outside upper center", ncols=3, fontsize=8)
-        figure.savefig(path)
+        render.plot(self, path)
 
-    def _measured(self) -> list[Layer]:
+    def measured(self) -> list[Layer]:
+        """The layers that were not left out."""
         return [layer for layer in self.layers if not layer.left_out]
 
-    def _summary(self, labels: list[str], measured: list[Layer]) -> str:
-        exact_ms = sum(layer.exact_ms for layer in measured)
-        rows = [["exact", "0", "0", "0", f"{exact_ms:.2f}", "1.00"]]
-        if all(layer.torch_ms is not None for layer in measured):
-            torch_ms = sum(layer.torch_ms for layer in measured)
-            rows.append(["torch's own", "", "", "", f"{torch_ms:.2f}", f"{exact_ms / torch_ms:.2f}"])
-        for n, name in enumerate(labels):
-            of_setting = [layer.measurements[n] for layer in measured]
-            errors = [m.error for m in of_setting]
-            variation = statistics.mean(m.total_variation for m in of_setting)
-            ms = sum(m.ms for m in of_setting)
-            numbers = [f"{statistics.median(errors):.3f}", f"{max(errors):.3f}", f"{variation:.3f}"]
-            rows.append([name, *numbers, f"{ms:.2f}", f"{exact_ms / ms:.2f}"])
-        return _align(["setting", "median error", "largest error", "mean TV of P", "ms", "speed"], rows)
+
+def speed(exact_ms: float, ms: float, twins: tuple[float, float]) -> float | None:
+    """How many times as quick as exact attention; None where two runs of exact attention differ by more."""
+    ratio = exact_ms / ms
+    return ratio if max(ratio, 1 / ratio) > max(twins) / min(twins) else None
 
 
 def label(settings: Settings) -> str:
@@ -150,25 +150,6 @@ def label(settings: Settings) -> str:
         words += [settings.order_from] if settings.order_from is not None else []
         words += [f"seed={settings.seed}"] if settings.seed else []
     return " ".join(words)
-
-
-def _shape(shape: tuple[int, ...]) -> str:
-    return "x".join(map(str, shape))
-
-
-def _hidden(layer: Layer) -> str:
-    """What hides keys from queries, in words."""
-    causal = {"none": None, "top_left": "causal", "bottom_right": "causal, bottom right"}[layer.causal]
-    return ", ".join(filter(None, (causal, layer.mask))) or "nothing"
-
-
-def _align(head: list[str], rows: list[list[str]]) -> str:
-    """Columns as wide as their widest entry; numbers to the right. An entry that ends a short row may stick out."""
-    full = [row for row in [head, *rows] if len(row) == len(head)]
-    widths = [max(len(row[c]) for row in full) for c in range(len(head))]
-    right = [all(row[c][:1] in set("-.0123456789") for row in full[1:] if row[c]) for c in range(len(head))]
-    cells = ([f"{x:>{w}}" if r else f"{x:<{w}}" for x, w, r in zip(row, widths, right)] for row in [head, *rows])
-    return "\n".join("  ".join(line).rstrip() for line in cells)
 
 
 def _finite(value):

@@ -3,7 +3,7 @@
 
     from distrattention.integrations.timm import attn_layer, replace_attention, restore_attention
 
-    model = VisionTransformer(attn_layer=attn_layer(strategy="energy", group_size=2))
+    model = VisionTransformer(attn_layer=attn_layer(strategy="energy", group_size=2))  # or attn_layer(Settings(...))
     count = replace_attention(model, strategy="energy", group_size=2)  # of any timm model with such attention
     replace_attention(model.blocks[0], strategy="exact")               # of a part: settings by layer
     restore_attention(model)
@@ -14,14 +14,17 @@ above 0 is refused in training (attn_drop_rate=0), and a bias is trained as befo
 another class go with `distrattention.replace_sdpa`.
 """
 
+from typing import Any
+
 import timm.layers
 import timm.models.beit
 import timm.models.eva
 import timm.models.xcit
-from torch import nn
+from torch import Tensor, nn
+from typing_extensions import Unpack
 
 from distrattention.sdpa_mode import replace_sdpa
-from distrattention.settings import Settings
+from distrattention.settings import Fields, Settings, chosen
 
 
 class _Replaced:
@@ -29,16 +32,16 @@ class _Replaced:
 
     distr_settings = Settings()
 
-    def __init__(self, *args, **kwargs):
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.distr_unfused = not self.fused_attn
         self.fused_attn = True  # without it, timm multiplies Q and K itself
 
-    def forward(self, *args, **kwargs):
-        with replace_sdpa(**self.distr_settings.asdict()):
+    def forward(self, *args: Any, **kwargs: Any) -> Tensor:
+        with replace_sdpa(self.distr_settings):
             return super().forward(*args, **kwargs)
 
-    def extra_repr(self):
+    def extra_repr(self) -> str:
         return repr(self.distr_settings)
 
 
@@ -64,22 +67,22 @@ REPLACEMENTS = {
 }
 
 
-def attn_layer(**settings):
-    """A class for VisionTransformer(attn_layer=...), with the given fields of `Settings`.
+def attn_layer(settings: Settings | None = None, **fields: Unpack[Fields]) -> type[nn.Module]:
+    """A class for VisionTransformer(attn_layer=...), with the given Settings or the given fields of one.
 
     Raises ValueError or TypeError for a setting that is not allowed.
     """
-    return type("DistrAttention", (DistrAttention,), {"distr_settings": Settings(**settings)})
+    return type("DistrAttention", (DistrAttention,), {"distr_settings": chosen(settings, fields)})
 
 
-def replace_attention(model: nn.Module, **settings) -> int:
-    """Lets every self-attention in `model` of the classes in REPLACEMENTS run with the given fields of `Settings`, in
-    place, and returns how many there are. Those replaced before get the new settings.
+def replace_attention(model: nn.Module, settings: Settings | None = None, **fields: Unpack[Fields]) -> int:
+    """Lets every self-attention in `model` of the classes in REPLACEMENTS run with the given Settings or the given
+    fields of one, in place, and returns how many there are. Those replaced before get the new settings.
 
     Raises ValueError where there are none, or where the model attends over channels (XCiT), which cannot be grouped;
     ValueError or TypeError for a setting that is not allowed.
     """
-    chosen = Settings(**settings)
+    settings = chosen(settings, fields)
     modules = list(model.modules())
     if any(isinstance(module, timm.models.xcit.XCA) for module in modules):
         raise ValueError(
@@ -99,7 +102,7 @@ def replace_attention(model: nn.Module, **settings) -> int:
             module.__class__ = REPLACEMENTS[type(module)]
             module.distr_unfused = not module.fused_attn
             module.fused_attn = True
-        module.distr_settings = chosen
+        module.distr_settings = settings
     return len(found)
 
 

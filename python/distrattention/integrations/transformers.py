@@ -11,8 +11,8 @@ Where a call's settings come from, the last one that speaks:
   2. its `per_layer`, a mapping of module.layer_idx to Settings, or a function of the attention module;
   3. an attribute `distr_settings` on the attention module, which is the way for modules without layer_idx (ViT):
      model.layers[0].attention.distr_settings = Settings(strategy="exact");
-  4. the model call: model(**inputs, strategy="lsh", group_size=4), but not generate(), which refuses what it does not
-     know. Several names can be registered, and changed at run time.
+  4. the model call: model(**inputs, strategy="lsh", group_size=4) or model(**inputs, settings=Settings("lsh", 4)), but
+     not generate(), which refuses what it does not know. Several names can be registered, and changed at run time.
 
 What is approximated: calls with at least one block of query rows (block_size, 128 unless set), and shorter ones that
 have no more keys than rows. Decoding is exact: one row, or fewer rows than a block against more keys (speculative
@@ -27,17 +27,20 @@ A row that sees no key (of padding at the left) is 0.
 """
 
 import difflib
+import functools
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface
+from transformers import AttentionInterface, PreTrainedModel
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 from transformers.utils import logging
+from typing_extensions import Unpack
 
 from distrattention.attention import attention_of_prompts
-from distrattention.core import will_require_grad
-from distrattention.settings import FIELDS, Settings
+from distrattention.core import settings_of, will_require_grad
+from distrattention.settings import EXACT, FIELDS, Fields, Settings, chosen
 
 logger = logging.get_logger(__name__)
 
@@ -71,15 +74,21 @@ PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
 
 def register(
-    name: str = "distr", *, per_layer: PerLayer | None = None, ignore: Iterable[str] = (), **settings
+    name: str = "distr",
+    settings: Settings | None = None,
+    *,
+    per_layer: PerLayer | None = None,
+    ignore: Iterable[str] = (),
+    **fields: Unpack[Fields],
 ) -> None:
     """Makes attn_implementation=`name` mean DistrAttention, in the registries of attention functions and of masks.
 
     name: without "flash", "|" and "/", which transformers reads in its own ways, and not a name that it has already. A
         name registered here before gets the new settings, for models in use too.
-    per_layer: settings of single layers; a function may return None for those registered. See the module's notes.
+    per_layer: settings of single layers, counted from 0; a function may return None for those registered. See the
+        module's notes. A layer that the model does not have is warned of in the first call.
     ignore: names of further arguments that a model hands on to its attention and that change nothing there.
-    settings: the fields of `Settings`.
+    settings, fields: a `Settings`, or the fields of one.
 
     Raises ValueError for a name, setting or layer that is not allowed.
     """
@@ -88,11 +97,13 @@ def register(
         raise ValueError(f"name is {name!r}; allowed: one without 'flash', '|' and '/', and not 'eager'")
     if known is not None and not hasattr(known, "distr_settings"):
         raise ValueError(f"name is {name!r}, which transformers or another package has registered; allowed: a new name")
-    registered = Settings(**settings)
+    registered = chosen(settings, fields)
     if isinstance(per_layer, Mapping):
-        for layer, chosen in per_layer.items():
-            if isinstance(layer, bool) or not isinstance(layer, int) or not isinstance(chosen, Settings):
-                raise ValueError(f"per_layer has {layer!r}: {chosen!r}; allowed: an int: distrattention.Settings")
+        for layer, of_layer in per_layer.items():
+            is_layer = isinstance(layer, int) and not isinstance(layer, bool) and layer >= 0
+            if not is_layer or not isinstance(of_layer, Settings):
+                found = f"per_layer has {layer!r}: {of_layer!r}"
+                raise ValueError(f"{found}; allowed: an int from 0 on: distrattention.Settings")
     elif per_layer is not None and not callable(per_layer):
         raise ValueError(
             f"per_layer is {per_layer!r}; allowed: a mapping of ints to Settings, or a function of the module"
@@ -101,7 +112,28 @@ def register(
     AttentionMaskInterface.register(name, sdpa_mask)
 
 
+_get_correct_attn_implementation = PreTrainedModel.get_correct_attn_implementation
+
+
+@functools.wraps(_get_correct_attn_implementation)
+def _warn_of_models_that_do_not_ask(model: PreTrainedModel, name: str | None, *arguments, **keywords) -> str:
+    """transformers' own check of a name, which passes any that is registered, whatever the model makes of it."""
+    if hasattr(AttentionInterface().get(name), "distr_settings") and not model._can_set_attn_implementation():
+        warnings.warn(
+            f"{type(model).__name__} does not ask transformers' attention interface for its attention, so "
+            f"attn_implementation={name!r} changes nothing there; allowed: models that do, or distrattention."
+            "replace_sdpa for those that call torch's attention",
+            stacklevel=2,
+        )
+    return _get_correct_attn_implementation(model, name, *arguments, **keywords)
+
+
+PreTrainedModel.get_correct_attn_implementation = _warn_of_models_that_do_not_ask
+
+
 def _attention_function(registered: Settings, per_layer: PerLayer | None, harmless: set[str]) -> Callable:
+    checked: set[int] = set()  # the configurations that per_layer was held to
+
     def distr_attention_forward(
         module: nn.Module,
         query: Tensor,
@@ -114,6 +146,7 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
         **kwargs,
     ) -> tuple[Tensor, None]:
         """query [B, Hq, L, d], key [B, Hkv, S, d], value [B, Hkv, S, dv] -> ([B, L, Hq, dv], no weights)."""
+        of_call = kwargs.pop("settings", None)
         overrides = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
         position_bias = kwargs.pop("position_bias", None)
         _check_arguments(kwargs, harmless, dropout, attention_mask, key)
@@ -131,9 +164,19 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
             attention_mask = _biased_mask(position_bias, attention_mask, causal_flag, rows, key.shape[2])
             causal_flag = False
 
-        arguments = {**_settings(module, registered, per_layer).asdict(), **overrides}
-        if arguments["order_from"] is None and (causal or getattr(module, "is_decoder", False)):
-            arguments["order_from"] = "previous" if _in_training(module, query, key, value) else "own"
+        if of_call is not None:
+            settings = chosen(of_call, overrides)
+        else:
+            settings = _settings(module, registered, per_layer)
+            config = getattr(module, "config", None)
+            if isinstance(per_layer, Mapping) and not torch.compiler.is_compiling() and id(config) not in checked:
+                checked.add(id(config))
+                _warn_of_layers_that_are_not_there(module, config, per_layer)
+            if overrides:
+                settings = _replaced(EXACT if overrides.get("strategy") == "exact" else settings, **overrides)
+        if settings.order_from is None and (causal or getattr(module, "is_decoder", False)):
+            order_from = "previous" if _in_training(module, query, key, value) else "own"
+            settings = _replaced(settings, order_from=order_from)
         output = attention_of_prompts(
             query,
             key,
@@ -142,7 +185,7 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
             is_causal=causal_flag,
             scale=scaling,
             enable_gqa=getattr(module, "num_key_value_groups", 1) > 1,
-            **arguments,
+            settings=settings,
         )
         return output.transpose(1, 2).contiguous(), None
 
@@ -152,22 +195,37 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
 
 def _settings(module: nn.Module, registered: Settings, per_layer: PerLayer | None) -> Settings:
     """The settings of a layer: the module's own, else those of `per_layer`, else the registered ones."""
-    chosen = getattr(module, "distr_settings", None)
-    if chosen is None and isinstance(per_layer, Mapping):
+    found = getattr(module, "distr_settings", None)
+    if found is None and isinstance(per_layer, Mapping):
         layer = getattr(module, "layer_idx", None)
         if layer is None:
             raise ValueError(
                 f"{type(module).__name__} has no layer_idx for per_layer; allowed: a function of the module, or an "
                 "attribute distr_settings on the module"
             )
-        chosen = per_layer.get(layer)
-    elif chosen is None and per_layer is not None:
-        chosen = per_layer(module)
-    if chosen is None:
+        found = per_layer.get(layer)
+    elif found is None and per_layer is not None:
+        found = per_layer(module)
+    if found is None:
         return registered
-    if not isinstance(chosen, Settings):
-        raise ValueError(f"the settings of {type(module).__name__} are {chosen!r}; allowed: distrattention.Settings")
-    return chosen
+    if not isinstance(found, Settings):
+        raise ValueError(f"the settings of {type(module).__name__} are {found!r}; allowed: distrattention.Settings")
+    return found
+
+
+def _warn_of_layers_that_are_not_there(module: nn.Module, config: object, per_layer: Mapping[int, Settings]) -> None:
+    """A configuration may count the layers of several stacks; the deepest decides."""
+    counts = [n for name, n in getattr(config, "__dict__", {}).items() if "layer" in name and type(n) is int]
+    if counts and (others := sorted(layer for layer in per_layer if layer >= max(counts))):
+        warnings.warn(
+            f"per_layer has settings for layers {others}, which the model of {type(module).__name__} does not have; "
+            f"allowed: 0 to {max(counts) - 1}",
+            stacklevel=2,
+        )
+
+
+def _replaced(settings: Settings, **fields: Unpack[Fields]) -> Settings:
+    return settings_of(**{**settings.asdict(), **fields})
 
 
 def _in_training(module: nn.Module, *tensors: Tensor) -> bool:
