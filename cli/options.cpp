@@ -102,7 +102,7 @@ void add_grouping_options(CLI::App& app, GroupingOptions& options) {
   add_choice(app, "--estimator", options.grouping.estimator, "What stands for a group of Q columns in lsh")
       ->group(kGroupingGroup);
   add_choice(app, "--order-from", options.grouping.order_from,
-             "The rows an order comes from; previous is strictly causal")
+             "Rows an order comes from; auto: previous with --causal, else own")
       ->group(kGroupingGroup);
 }
 

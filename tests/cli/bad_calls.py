@@ -196,7 +196,7 @@ OPTIONS = [
         for flag, allowed in [
             ("--strategy", ", ".join(STRATEGIES)),
             ("--estimator", "sample, mean"),
-            ("--order-from", "own, previous"),
+            ("--order-from", "auto, own, previous"),
             ("--causal", "none, top-left, bottom-right"),
             ("--device", "auto, cpu, cuda"),
             ("--dtype", "f16, bf16, f32, f64"),

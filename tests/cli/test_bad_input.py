@@ -176,7 +176,7 @@ COMPARE = [
     (["--group-size", "2,9"], ["group_size", "9", "1 to 8"]),
     (["--block", "16,x"], ["--block", "'x'", "1 to"]),
     (["--estimator", "median"], ["'median'", "allowed: sample, mean"]),
-    (["--order-from", "next"], ["'next'", "allowed: own, previous"]),
+    (["--order-from", "next"], ["'next'", "allowed: auto, own, previous"]),
     (["--repeats", "0"], ["--repeats", "'0'", "1 to"]),
     (["--plot", "{out}/p.pdf"], ["'.pdf'", "allowed: .png, .svg"]),
     (["--plot", "{out}/p"], ["{out}/p", "allowed: .png, .svg"]),
