@@ -22,6 +22,8 @@ class Setting:
 
     def flags(self):
         """The command's options for this setting."""
+        if self.strategy == "exact":
+            return ["--strategy", "exact"]
         pairs = (
             ("--strategy", self.strategy),
             ("--group-size", self.group_size),
