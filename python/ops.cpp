@@ -5,7 +5,9 @@
 // and autograd formulas are in distrattention/ops.py.
 #include <torch/csrc/stable/library.h>
 
+#include <algorithm>
 #include <array>
+#include <optional>
 #include <string>
 #include <tuple>
 #include <utility>
@@ -27,10 +29,10 @@ Tensor order_of(const Call& call, const Plan& plan, const Tensor& q, const Tenso
   const auto shape = order_shape(plan.problem(), plan.grouping());
   Tensor order = flat ? empty(q, {q.size(0), q.size(1), shape[2] * q.size(3)}, ScalarType::Int)
                       : empty(q, {q.size(0), q.size(1), shape[2], q.size(3)}, ScalarType::Int);
-  run(call, plan, q,
-      GroupingTensors{.q = q.const_data_ptr(),
-                      .k = k.const_data_ptr(),
-                      .order = static_cast<std::int32_t*>(order.mutable_data_ptr())});
+  plan.run(GroupingTensors{.q = q.const_data_ptr(),
+                           .k = k.const_data_ptr(),
+                           .order = static_cast<std::int32_t*>(order.mutable_data_ptr())},
+           call.execution);
   return order;
 }
 
@@ -38,9 +40,10 @@ Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& 
                      std::int64_t group_size, std::int64_t block_size, const std::string& order_from, std::int64_t seed,
                      bool flat) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in);
-  const Call call =
-      make_call(q, k, k, settings_of(causal, {}, strategy, group_size, block_size, "mean", order_from, seed));
-  return order_of(call, plan_of(Operation::grouping, call), q, k, flat);
+  Call call = make_call(q, k, k, settings_of(causal, {}, strategy, group_size, block_size, "mean", order_from, seed));
+  const Plan plan = plan_of(Operation::grouping, call);
+  const OptionalTensor workspace = add_workspace(call, plan.workspace_bytes(), q);
+  return order_of(call, plan, q, k, flat);
 }
 
 // O [B, Hq, Nq, dv], in memory [B, Nq, Hq, dv]: the transpose that follows attention in models then costs nothing.
@@ -57,14 +60,14 @@ OptionalTensor attend_by(const Call& call, const Plan& plan, const Tensor& q, co
   if (with_lse) {
     lse = empty(q, {q.size(0), q.size(1), q.size(2)}, lse_type(call.problem));
   }
-  run(call, plan, q,
-      ForwardTensors{.q = q.const_data_ptr(),
-                     .k = k.const_data_ptr(),
-                     .v = v.const_data_ptr(),
-                     .mask = data(mask),
-                     .order = order_data(order),
-                     .o = o.mutable_data_ptr(),
-                     .lse = lse ? lse->mutable_data_ptr() : nullptr});
+  plan.run(ForwardTensors{.q = q.const_data_ptr(),
+                          .k = k.const_data_ptr(),
+                          .v = v.const_data_ptr(),
+                          .mask = data(mask),
+                          .order = order_data(order),
+                          .o = o.mutable_data_ptr(),
+                          .lse = lse ? lse->mutable_data_ptr() : nullptr},
+           call.execution);
   return lse;
 }
 
@@ -80,6 +83,7 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const
   add_mask(call, q, mask);
   Tensor o = output_of(call, q, v);
   const Plan forward = plan_of(Operation::forward, call);
+  const OptionalTensor workspace = add_workspace(call, forward.workspace_bytes(), q);
   OptionalTensor lse = attend_by(call, forward, q, k, v, mask, order_for(forward, q, order_in), o, true);
   return {std::move(o), *std::move(lse)};
 }
@@ -94,9 +98,16 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor> attend(const Tensor& q_in, co
   add_mask(call, q, mask);
   Tensor o = output_of(call, q, v);
   const Plan forward = plan_of(Operation::forward, call);
-  OptionalTensor order;
+  std::optional<Plan> of_order;
+  std::size_t bytes = forward.workspace_bytes();
   if (forward.reads_order()) {
-    order = order_of(call, plan_of_order(call, forward), q, k, true);
+    of_order = plan_of_order(call, forward);
+    bytes = std::max(bytes, of_order->workspace_bytes());
+  }
+  const OptionalTensor workspace = add_workspace(call, bytes, q);  // of one after the other
+  OptionalTensor order;
+  if (of_order) {
+    order = order_of(call, *of_order, q, k, true);
   }
   OptionalTensor lse = attend_by(call, forward, q, k, v, mask, order, o, with_lse);
   return {std::move(o), std::move(lse), std::move(order)};
@@ -139,20 +150,21 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& d_o_in, const 
   call.execution.deterministic = deterministic;
   const Plan backward = plan_of(Operation::backward, call);
   const OptionalTensor order = order_for(backward, q, order_in);
-  run(call, backward, q,
-      BackwardTensors{.q = q.const_data_ptr(),
-                      .k = k.const_data_ptr(),
-                      .v = v.const_data_ptr(),
-                      .mask = data(mask),
-                      .order = order_data(order),
-                      .o = o.const_data_ptr(),
-                      .lse = lse.const_data_ptr(),
-                      .d_o = d_o.const_data_ptr(),
-                      .d_lse = data(d_lse),
-                      .d_q = d_q.mutable_data_ptr(),
-                      .d_k = d_k.mutable_data_ptr(),
-                      .d_v = d_v.mutable_data_ptr(),
-                      .d_mask = want_mask ? d_mask.mutable_data_ptr() : nullptr});
+  const OptionalTensor workspace = add_workspace(call, backward.workspace_bytes(), q);
+  backward.run(BackwardTensors{.q = q.const_data_ptr(),
+                               .k = k.const_data_ptr(),
+                               .v = v.const_data_ptr(),
+                               .mask = data(mask),
+                               .order = order_data(order),
+                               .o = o.const_data_ptr(),
+                               .lse = lse.const_data_ptr(),
+                               .d_o = d_o.const_data_ptr(),
+                               .d_lse = data(d_lse),
+                               .d_q = d_q.mutable_data_ptr(),
+                               .d_k = d_k.mutable_data_ptr(),
+                               .d_v = d_v.mutable_data_ptr(),
+                               .d_mask = want_mask ? d_mask.mutable_data_ptr() : nullptr},
+               call.execution);
   return {d_q, d_k, d_v, d_mask};
 }
 

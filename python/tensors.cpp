@@ -320,13 +320,13 @@ OptionalTensor order_for(const Plan& plan, const Tensor& q, const OptionalTensor
   return packed(*order);
 }
 
-OptionalTensor add_workspace(Execution& execution, const Plan& plan, const Tensor& q) {
-  if (execution.device != Device::cuda || plan.workspace_bytes() == 0) {
+OptionalTensor add_workspace(Call& call, std::size_t bytes, const Tensor& q) {
+  if (call.execution.device != Device::cuda || bytes == 0) {
     return {};
   }
-  OptionalTensor workspace = empty(q, {static_cast<std::int64_t>(plan.workspace_bytes())}, ScalarType::Byte);
-  execution.workspace = workspace->mutable_data_ptr();
-  execution.workspace_bytes = plan.workspace_bytes();
+  OptionalTensor workspace = empty(q, {static_cast<std::int64_t>(bytes)}, ScalarType::Byte);
+  call.execution.workspace = workspace->mutable_data_ptr();
+  call.execution.workspace_bytes = bytes;
   return workspace;
 }
 

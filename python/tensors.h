@@ -94,15 +94,8 @@ void add_mask(Call& call, const Tensor& q, const OptionalTensor& mask);
 // The order as the library wants it, contiguous, if there is one. It may come as [B, Hq, blocks, d] or flat,
 // [B, Hq, blocks * d].
 [[nodiscard]] OptionalTensor order_for(const Plan& plan, const Tensor& q, const OptionalTensor& order);
-// On CUDA, gives the execution the workspace that the plan needs, from torch's caching allocator; on the CPU the
-// library allocates its own. It goes back to torch with the result: what reuses it comes later on the same stream.
-[[nodiscard]] OptionalTensor add_workspace(Execution& execution, const Plan& plan, const Tensor& q);
-// Runs the plan on the call's stream or threads.
-template <class Tensors>
-void run(const Call& call, const Plan& plan, const Tensor& q, const Tensors& tensors) {
-  Execution execution = call.execution;
-  const OptionalTensor workspace = add_workspace(execution, plan, q);
-  plan.run(tensors, execution);
-}
+// On CUDA, gives the call a workspace of so many bytes from torch's caching allocator; on the CPU the library allocates
+// its own. It goes back to torch with the result: what reuses it comes later on the same stream.
+[[nodiscard]] OptionalTensor add_workspace(Call& call, std::size_t bytes, const Tensor& q);
 
 }  // namespace distr::binding

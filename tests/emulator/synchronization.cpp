@@ -80,8 +80,10 @@ void barrier_wait(std::uint32_t address, unsigned parity) {
 
 void wait_on_dependent_grids() { thread_block().has_waited = true; }
 
-void named_barrier_sync(int number, int threads) {
-  NamedBarrier& barrier = thread_block().named[number];
+namespace {
+
+// Whether the phase ended with this thread.
+bool arrive_at(NamedBarrier& barrier, int number, int threads) {
   const auto expected = static_cast<std::uint32_t>(threads);
   if (barrier.arrived > 0 && barrier.expected != expected) {
     thread_block().fail("named barrier " + std::to_string(number) + " is for " + std::to_string(threads) +
@@ -92,16 +94,32 @@ void named_barrier_sync(int number, int threads) {
   }
   barrier.expected = expected;
   ++barrier.arrived;
-  if (barrier.arrived == barrier.expected) {
-    barrier.arrived = 0;
-    ++barrier.phase;
-    thread_block().wake(&barrier);
+  if (barrier.arrived < barrier.expected) {
+    return false;
+  }
+  barrier.arrived = 0;
+  ++barrier.phase;
+  thread_block().wake(&barrier);
+  return true;
+}
+
+}  // namespace
+
+void named_barrier_sync(int number, int threads) {
+  NamedBarrier& barrier = thread_block().named[number];
+  const std::uint64_t phase = barrier.phase;
+  if (arrive_at(barrier, number, threads)) {
     thread_block().yield();
     return;
   }
-  for (const std::uint64_t phase = barrier.phase; barrier.phase == phase;) {
+  while (barrier.phase == phase) {
     thread_block().sleep(&barrier, "named barrier", static_cast<std::uint64_t>(number));
   }
+}
+
+void named_barrier_arrive(int number, int threads) {
+  arrive_at(thread_block().named[number], number, threads);
+  thread_block().yield();
 }
 
 // Threads that have ended are not waited for.

@@ -14,10 +14,12 @@
 namespace distr::emulator {
 namespace {
 
-std::vector<float> widened_halves() {
+std::vector<float> all_widened(Element element) {
   std::vector<float> all(1 << 16);
   for (std::size_t n = 0; n < all.size(); ++n) {
-    all[n] = common::to_float(common::Float16{static_cast<std::uint16_t>(n)});
+    const auto bits = static_cast<std::uint16_t>(n);
+    all[n] =
+        element == Element::f16 ? common::to_float(common::Float16{bits}) : common::to_float(common::BFloat16{bits});
   }
   return all;
 }
@@ -82,19 +84,19 @@ struct Product {
 };
 
 void multiply(Product* const (&all)[32], std::uint32_t) {
-  const Element element = all[0]->element;
+  const float* const widened = widened_values(all[0]->element);
   float a[16][16];
   float b[16][8];
   for (int lane = 0; lane < 32; ++lane) {
     const int row = lane / 4;
     const int k = lane % 4 * 2;
     for (int i = 0; i < 4; ++i) {
-      a[row + i % 2 * 8][k + i / 2 * 8] = widened(static_cast<std::uint16_t>(all[lane]->a[i]), element);
-      a[row + i % 2 * 8][k + i / 2 * 8 + 1] = widened(static_cast<std::uint16_t>(all[lane]->a[i] >> 16), element);
+      a[row + i % 2 * 8][k + i / 2 * 8] = widened[all[lane]->a[i] & 0xffff];
+      a[row + i % 2 * 8][k + i / 2 * 8 + 1] = widened[all[lane]->a[i] >> 16];
     }
     for (int i = 0; i < 2; ++i) {
-      b[k + i * 8][row] = widened(static_cast<std::uint16_t>(all[lane]->b[i]), element);
-      b[k + i * 8 + 1][row] = widened(static_cast<std::uint16_t>(all[lane]->b[i] >> 16), element);
+      b[k + i * 8][row] = widened[all[lane]->b[i] & 0xffff];
+      b[k + i * 8 + 1][row] = widened[all[lane]->b[i] >> 16];
     }
   }
   for (int row = 0; row < 16; ++row) {
@@ -112,9 +114,10 @@ void multiply(Product* const (&all)[32], std::uint32_t) {
 
 }  // namespace
 
-float widened(std::uint16_t bits, Element element) {
-  static const std::vector<float> halves = widened_halves();
-  return element == Element::f16 ? halves[bits] : std::bit_cast<float>(static_cast<std::uint32_t>(bits) << 16);
+const float* widened_values(Element element) {
+  static const std::vector<float> halves = all_widened(Element::f16);
+  static const std::vector<float> brains = all_widened(Element::bf16);
+  return (element == Element::f16 ? halves : brains).data();
 }
 
 void warp_sync(std::uint32_t mask) {

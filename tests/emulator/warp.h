@@ -8,8 +8,8 @@ namespace distr::emulator {
 
 enum class Element : std::uint8_t { f16, bf16 };
 
-// The fp32 value of a 16-bit element.
-[[nodiscard]] float widened(std::uint16_t bits, Element element);
+// The fp32 value of every 16-bit element, by its bits.
+[[nodiscard]] const float* widened_values(Element element);
 
 void warp_sync(std::uint32_t mask);
 [[nodiscard]] std::uint32_t ballot(std::uint32_t mask, bool holds);

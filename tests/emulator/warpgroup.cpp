@@ -90,32 +90,33 @@ void begin_read(const SharedMatrix& matrix, int count) {
 
 // to[k][m] of all m.
 template <std::size_t kMax>
-void read_operand(const SharedMatrix& matrix, int count, Element element, float (&to)[16][kMax]) {
+void read_operand(const SharedMatrix& matrix, int count, const float* widened, float (&to)[16][kMax]) {
   for_pieces(matrix, count, [&](std::uint32_t address, int m, int k) {
     std::uint16_t piece[8];
     std::memcpy(piece, shared_memory().at(address, 16, 16, "wgmma"), 16);
     shared_memory().end_read(address, 16);
     for (int i = 0; i < 8; ++i) {
-      (matrix.k_major ? to[k + i][m] : to[k][m + i]) = widened(piece[i], element);
+      (matrix.k_major ? to[k + i][m] : to[k][m + i]) = widened[piece[i]];
     }
   });
 }
 
 void execute(AsyncProduct& product) {
   const ProductCall& call = product.call;
+  const float* const widened = widened_values(call.element);
   static thread_local float a[16][64];
   static thread_local float b[16][256];
-  read_operand(call.right, call.columns, call.element, b);
+  read_operand(call.right, call.columns, widened, b);
   if (call.a == nullptr) {
-    read_operand(call.left, 64, call.element, a);
+    read_operand(call.left, 64, widened, a);
   } else {
     for (int thread = 0; thread < 128; ++thread) {
       for (int i = 0; i < 4; ++i) {
         const int row = thread / 32 * 16 + thread % 32 / 4 + i % 2 * 8;
         const int k = thread % 4 * 2 + i / 2 * 8;
         const std::uint32_t pair = product.a[thread][i];
-        a[k][row] = widened(static_cast<std::uint16_t>(pair), call.element);
-        a[k + 1][row] = widened(static_cast<std::uint16_t>(pair >> 16), call.element);
+        a[k][row] = widened[pair & 0xffff];
+        a[k + 1][row] = widened[pair >> 16];
       }
     }
   }

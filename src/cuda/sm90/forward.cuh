@@ -9,7 +9,7 @@
 //   Shared memory: SharedStorage (config.h). q_hat of all consumers, then rings of kStages tiles of k_hat and of V.
 //   Pipeline: the producer fills the free stages of both rings. A consumer goes through the tiles in halves of kHalf
 //   keys:
-//     S_0 = q_hat k_hat_0^T, row max, P_0
+//     S_0 = q_hat k_hat_0^T, row max, P_0                        one consumer after the other (Stagger)
 //     for the next halves j, whose S_j was issued a half earlier:
 //       O += P_(j-1) V_(j-1) and S_(j+1) = q_hat k_hat_(j+1)^T   both issued, on the tensor cores
 //       P_j, as soon as S_j is there                             while these products still run
@@ -134,6 +134,27 @@ __device__ __forceinline__ void consume_ahead(int n, int tiles, const ScoreScale
   exponentials(lower, n, Pending<1>{});
 }
 
+// Lets each consumer begin when the one before it has its first scores, so that the exponentials of one run beside the
+// products of another from the start. Consumers that begin together may stay together, which takes an eighth longer.
+// Two blocks that share an SM are apart anyway.
+template <class C>
+struct Stagger {
+  static constexpr bool kApplies = C::kCtasPerSm == 1;
+  static constexpr int kThreads = 2 * kWarpgroup;  // of two neighbours
+  static constexpr int kFirstBarrier = 2;          // of consumers 0 and 1, then one for each pair; FuseKeys has 1
+
+  __device__ static void wait(int consumer) {
+    if (kApplies && consumer > 0) {
+      ptx::named_barrier_sync(kFirstBarrier + consumer - 1, kThreads);
+    }
+  }
+  __device__ static void arrive(int consumer) {
+    if (kApplies && consumer < C::kConsumers - 1) {
+      ptx::named_barrier_arrive(kFirstBarrier + consumer, kThreads);
+    }
+  }
+};
+
 // A consumer's 64 queries in one pass. row: the thread's first. `row_max`: in the tiles without a mask; RowMax::none:
 // in all. Returns which of the thread's two rows are in range, a bit each.
 template <class C>
@@ -216,8 +237,10 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
     loads.after_tile(n);
   };
 
+  Stagger<C>::wait(consumer);
   issue_scores(upper, 0);
   ptx::wgmma_wait<0>();
+  Stagger<C>::arrive(consumer);
   exponentials_online(upper, 0);
   lower_online(0);
   int n = 1;  // of tiles with a mask and the first that all rows see

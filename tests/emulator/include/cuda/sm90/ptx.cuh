@@ -29,6 +29,7 @@ inline void fence_proxy_async() { ++emulator::thread_block().thread().proxy_fenc
 inline void fence_proxy_async_global() {}
 
 inline void named_barrier_sync(int id, int threads) { emulator::named_barrier_sync(id, threads); }
+inline void named_barrier_arrive(int id, int threads) { emulator::named_barrier_arrive(id, threads); }
 
 inline void stmatrix_x4(std::uint32_t shared, const std::uint32_t (&r)[4]) { emulator::store_matrices(r, shared); }
 
