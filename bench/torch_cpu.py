@@ -5,9 +5,9 @@
 One process, one thread pool (torch's), random data. Each round calls every contender once, in a new order; `ms` is the
 median over the rounds of one call of the public function: grouping, fusion and attention. Three operations:
     forward            a call without gradients
-    forward_backward   a call with gradients, then torch.autograd.grad() of its output; for causal problems with the
-                       package's default for training, order_from="previous"
+    forward_backward   a call with gradients, then torch.autograd.grad() of its output
     backward           the second part of the same runs, by itself
+Orders come from where the package's default has them: in causal problems from the block before.
 Ratios are medians over the rounds of the other's time / this time; above 1 is quicker. A slow moment of the machine
 slows neighbouring calls alike and so hardly changes them. The batch is 1. Above N = 2048 there are fewer heads, so that
 H * N stays and the sweep ends in minutes. With --threads 1 the clock is the process's CPU time, which other processes
@@ -172,7 +172,7 @@ def measure(shape, gradients, options):
 
 def row_of(shape, contender, op, times, error, qkv):
     grouped = contender in GROUPED
-    order_from = "previous" if shape.causal and op != "forward" else "own"
+    order_from = "previous" if shape.causal else "own"
     mine = times[contender][op]
     ms = statistics.median(mine)
     operation = "forward" if op == "forward" else "backward"

@@ -29,8 +29,7 @@ struct AttendOptions {
   InputOptions input;
   RunOptions run;
   GroupingOptions grouping;
-  std::string order;                // path; empty: not given
-  std::string out, lse, order_out;  // likewise
+  std::string out, lse, order_out;  // paths; empty: not given
   bool json = false;
 };
 
@@ -66,11 +65,11 @@ void reserve(OutputFiles& files, const std::string& flag, const std::string& pat
 // Whether the kernel or the user wants an order that was not given.
 bool needs_order(const AttendOptions& options, const Grouping& grouping) {
   const bool is_callers = traits(grouping.strategy).order == OrderSource::caller && reads_order(grouping);
-  if (is_callers && options.order.empty()) {
+  if (is_callers && options.grouping.order.empty()) {
     throw InputError(std::string("--strategy: '") + name_of(grouping.strategy) +
                      "' computes no order; allowed: --order FILE with it");
   }
-  return reads_order(grouping) ? options.order.empty() : !options.order_out.empty();
+  return reads_order(grouping) ? options.grouping.order.empty() : !options.order_out.empty();
 }
 
 // Block 0 of `previous` is exact whatever the order given, and is written as 0 .. d-1.
@@ -128,8 +127,8 @@ Result compute(const AttendOptions& options, const Inputs& inputs, Device device
   result.kernel = plans.forward.kernel().name;
   result.device = device;
   if (needs_order(options, result.grouping)) plans.grouping = plans.forward.for_operation(Operation::grouping);
-  if (!options.order.empty()) {
-    result.order = read_order(options.order, inputs, result.grouping);
+  if (!options.grouping.order.empty()) {
+    result.order = read_order(options.grouping.order, inputs, result.grouping);
     const bool is_computed = traits(result.grouping.strategy).order == OrderSource::computed;
     if (is_computed && result.grouping.order_from == OrderFrom::previous) clear_first_blocks(inputs.problem, result);
   }
@@ -221,7 +220,7 @@ void add_attend(CLI::App& app) {
       ->group(kOutputGroup);
   command->add_flag("--json", options->json, "Print one JSON object instead of a summary")->group(kOutputGroup);
   add_grouping_options(*command, options->grouping);
-  add_path(*command, "--order", options->order, type, "Use this order of columns, of any integer type")
+  add_path(*command, "--order", options->grouping.order, type, "Use this order of columns, of any integer type")
       ->group(kGroupingGroup);
   add_run_options(*command, options->run);
   command->footer(

@@ -127,8 +127,8 @@ std::vector<Problem> problems_of(const BenchOptions& options) {
           problem.head_dim = problem.head_dim_v = head_dim;
           problem.scale = options.run.scale;
           problem.causal = causal;
+          validate_random(problem);
           problems.push_back(contiguous(problem));
-          validate(problems.back());
         }
       }
     }

@@ -141,6 +141,8 @@ std::vector<std::byte> plot(const CompareOptions& options, const Inputs& inputs,
 void compare(const CompareOptions& options) {
   const Device device = require_device(options.run.device);
   OutputFiles files;
+  const InputOptions& input = options.input;
+  for (const std::string* path : {&input.q, &input.k, &input.v, &input.mask, &input.file}) files.keep(*path);
   if (!options.plot.empty()) {
     static_cast<void>(picture_format(options.plot));
     require_gnuplot();

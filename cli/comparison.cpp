@@ -89,7 +89,8 @@ std::vector<Row> Comparison::errors(const std::vector<Grouping>& settings, Truth
   Execution& execution = computation_.execution();
   const Operation operation = operation_of(work_);
   for (const Grouping& grouping : settings) {
-    rows.push_back({work_, grouping, computation_.decide(operation, grouping).kernel().name, {}, {}, {}});
+    const Plan plan = computation_.decide(operation, grouping);
+    rows.push_back({work_, plan.grouping(), plan.kernel().name, {}, {}, {}});
   }
   execution.progress = progress.step("exact attention");
   const std::vector<std::byte> o_exact = exact_output(settings.front(), truth);

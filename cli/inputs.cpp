@@ -29,13 +29,22 @@ InputTensor named(std::string name, const Path& path, Tensor tensor) {
   return {std::move(name), std::move(where), path, std::move(tensor)};
 }
 
+// The first names.
+std::string names_in(const TensorMap& tensors) {
+  constexpr std::size_t kMost = 8;
+  std::string names;
+  std::size_t count = 0;
+  for (auto entry = tensors.begin(); entry != tensors.end() && count < kMost; ++entry, ++count) {
+    names += (names.empty() ? "" : ", ") + quoted(entry->first);
+  }
+  if (tensors.size() > count) names += " and " + std::to_string(tensors.size() - count) + " more";
+  return names.empty() ? "none" : names;
+}
+
 Tensor take(TensorMap& tensors, const std::string& name, const Path& path) {
   const auto found = tensors.find(name);
   if (found == tensors.end()) {
-    std::string names;
-    for (const auto& entry : tensors) names += (names.empty() ? "" : ", ") + quoted(entry.first);
-    throw InputError(quoted(path.string()) + " has no tensor '" + name +
-                     "'; it has: " + (names.empty() ? "none" : names));
+    throw InputError(quoted(path.string()) + " has no tensor '" + name + "'; it has: " + names_in(tensors));
   }
   return std::move(found->second);
 }

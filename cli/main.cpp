@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The command `distr`: its subcommands, and errors turned into exit statuses.
-// Status 0: done; 1: failed; 2: bad usage or bad input.
+// Status 0: done; 1: failed; 2: bad usage or bad input; 3: the results could not be written.
 #include <csignal>
 #include <cstdio>
 #include <exception>
@@ -12,6 +12,7 @@
 #include "commands.h"
 #include "distr/error.h"
 #include "distr/version.h"
+#include "output_files.h"
 #include "run_meta.h"
 #include "tensor.h"
 #include "text.h"
@@ -22,11 +23,12 @@ namespace {
 constexpr int kDone = 0;
 constexpr int kFailed = 1;
 constexpr int kBadInput = 2;
+constexpr int kNotWritten = 3;
 
 // CLI11 says only that a command is missing, even where a wrong one was given.
 std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
   const std::vector<std::string> unknown = app.remaining();
-  if (!app.get_subcommands().empty() || unknown.empty()) return std::string(error.what()) + " (see --help)";
+  if (!app.get_subcommands().empty() || unknown.empty()) return shortened(on_one_line(error.what())) + " (see --help)";
   std::string commands;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {
     commands += (commands.empty() ? "" : ", ") + command->get_name();
@@ -37,7 +39,7 @@ std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
 int complain(const CLI::App& app, const std::string& message, int status) {
   std::string command = "distr";
   for (const CLI::App* subcommand : app.get_subcommands()) command += " " + subcommand->get_name();
-  std::cerr << command << ": " << one_line(message) << '\n';
+  std::cerr << command << ": " << on_one_line(message) << '\n';
   return status;
 }
 
@@ -49,13 +51,15 @@ int run(CLI::App& app, int argc, char** argv) {
   try {
     app.parse(argc, argv);
     std::cout.flush();
-    return std::cout ? kDone : complain(app, "standard output could not be written", kFailed);
+    return std::cout ? kDone : complain(app, "standard output could not be written", kNotWritten);
   } catch (const CLI::Success& wish) {  // --help and --version
     return app.exit(wish);
   } catch (const CLI::ParseError& error) {
     return complain(app, usage_message(app, error), kBadInput);
   } catch (const InputError& error) {
     return complain(app, error.what(), kBadInput);
+  } catch (const WriteError& error) {
+    return complain(app, error.what(), kNotWritten);
   } catch (const Error& error) {
     return complain(app, error.what(), status_of(error.status()));
   } catch (const std::bad_alloc&) {

@@ -15,6 +15,23 @@ namespace {
 
 constexpr int kMaxThreads = 1024;
 
+// Exact attention groups nothing, so what says how would be ignored.
+void require_unset_for_exact(const GroupingOptions& options) {
+  const Grouping unset;
+  const auto require = [](const char* flag, bool is_unset, const std::string& value, const char* allowed) {
+    if (is_unset) return;
+    throw InputError(std::string(flag) + ": " + quoted(value) +
+                     " is not allowed with --strategy exact, which groups nothing; allowed: " + allowed);
+  };
+  const std::int64_t size = options.group_size.value_or(1);
+  require("--group-size", size == 1, std::to_string(size), "1");
+  const Estimator estimator = options.grouping.estimator;
+  const OrderFrom order_from = options.grouping.order_from;
+  require("--estimator", estimator == unset.estimator, name_of(estimator), name_of(unset.estimator));
+  require("--order-from", order_from == unset.order_from, name_of(order_from), name_of(unset.order_from));
+  require("--order", options.order.empty(), options.order, "no order");
+}
+
 }  // namespace
 
 CLI::Option* add_parsed(CLI::App& app, const std::string& flag, const std::string& type, const std::string& help,
@@ -102,11 +119,12 @@ void add_grouping_options(CLI::App& app, GroupingOptions& options) {
   add_choice(app, "--estimator", options.grouping.estimator, "What stands for a group of Q columns in lsh")
       ->group(kGroupingGroup);
   add_choice(app, "--order-from", options.grouping.order_from,
-             "The rows an order comes from; previous is strictly causal")
+             "Rows an order comes from; auto: previous with --causal, else own")
       ->group(kGroupingGroup);
 }
 
 Grouping grouping_of(const GroupingOptions& options, std::int64_t head_dim, std::uint64_t seed) {
+  if (options.grouping.strategy == Strategy::exact) require_unset_for_exact(options);
   Grouping grouping = options.grouping;
   // `auto` approximates only where a group size was asked for.
   const std::int64_t size = grouping.strategy == Strategy::automatic ? 1 : std::min<std::int64_t>(2, head_dim);

@@ -31,6 +31,7 @@ struct RunOptions {
 struct GroupingOptions {
   Grouping grouping;                       // but for its group size
   std::optional<std::int64_t> group_size;  // empty: min(2, d), and 1 for auto
+  std::string order;                       // path of the caller's order; empty: not given
 };
 
 // The upper end of what has none.

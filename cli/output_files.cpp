@@ -33,6 +33,9 @@ constexpr std::initializer_list<int> kEndingSignals{SIGINT, SIGTERM, SIGHUP};
 std::string describe(int error) { return std::generic_category().message(error); }
 
 [[noreturn]] void refuse_to_write(const fs::path& path, int error, const char* allowed) {
+  if (error == ENOSPC || error == EDQUOT) {
+    throw WriteError("cannot write " + on_one_line(path.string()) + ": " + describe(error));
+  }
   refuse(path.string(), "cannot be written: " + describe(error), allowed);
 }
 
@@ -282,6 +285,10 @@ struct OutputFiles::File {
 OutputFiles::OutputFiles() = default;
 OutputFiles::~OutputFiles() = default;
 
+void OutputFiles::keep(const fs::path& input) {
+  if (!input.empty()) kept_.push_back(input);
+}
+
 void OutputFiles::reserve(const fs::path& path) {
   const int permissions = check_existing(path);
   const fs::path target = resolve(path);
@@ -289,6 +296,12 @@ void OutputFiles::reserve(const fs::path& path) {
     if (other.target != target) continue;
     refuse(path.string(), "is the same file as the output " + on_one_line(other.path.string()),
            "each output needs its own path");
+  }
+  for (const fs::path& input : kept_) {
+    std::error_code none_there;
+    if (!fs::equivalent(path, input, none_there)) continue;
+    refuse(path.string(), "is the same file as the input " + on_one_line(input.string()),
+           "a path of its own is needed");
   }
   File file(path, target);
   file.open();
@@ -303,7 +316,7 @@ void OutputFiles::write(const fs::path& path, std::span<const std::byte> bytes) 
   if (file == files_.end()) throw std::invalid_argument("the output " + path.string() + " was not reserved");
   file->written = false;
   const int error = write_fully(file->descriptor, bytes);
-  if (error != 0) throw InputError("cannot write " + on_one_line(path.string()) + ": " + describe(error));
+  if (error != 0) throw WriteError("cannot write " + on_one_line(path.string()) + ": " + describe(error));
   file->written = true;
 }
 

@@ -1,7 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "random_inputs.h"
 
+#include <unistd.h>
+
 #include <random>
+#include <string>
+
+#include "distr/error.h"
+#include "tensor.h"
+#include "text.h"
 
 namespace distr::cli {
 namespace {
@@ -15,7 +22,34 @@ std::vector<std::byte> random_tensor(std::int64_t count, DType dtype, std::mt199
   return bytes;
 }
 
+// The flags that a problem of random values is made of.
+std::string flags_of(const Problem& problem) {
+  return "--batch " + std::to_string(problem.batch) + ", --heads " + std::to_string(problem.heads_q) + ", --seq " +
+         std::to_string(problem.seq_q) + ", --head-dim " + std::to_string(problem.head_dim);
+}
+
+// Q, K, V and O, and one of them as fp32, which the values are drawn in.
+double bytes_of(const Problem& problem) {
+  const double columns = static_cast<double>(problem.head_dim + problem.head_dim_v);
+  const double q = static_cast<double>(problem.batch * problem.heads_q) * static_cast<double>(problem.seq_q);
+  const double k = static_cast<double>(problem.batch * problem.heads_kv) * static_cast<double>(problem.seq_k);
+  return (q + k) * columns * static_cast<double>(size_of(problem.dtype)) +
+         q * static_cast<double>(problem.head_dim) * static_cast<double>(sizeof(float));
+}
+
 }  // namespace
+
+void validate_random(const Problem& problem) {
+  try {
+    validate(problem);
+  } catch (const Error& error) {
+    throw InputError(flags_of(problem) + ": " + error.what());
+  }
+  const double memory = static_cast<double>(::sysconf(_SC_PHYS_PAGES)) * static_cast<double>(::sysconf(_SC_PAGESIZE));
+  if (bytes_of(problem) <= memory) return;
+  throw Error(Status::out_of_memory, flags_of(problem) + ": Q, K, V and O of " +
+                                         significant(bytes_of(problem) / 1e9, 3) + " GB do not fit into memory");
+}
 
 Inputs random_inputs(const Problem& problem, std::uint64_t seed) {
   std::mt19937_64 random(seed);

@@ -9,6 +9,10 @@
 
 namespace distr::cli {
 
+// Throws InputError for a problem that is not valid, and Error(out_of_memory) for one whose tensors this machine cannot
+// hold; both name the flags.
+void validate_random(const Problem& problem);
+
 [[nodiscard]] Inputs random_inputs(const Problem& problem, std::uint64_t seed);
 
 // The floating-point operations of exact attention: two for each multiply-add of its products, over the pairs of a

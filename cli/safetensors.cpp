@@ -67,35 +67,59 @@ std::string_view find_header(std::string_view file, const std::string& name) {
   return header;
 }
 
-// The JSON parser would keep the last of equal keys, and would follow any nesting.
-class HeaderCheck {
+// The JSON parser would keep the last of equal keys, and would follow any nesting: so these are refused before it runs.
+// What is no JSON is left to it.
+class HeaderCheck final : public nlohmann::json_sax<Json> {
  public:
   explicit HeaderCheck(const std::string& name) : name_(name) {}
 
-  bool operator()(int depth, Json::parse_event_t event, const Json& value) {
-    const auto level = static_cast<std::size_t>(depth);
-    const bool opens = event == Json::parse_event_t::object_start || event == Json::parse_event_t::array_start;
-    if (opens && level + 1 >= keys_.size()) {
-      refuse(name_, "has a header that is nested too deep", "tensors with dtype, shape and data_offsets are allowed");
-    }
-    if (event == Json::parse_event_t::object_start) keys_[level + 1].clear();
-    if (event == Json::parse_event_t::key && !keys_[level].insert(value.get<std::string>()).second) {
+  bool start_object(std::size_t /*elements*/) override {
+    open();
+    keys_[depth_].clear();
+    return true;
+  }
+  bool key(std::string& value) override {
+    if (!keys_[depth_].insert(value).second) {
       refuse(name_, "has the key " + excerpt(value) + " twice", "each key is allowed once");
     }
     return true;
   }
+  bool end_object() override { return close(); }
+  bool start_array(std::size_t /*elements*/) override { return open(); }
+  bool end_array() override { return close(); }
+  bool null() override { return true; }
+  bool boolean(bool /*value*/) override { return true; }
+  bool number_integer(std::int64_t /*value*/) override { return true; }
+  bool number_unsigned(std::uint64_t /*value*/) override { return true; }
+  bool number_float(double /*value*/, const std::string& /*text*/) override { return true; }
+  bool string(std::string& /*value*/) override { return true; }
+  bool binary(Json::binary_t& /*value*/) override { return true; }
+  bool parse_error(std::size_t /*byte*/, const std::string& /*token*/, const Json::exception& /*error*/) override {
+    return false;
+  }
 
  private:
+  bool open() {
+    if (++depth_ >= keys_.size()) {
+      refuse(name_, "has a header that is nested too deep", "tensors with dtype, shape and data_offsets are allowed");
+    }
+    return true;
+  }
+  bool close() {
+    --depth_;
+    return true;
+  }
+
   const std::string& name_;
+  std::size_t depth_ = 0;
   std::array<std::set<std::string>, 4> keys_;  // of the objects now open, by their depth
 };
 
 Json parse_header(std::string_view header, const std::string& name) {
   HeaderCheck check(name);
+  static_cast<void>(Json::sax_parse(header.begin(), header.end(), &check));
   try {
-    return Json::parse(header.begin(), header.end(), [&](int depth, Json::parse_event_t event, const Json& value) {
-      return check(depth, event, value);
-    });
+    return Json::parse(header.begin(), header.end());
   } catch (const Json::parse_error& error) {
     refuse(name, "has a header that is no JSON at byte " + std::to_string(error.byte), "a JSON object is needed");
   } catch (const Json::exception&) {

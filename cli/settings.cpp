@@ -93,7 +93,8 @@ void add_setting_options(CLI::App& command, SettingLists& lists) {
   add_list(command, "--estimator", all_names<Estimator>("|"), "What stands for a group of Q columns in lsh",
            lists.estimators, [](const std::string& word) { return parse_name<Estimator>("--estimator", word); })
       ->default_str(names_of(lists.estimators));
-  add_list(command, "--order-from", all_names<OrderFrom>("|"), "The rows an order comes from", lists.orders,
+  add_list(command, "--order-from", all_names<OrderFrom>("|"),
+           "Rows an order comes from; auto: previous with --causal, else own", lists.orders,
            [](const std::string& word) { return parse_name<OrderFrom>("--order-from", word); })
       ->default_str(names_of(lists.orders));
   add_integer(command, "--repeats", "Timed runs of each setting, in turn [5, on a GPU 50]", 1, 100000,

@@ -92,12 +92,12 @@ std::size_t size_of(ElementType type) noexcept { return kTypes[static_cast<std::
 const char* name_of(ElementType type) noexcept { return kTypes[static_cast<std::size_t>(type)].name; }
 
 void refuse(const std::string& name, const std::string& wrong, const std::string& allowed) {
-  throw InputError(on_one_line(name) + ": " + wrong + "; " + allowed);
+  throw InputError(shortened(on_one_line(name)) + ": " + wrong + "; " + allowed);
 }
 
-std::string on_one_line(std::string_view name) {
+std::string on_one_line(std::string_view text) {
   std::string result;
-  for (const char character : name) {
+  for (const char character : text) {
     if (static_cast<unsigned char>(character) < 0x20 || character == 0x7f) {
       append_escaped(result, character);
     } else {
@@ -105,6 +105,17 @@ std::string on_one_line(std::string_view name) {
     }
   }
   return result;
+}
+
+std::string shortened(const std::string& text) {
+  constexpr std::size_t kLongest = 400;
+  if (text.size() <= kLongest) return text;
+  const auto continues = [&](std::size_t at) { return (static_cast<unsigned char>(text[at]) & 0xC0U) == 0x80; };
+  std::size_t head = kLongest / 2;
+  std::size_t tail = text.size() - kLongest / 2;
+  while (head > 0 && continues(head)) --head;  // to the beginning of a character of UTF-8
+  while (tail > head && continues(tail)) --tail;
+  return text.substr(0, head) + "[... " + std::to_string(tail - head) + " bytes ...]" + text.substr(tail);
 }
 
 std::string quote(std::string_view content) {

@@ -37,8 +37,11 @@ class InputError : public std::runtime_error {
 // Throws InputError("<name>: <wrong>; <allowed>").
 [[noreturn]] void refuse(const std::string& name, const std::string& wrong, const std::string& allowed);
 
-// A file name as the user typed it, but with control characters escaped.
-[[nodiscard]] std::string on_one_line(std::string_view name);
+// What the user typed, but with control characters escaped.
+[[nodiscard]] std::string on_one_line(std::string_view text);
+
+// A text with its middle left out where it is longer than a message should be.
+[[nodiscard]] std::string shortened(const std::string& text);
 
 // What a file contains, for a message: quoted, all but printable ASCII escaped, cut if long.
 [[nodiscard]] std::string quote(std::string_view content);

@@ -24,11 +24,6 @@ std::uint64_t parse_digits(const std::string& option, const std::string& text, s
   return value;
 }
 
-bool is_control(char character) {
-  const auto code = static_cast<unsigned char>(character);
-  return code < 0x20 || code == 0x7f;
-}
-
 }  // namespace
 
 std::int64_t parse_integer(const std::string& option, const std::string& text, std::int64_t low, std::int64_t high) {
@@ -61,21 +56,7 @@ std::vector<std::string> split(const std::string& text) {
   return parts;
 }
 
-std::string one_line(const std::string& text) {
-  std::string line;
-  for (const char character : text) {
-    if (is_control(character)) {
-      char escape[8];
-      std::snprintf(escape, sizeof escape, "\\x%02x", static_cast<unsigned>(static_cast<unsigned char>(character)));
-      line += escape;
-    } else {
-      line += character;
-    }
-  }
-  return line;
-}
-
-std::string quoted(const std::string& text) { return "'" + one_line(text) + "'"; }
+std::string quoted(const std::string& text) { return "'" + shortened(on_one_line(text)) + "'"; }
 
 std::string shape_text(std::span<const std::int64_t> shape) {
   std::string text = "[";

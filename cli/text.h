@@ -21,9 +21,8 @@ namespace distr::cli {
 // The parts between commas; an empty part is kept, for the parser of the part to refuse.
 [[nodiscard]] std::vector<std::string> split(const std::string& text);
 
-// In quotes, with control characters escaped, so that a message stays one line.
+// In quotes, with control characters escaped and the middle of a long text left out: a message stays one short line.
 [[nodiscard]] std::string quoted(const std::string& text);
-[[nodiscard]] std::string one_line(const std::string& text);
 
 // "[2, 3, 4]"
 [[nodiscard]] std::string shape_text(std::span<const std::int64_t> shape);

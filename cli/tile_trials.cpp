@@ -37,6 +37,7 @@ std::vector<Candidate> candidates_of(const Problem& problem, const Grouping& gro
   for (const std::int64_t block : reads_order(grouping) ? blocks : std::vector{grouping.block}) {
     Grouping blocked = grouping;
     blocked.block = block;
+    blocked = resolve_strategy(problem, blocked, Device::cuda);
     for (const TileShape& tile : tiles_of(problem, blocked)) {
       candidates.push_back({blocked, tile, candidates.empty() || candidates.back().grouping.block != block, {}, {}});
     }

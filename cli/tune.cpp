@@ -63,7 +63,7 @@ std::vector<Problem> problems_of(const TuneOptions& options) {
           problem.seq_q = problem.seq_k = seq;
           problem.head_dim = problem.head_dim_v = head_dim;
           problem.causal = causal;
-          validate(problem);
+          validate_random(problem);
           problems.push_back(contiguous(problem));
         }
       }

@@ -174,10 +174,10 @@ constexpr std::array kOperations{Named<Operation>{Operation::grouping, "grouping
 
 using Strings = std::vector<std::string>;
 
-// What a call with these tensors would do, whose data are not read: the strategy that it comes to, a sentence that says
-// why, the kernel that would run (empty: none), and for every kernel of the device its name and why it does not serve
-// (empty: it does).
-std::tuple<std::string, std::string, std::string, Strings, Strings> explain(
+// What a call with these tensors would do, whose data are not read: the strategy and the rows for orders that it comes
+// to, a sentence that says why, the kernel that would run (empty: none), and for every kernel of the device its name
+// and why it does not serve (empty: it does).
+std::tuple<std::string, std::string, std::string, std::string, Strings, Strings> explain(
     const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask, const std::string& operation,
     const std::string& causal, std::optional<double> scale, const std::string& strategy, std::int64_t group_size,
     std::int64_t block_size, const std::string& estimator, const std::string& order_from, bool deterministic) {
@@ -191,7 +191,8 @@ std::tuple<std::string, std::string, std::string, Strings, Strings> explain(
     kernels.push_back(verdict.kernel.name);
     reasons.push_back(verdict.reason);
   }
-  return {traits(found.grouping.strategy).name, found.choice, found.kernel, kernels, reasons};
+  const char* order_from_found = name_in(kOrdersFrom, found.grouping.order_from);
+  return {traits(found.grouping.strategy).name, order_from_found, found.choice, found.kernel, kernels, reasons};
 }
 
 // The library's version, the CPU's instruction set, the architectures that CUDA kernels were built for ("none"), the
@@ -254,7 +255,7 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
       "Tensor out, Tensor lse, bool mask_gradient=False, " +
       settings + ") -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_mask)");
   define("explain(Tensor q, Tensor k, Tensor v, Tensor? mask=None, str operation='forward', " + settings +
-         ") -> (str strategy, str choice, str kernel, str[] kernels, str[] reasons)");
+         ") -> (str strategy, str order_from, str choice, str kernel, str[] kernels, str[] reasons)");
   define(
       "describe() -> (str version, str instruction_set, str cuda_build, str[] cuda_devices, str cuda_unusable, "
       "str[] operations, str[] kernels)");

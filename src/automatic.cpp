@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// Strategy `auto`: exact attention; where a group size is asked for and an approximation pays, the strategy that
-// measures best. What pays on a device its backend says (cpu/heuristics.h, cuda/heuristics.h), and what pays on every
-// device common/heuristics.h.
+// What a caller leaves open. Strategy `auto`: exact attention; where a group size is asked for and an approximation
+// pays, the strategy that measures best. Orders from `auto`: from the block before wherever a row must not see its
+// future. What pays on a device its backend says (cpu/heuristics.h, cuda/heuristics.h), and what pays on every device
+// common/heuristics.h.
 #include <string>
 
+#include "common/block.h"
 #include "common/heuristics.h"
 #include "decisions.h"
 #include "dispatch.h"
@@ -48,18 +50,44 @@ Advice advice(const Problem& problem, const Grouping& grouping, Device device) {
   return of_device;
 }
 
+OrderFrom order_from(const Problem& problem, const Grouping& grouping) {
+  if (grouping.order_from != OrderFrom::automatic) {
+    return grouping.order_from;
+  }
+  const bool is_computed = traits(grouping.strategy).order == OrderSource::computed;
+  return is_computed && problem.causal != Causal::none ? OrderFrom::previous : OrderFrom::own;
+}
+
+// Why a strategy that the caller named comes to what it does.
+std::string choice_of(const Problem& problem, const Grouping& decided) {
+  if (decided.strategy == Strategy::exact) {
+    return "as asked for";
+  }
+  if (is_exact(decided)) {
+    return "exact, as the group size is 1";
+  }
+  const bool is_one_exact_block = common::is_exact_block(decided, 0) && decided.block >= problem.seq_q;
+  return is_one_exact_block ? "exact, as the only block has none before it for an order to come from" : "as asked for";
+}
+
 }  // namespace
 
 Resolved resolve(const Problem& problem, const Grouping& grouping, Device device) {
   count(decision_counts.resolved);
-  if (grouping.strategy != Strategy::automatic) {
-    const bool nothing_to_group = grouping.strategy != Strategy::exact && grouping.group_size == 1;
-    return {grouping, nothing_to_group ? "exact, as the group size is 1" : "as asked for"};
-  }
-  const Advice found = advice(problem, grouping, device);
   Resolved result{grouping, {}};
-  result.grouping.strategy = found.pays ? Strategy::energy : Strategy::exact;
-  result.choice = std::string(traits(result.grouping.strategy).name) + ", " + found.why;
+  Grouping& decided = result.grouping;
+  decided.order_from = order_from(problem, grouping);
+  if (grouping.strategy == Strategy::automatic) {
+    const Advice found = advice(problem, decided, device);
+    decided.strategy = found.pays ? Strategy::energy : Strategy::exact;
+    result.choice = std::string(traits(decided.strategy).name) + ", " + found.why;
+  } else {
+    result.choice = choice_of(problem, decided);
+  }
+  const bool groups = common::count_exact_rows(problem, decided) < problem.seq_q;
+  if (groups && grouping.order_from == OrderFrom::automatic && decided.order_from == OrderFrom::previous) {
+    result.choice += "; orders come from the block before, as the call is causal";
+  }
   return result;
 }
 

@@ -12,11 +12,12 @@
 namespace distr {
 
 struct Resolved {
-  Grouping grouping;   // without `automatic`
+  Grouping grouping;   // without `automatic` values
   std::string choice;  // one sentence: what and why
 };
 
-// Replaces `automatic` by what pays on `device` (method, 2, "Strategy auto").
+// Replaces the strategy `automatic` by what pays on `device` (method, 2, "Strategy auto"), and where orders come from
+// by what a causal call needs (method, 2, "Causal attention and the order").
 Resolved resolve(const Problem& problem, const Grouping& grouping, Device device);
 
 // What an operation is called by its tensors, and where a backend has its kernels.

@@ -71,6 +71,22 @@ void require_countable(const char* name, std::initializer_list<std::int64_t> siz
   }
 }
 
+// Block 0 of `previous` is exact. Short prompts are no longer than that; a longer call that is but one block asks for
+// an approximation and would get none.
+void require_second_block(const Problem& problem, const Grouping& grouping) {
+  constexpr std::int64_t kLongest = Grouping{}.block;
+  const bool is_computed = traits(grouping.strategy).order == OrderSource::computed;
+  if (problem.causal == Causal::none || !is_computed || grouping.strategy == Strategy::automatic ||
+      grouping.group_size == 1 || grouping.order_from == OrderFrom::own) {
+    return;
+  }
+  if (problem.seq_q > kLongest && grouping.block >= problem.seq_q) {
+    invalid("block is " + std::to_string(grouping.block) + ", one for all " + std::to_string(problem.seq_q) +
+            " rows of a causal call, whose orders come from the block before: it would be exact; allowed: a block of " +
+            "at most " + std::to_string(problem.seq_q - 1) + " rows, or order_from own");
+  }
+}
+
 }  // namespace
 
 std::size_t size_of(DType dtype) noexcept {
@@ -132,6 +148,7 @@ void validate(const Problem& problem, const Grouping& grouping) {
   validate(problem);
   require_range("group_size", grouping.group_size, 1, problem.head_dim);
   require_range("block", grouping.block, 1, std::numeric_limits<std::int64_t>::max());
+  require_second_block(problem, grouping);
 }
 
 std::int64_t num_groups(const Problem& problem, const Grouping& grouping) noexcept {

@@ -131,6 +131,47 @@ TEST(Plan, RefusesANamedKernelWithTheReason) {
             "cpu/grouping: has nothing to compute, as the caller brings the order");
 }
 
+// One place decides where orders come from, for plan(), explain() and resolve_strategy() alike.
+TEST(Plan, TakesOrdersFromTheBlockBeforeInCausalCallsUnlessOwnIsNamed) {
+  Problem problem;
+  problem.seq_q = problem.seq_k = 4096;
+  problem.head_dim = problem.head_dim_v = 64;
+  for (const StrategyTraits& strategy : kStrategies) {
+    for (const Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right}) {
+      for (const OrderFrom named : {OrderFrom::automatic, OrderFrom::own, OrderFrom::previous}) {
+        SCOPED_TRACE(std::string(strategy.name) + ", " + name_in(kOrdersFrom, named));
+        problem.causal = causal;
+        const Grouping grouping{.strategy = strategy.strategy, .group_size = 2, .order_from = named};
+        const bool from_previous = causal != Causal::none && strategy.order == OrderSource::computed;
+        const OrderFrom expected = named != OrderFrom::automatic ? named
+                                   : from_previous               ? OrderFrom::previous
+                                                                 : OrderFrom::own;
+        const Plan made = plan(Operation::forward, problem, grouping);
+        EXPECT_EQ(made.grouping().order_from, expected);
+        EXPECT_EQ(explain(Operation::backward, problem, grouping).grouping, made.grouping());
+        EXPECT_EQ(resolve_strategy(problem, grouping, Device::cpu), made.grouping());
+        const bool groups = made.grouping().strategy != Strategy::exact;
+        const bool was_open = named == OrderFrom::automatic && expected == OrderFrom::previous;
+        EXPECT_EQ(made.choice().find("orders come from the block before") != std::string::npos, groups && was_open)
+            << made.choice();
+      }
+    }
+  }
+}
+
+TEST(Plan, SaysThatACausalPromptOfOneBlockIsExact) {
+  Problem problem;
+  problem.seq_q = problem.seq_k = 128;
+  problem.head_dim = problem.head_dim_v = 64;
+  problem.causal = Causal::top_left;
+  Grouping grouping{.strategy = Strategy::energy, .group_size = 2, .block = 1000};
+  EXPECT_EQ(plan(Operation::forward, problem, grouping).choice(),
+            "exact, as the only block has none before it for an order to come from");
+  grouping.block = 127;
+  EXPECT_EQ(plan(Operation::forward, problem, grouping).choice(),
+            "as asked for; orders come from the block before, as the call is causal");
+}
+
 // Every row of the table stands where the enumeration has it, under a name of its own.
 TEST(Strategies, AreListedInOrder) {
   for (std::size_t n = 0; n < kStrategies.size(); ++n) {

@@ -82,6 +82,34 @@ TEST(Validate, ChecksTheGroupSizeWhateverTheStrategy) {
   }
 }
 
+TEST(Validate, RefusesACausalCallThatWouldBeExactThroughout) {
+  const auto causal = [](Strategy strategy, std::int64_t rows, std::int64_t block, OrderFrom order_from,
+                         std::int64_t group_size = 2, Causal corner = Causal::top_left) {
+    return fault([=](Problem& p, Grouping& g) {
+      p.causal = corner;
+      p.seq_q = rows;
+      g = {.strategy = strategy, .group_size = group_size, .block = block, .order_from = order_from};
+    });
+  };
+  for (const Strategy strategy : {Strategy::lsh, Strategy::energy}) {
+    for (const OrderFrom order_from : {OrderFrom::automatic, OrderFrom::previous}) {
+      EXPECT_EQ(
+          causal(strategy, 129, 200, order_from),
+          "block is 200, one for all 129 rows of a causal call, whose orders come from the block before: it would "
+          "be exact; allowed: a block of at most 128 rows, or order_from own");
+      EXPECT_NE(causal(strategy, 129, 129, order_from, 2, Causal::bottom_right), "");
+      EXPECT_EQ(causal(strategy, 129, 128, order_from), "");
+      EXPECT_EQ(causal(strategy, 128, 200, order_from), "");
+      EXPECT_EQ(causal(strategy, 129, 200, order_from, 1), "");
+      EXPECT_EQ(causal(strategy, 129, 200, order_from, 2, Causal::none), "");
+    }
+    EXPECT_EQ(causal(strategy, 129, 200, OrderFrom::own), "");
+  }
+  for (const Strategy strategy : {Strategy::automatic, Strategy::exact, Strategy::given}) {
+    EXPECT_EQ(causal(strategy, 129, 200, OrderFrom::automatic), "");
+  }
+}
+
 TEST(Validate, Masks) {
   const auto with_mask = [](std::initializer_list<std::int64_t> shape) {
     return [=](Problem& p, Grouping&) {

@@ -97,6 +97,10 @@ class Contender:
     def block(self, n):
         return n if self.whole else BLOCK
 
+    def order_from(self, causal):
+        """The package's default; but one grouping for a whole causal sequence would be exact by it."""
+        return "previous" if causal and not self.whole else "own"
+
     def pinned(self):
         """The block within which its calls are made. Entering it is not timed."""
         return sdpa_kernel(PEERS[self.impl]) if self.impl in PEERS else contextlib.nullcontext()
@@ -105,6 +109,7 @@ class Contender:
         if self.impl in PEERS:
             return F.scaled_dot_product_attention(q, k, v, is_causal=causal)
         settings = dict(group_size=self.group_size, block_size=self.block(q.shape[2]), estimator=ESTIMATOR)
+        settings["order_from"] = self.order_from(causal)
         attention = distrattention.scaled_dot_product_attention
         return attention(q, k, v, is_causal=causal, strategy=self.strategy, **settings)
 
@@ -118,7 +123,8 @@ class Contender:
     def grouping(self, q, k, v, grad, causal):
         """The part of forward() that makes the order."""
         corner = "top_left" if causal else "none"
-        return ops.make_grouping(q, k, corner, self.strategy, self.group_size, self.block(q.shape[2]), "own", 0, True)
+        settings = self.strategy, self.group_size, self.block(q.shape[2]), self.order_from(causal)
+        return ops.make_grouping(q, k, corner, *settings, 0, True)
 
 
 CONTENDERS = [*map(Contender, PEERS), *(Contender("distr", *setting) for setting in SETTINGS)]
@@ -199,6 +205,7 @@ def kernel_of(contender, operation, q, k, v, causal):
         return None
     block = contender.block(q.shape[2])
     settings = dict(strategy=contender.strategy, group_size=contender.group_size, block_size=block)
+    settings["order_from"] = contender.order_from(causal)
     return distrattention.explain(q, k, v, is_causal=causal, operation=operation, **settings)["kernel"]
 
 
@@ -213,15 +220,13 @@ def grouping_of(contender):
 
 def row_of(shape, contender, op, times, kernel):
     grouped = contender.strategy not in (None, "exact")
-    trains_causal = grouped and shape.causal and op == "forward_backward"  # the package's default
-    order_from = ("previous" if trains_causal else "own") if grouped else None
     ms = statistics.median(times)
     row = {"impl": contender.impl, "kernel": kernel, "op": op, "batch": shape.batch}
     row |= {"heads": shape.heads, "kv_heads": shape.heads, "seq_q": shape.n, "seq_k": shape.n}
     row |= {"head_dim": shape.head_dim, "head_dim_v": shape.head_dim, "dtype": shape.dtype, "causal": shape.causal}
     row |= {"strategy": contender.strategy, "estimator": ESTIMATOR if contender.strategy == "lsh" else None}
     row |= {"group_size": contender.group_size, "block": contender.block(shape.n) if grouped else None}
-    row["order_from"] = order_from
+    row["order_from"] = contender.order_from(shape.causal) if grouped else None
     row |= {"ms": ms, "ms_min": min(times), "ms_max": max(times), "runs": len(times)}
     if op != "grouping":
         row["tflops_exact_flops"] = shape.flops(op) / ms / 1e9
@@ -234,7 +239,7 @@ def measure(shape, op, options, skipped):
     calls, errors = {}, {}
     exact = float32_head(*sets[0], shape.causal) if op == "forward" else None
     for contender in CONTENDERS:
-        # Training in a causal model takes orders from the block before (the package's default): there must be one.
+        # Training in a causal model needs orders from the block before: there must be one.
         trains_causal = op == "forward_backward" and shape.causal
         if str(contender) not in skipped and not (contender.whole and trains_causal):
             function = getattr(contender, op)

@@ -139,7 +139,7 @@ struct KernelVerdict {
 };
 
 struct Explanation {
-  Grouping grouping;                    ///< with `automatic` replaced by what would run
+  Grouping grouping;                    ///< with what is `automatic` replaced by what would run
   std::string choice;                   ///< one sentence: what was chosen and why
   std::string kernel;                   ///< the kernel that would run; empty: none
   std::vector<KernelVerdict> verdicts;  ///< of every kernel of this operation and device
@@ -152,7 +152,7 @@ struct Explanation {
 [[nodiscard]] Explanation explain(Operation operation, const Problem& problem, const Grouping& grouping,
                                   Device device = Device::cpu, bool deterministic = true);
 
-/// The grouping with `automatic` replaced by what a call on the device would come to. Throws as validate().
+/// The grouping with what is `automatic` replaced by what a call on the device would come to. Throws as validate().
 [[nodiscard]] Grouping resolve_strategy(const Problem& problem, const Grouping& grouping, Device device);
 
 /// The vector instruction set that the CPU kernels use on this machine, "AVX3" for instance (Highway's names).

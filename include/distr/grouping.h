@@ -83,14 +83,16 @@ enum class Estimator : std::uint8_t {
 
 /// Which rows a block's order is computed from.
 enum class OrderFrom : std::uint8_t {
-  own,       ///< the block's own rows, and for energy all keys (the paper): row n sees a little of its future
-  previous,  ///< the block before, and for energy the keys before the block: strictly causal; block 0 is exact
-             ///< (in `given` it has its order as the others do)
+  automatic,  ///< `previous` in causal calls whose strategy computes an order, else `own`; see Plan::grouping()
+  own,        ///< the block's own rows, and for energy all keys (the paper): row n sees a little of its future
+  previous,   ///< the block before, and for energy the keys before the block: strictly causal; block 0 is exact
+              ///< (in `given` it has its order as the others do)
 };
 
 inline constexpr std::array kEstimators{Named<Estimator>{Estimator::sample, "sample"},
                                         Named<Estimator>{Estimator::mean, "mean"}};
-inline constexpr std::array kOrdersFrom{Named<OrderFrom>{OrderFrom::own, "own"},
+inline constexpr std::array kOrdersFrom{Named<OrderFrom>{OrderFrom::automatic, "auto"},
+                                        Named<OrderFrom>{OrderFrom::own, "own"},
                                         Named<OrderFrom>{OrderFrom::previous, "previous"}};
 
 struct Grouping {
@@ -98,13 +100,15 @@ struct Grouping {
   std::int64_t group_size = 1;  ///< G, 1 (exact attention, whatever the strategy) to head_dim
   std::int64_t block = 128;     ///< l, the rows of Q that share one order; >= seq_q: one order for all
   Estimator estimator = Estimator::mean;
-  OrderFrom order_from = OrderFrom::own;
+  OrderFrom order_from = OrderFrom::automatic;
   std::uint64_t seed = 0;  ///< of the projections of `lsh`
 
   bool operator==(const Grouping&) const = default;
 };
 
-/// Throws Error(invalid_argument) naming the value that is out of range and what is allowed.
+/// Throws Error(invalid_argument) naming the value that is out of range and what is allowed. A causal call that is to
+/// be approximated and is one block of more than 128 rows is refused unless its order is from `own`: that block would
+/// be exact, and with it the call. `auto` takes exact attention there, and says so.
 void validate(const Problem& problem, const Grouping& grouping);
 
 /// r = ceil(d/G), the number of columns that q-hat and k-hat have.

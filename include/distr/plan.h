@@ -43,8 +43,8 @@ class Plan {
  public:
   [[nodiscard]] Operation operation() const noexcept;
   [[nodiscard]] const Problem& problem() const noexcept;
-  [[nodiscard]] const Grouping& grouping() const noexcept;   ///< without Strategy::automatic
-  [[nodiscard]] const std::string& choice() const noexcept;  ///< one sentence: which strategy was chosen and why
+  [[nodiscard]] const Grouping& grouping() const noexcept;   ///< what it came to, without `automatic`
+  [[nodiscard]] const std::string& choice() const noexcept;  ///< one sentence: what was chosen and why
   [[nodiscard]] const KernelInfo& kernel() const noexcept;
   [[nodiscard]] std::size_t workspace_bytes() const;
   [[nodiscard]] std::span<const WorkspacePart> workspace() const;

@@ -61,8 +61,9 @@ inline constexpr std::int64_t kMaxHeadDim = 512;
 /// Scores are fp32, and fp64 where the dtype is: where all of a row are finite before they are scaled, so is its
 /// softmax, however large they are. Sums of columns are of the dtype in the tensor-core kernels. batch, seq_q and seq_k
 /// may be 0. A query that sees no key gets O = 0 and LSE = -inf. A hidden key contributes nothing, whatever its values
-/// are (NaN and infinity included). CUDA's tensor-core kernels ("sm80/...", "sm90/...") need finite values: a value of
-/// V that is not finite makes NaN of rows that hide it or give it weight 0, one of K may do so in a column that
+/// are (NaN and infinity included). Where V is finite, so is O; but CUDA's kernels sum values before they divide, and a
+/// sum may exceed fp32 (values of 1e38). Its tensor-core kernels ("sm80/...", "sm90/...") need finite values: a value
+/// of V that is not finite makes NaN of rows that hide it or give it weight 0, one of K may do so in a column that
 /// `energy` drops or where `lsh` sums columns (NaN where infinity would do), and in the backward one of Q, K or V makes
 /// NaN of gradients that should not see it.
 struct Problem {

@@ -26,7 +26,7 @@ def scaled_dot_product_attention(
     group_size: int | None = Settings.group_size,
     block_size: int | None = Settings.block_size,
     estimator: str = Settings.estimator,
-    order_from: str | None = Settings.order_from,
+    order_from: str = Settings.order_from,
     seed: int = Settings.seed,
     order: Tensor | None = Settings.order,
     return_lse: bool = False,
@@ -41,8 +41,8 @@ def scaled_dot_product_attention(
     scores, and then it gets a gradient when it requires one; or a torch.nn.attention.bias.CausalBias. is_causal is
     anchored at the top left and excludes a mask. scale is 1/sqrt(E) when None. enable_gqa: Hq may be a multiple of H.
     A query that sees no key gets 0. `settings` or the keywords from `strategy` on, its fields, say how attention is
-    approximated; order_from=None is "previous" for causal calls that require a gradient. So is what torch.export makes
-    of a causal call where gradients could be asked for: export under torch.no_grad(), or name order_from.
+    approximated. A causal call by "lsh" or "energy" that is one block of more than 128 rows is refused unless
+    order_from="own" is named: the first block of "previous" is exact, and with it the call would be.
 
     Returns out [..., Hq, L, Ev] of the query's dtype. With return_lse also the natural logarithm of the softmax's
     denominators, [..., Hq, L] in float32 (float64 for float64), -inf where no key is seen; it is differentiable.
@@ -51,7 +51,8 @@ def scaled_dot_product_attention(
     as many axes as each other, and E and Ev may not be 0.
 
     Raises ValueError (shapes, settings, scale), TypeError (dtypes, devices), NotImplementedError (dropout, nested and
-    sparse tensors, forward-mode and second derivatives), and RuntimeError where no kernel of the device serves.
+    sparse tensors, forward-mode and second derivatives), and RuntimeError where no kernel of the device serves, or for
+    such a causal call.
     """
     fields = (strategy, group_size, block_size, estimator, order_from, seed, order)
     if settings is not None:
@@ -64,8 +65,7 @@ def scaled_dot_product_attention(
     if dropout_p != 0:
         raise NotImplementedError(f"dropout_p is {dropout_p}; allowed: 0, as there is no dropout")
     *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, enable_gqa)
-    training_causal = causal != "none" and core.will_require_grad(*tensors[:3])
-    out, lse = core.attend(*tensors, causal, scale, settings, training_causal, with_lse=return_lse)
+    out, lse = core.attend(*tensors, causal, scale, settings, with_lse=return_lse)
     return (out, lse) if return_lse else out
 
 
@@ -96,7 +96,7 @@ def explain(
     """What scaled_dot_product_attention() would do with these tensors, without doing it: their data are not read.
 
     operation: "grouping", "forward" or "backward". fields: of Settings, instead of `settings`. Returns a dict:
-    "strategy", the name of what the strategy came to; "choice", a sentence that says so and why; "kernel", the name of
+    "strategy" and "order_from", what these came to; "choice", a sentence that says so and why; "kernel", the name of
     the kernel that would run ("" for none); "kernels", for each kernel of the device why it would not serve ("" if it
     would). Raises as scaled_dot_product_attention().
     """

@@ -12,7 +12,6 @@ from distrattention.determinism import is_nondeterministic_backward_allowed
 from distrattention.settings import DEFAULT_BLOCK, Settings, counted
 
 import torch  # isort: skip
-import torch.utils.checkpoint  # isort: skip
 
 MAX_HEAD_DIM = 512  # of the operators
 _DTYPES_ANYWHERE = (torch.float16, torch.bfloat16, torch.float32)
@@ -61,9 +60,8 @@ def attend_simply(query, key, value, is_causal, scale, grouped_heads, fields, wi
         or _LOG.isEnabledFor(logging.INFO)
     ):
         return None
-    training_causal = bool(is_causal) and will_require_grad(query, key, value)
     try:
-        packed, seed = _packed("top_left" if is_causal else "none", training_causal, bool(grouped_heads), *fields)
+        packed, seed = _packed("top_left" if is_causal else "none", bool(grouped_heads), *fields)
     except (TypeError, ValueError):  # they cannot be looked up, or are no settings
         return None
     deterministic = not is_nondeterministic_backward_allowed()
@@ -74,29 +72,25 @@ def attend_simply(query, key, value, is_causal, scale, grouped_heads, fields, wi
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
-def _packed(causal, training_causal, grouped_heads, *fields):
+def _packed(causal, grouped_heads, *fields):
     """(what ops.pack() makes of the settings, the seed)."""
     settings = _known_settings(*fields)
-    options = options_of(settings, MAX_HEAD_DIM, training_causal)  # a smaller d is the operator's to refuse
+    options = options_of(settings, MAX_HEAD_DIM)  # a smaller d is the operator's to refuse
     return ops.pack(causal, *options, grouped_heads), settings.seed
 
 
-def attend(query, key, value, mask, causal, scale, settings, training_causal, deterministic=False, with_lse=True):
+def attend(query, key, value, mask, causal, scale, settings, deterministic=False, with_lse=True):
     """(out [..., Hq, N, dv], lse [..., Hq, N]) of tensors that check() lets pass, with any number of axes from 2 on.
 
     causal: "none", "top_left" or "bottom_right"; anything but "none" excludes a mask. Hq may be a multiple of H.
-    training_causal: whether gradients will be asked for and the attention is causal (by a mask, too): what a
-    settings.order_from of None goes by. deterministic: whether the backward is, whatever the process allows. Without
-    with_lse lse may be None.
+    deterministic: whether the backward is, whatever the process allows. Without with_lse lse may be None.
     """
     eager = not torch.compiler.is_compiling()
     plain = eager and _is_plain()
     if eager:
         ops.refuse_tangents((query, key, value, mask))
-        if not plain and causal != "none":
-            training_causal = training_causal or _will_func_differentiate(query, key, value)
     (q, k, v), mask = four_axes((query, key, value), mask)
-    options = options_of(settings, query.shape[-1], training_causal)
+    options = options_of(settings, query.shape[-1])
     deterministic = deterministic or not is_nondeterministic_backward_allowed()
     if settings.strategy == "auto" and eager and _LOG.isEnabledFor(logging.INFO):
         _log_choice(q, k, v, mask, "forward", causal, scale, "auto", *options[1:], deterministic)
@@ -127,16 +121,17 @@ def explain(query, key, value, mask, causal, scale, settings, operation="forward
     return _explanation(*found)
 
 
-def _explanation(strategy, choice, kernel, kernels, reasons):
-    return {"strategy": strategy, "choice": choice, "kernel": kernel, "kernels": dict(zip(kernels, reasons))}
+def _explanation(strategy, order_from, choice, kernel, kernels, reasons):
+    found = {"strategy": strategy, "order_from": order_from, "choice": choice, "kernel": kernel}
+    return found | {"kernels": dict(zip(kernels, reasons))}
 
 
-def options_of(settings, head_dim, training_causal=False):
+def options_of(settings, head_dim):
     """(strategy, group_size, block_size, estimator, order_from) as the operators take them, "exact" where there is
     nothing to group."""
     group_size, block_size = resolve(settings, head_dim)
-    order_from = settings.order_from or ("previous" if training_causal else "own")
-    return settings.strategy if group_size > 1 else "exact", group_size, block_size, settings.estimator, order_from
+    strategy = settings.strategy if group_size > 1 else "exact"
+    return strategy, group_size, block_size, settings.estimator, settings.order_from
 
 
 def resolve(settings, head_dim):
@@ -311,19 +306,6 @@ def autocast(*tensors):
     return tuple(map(cast, tensors))
 
 
-def will_require_grad(*tensors):
-    """Whether gradients with respect to any of the tensors will be asked for, now or in a checkpoint's second pass."""
-    if torch.is_grad_enabled():
-        return ops.any_requires_grad(tensors)
-    return not torch.compiler.is_compiling() and _in_reentrant_checkpoint()
-
-
-def _in_reentrant_checkpoint():
-    # A reentrant activation checkpoint makes its first pass without a graph: nothing of the tensors tells it from
-    # inference, but its second pass, with a graph, must choose the same grouping. Hence the look up the stack.
-    return is_under_way(torch.utils.checkpoint.CheckpointFunction.forward)
-
-
 def is_under_way(function):
     """Whether the Python function is on the stack of this thread."""
     code = getattr(function, "__code__", None)
@@ -342,15 +324,6 @@ def _is_plain():
         or torch._C._len_torch_function_stack()
         or torch._C._len_torch_dispatch_stack()
     )
-
-
-def _will_func_differentiate(*tensors):
-    """Whether torch.func tracks gradients of one of the tensors, below a vmap it may be."""
-    while tensors := tuple(tensor for tensor in tensors if torch._C._functorch.is_functorch_wrapped_tensor(tensor)):
-        tensors = tuple(map(torch._C._functorch.get_unwrapped, tensors))
-        if ops.any_requires_grad(tensors):
-            return True
-    return False
 
 
 def _log_choice(q, k, v, mask, *arguments):

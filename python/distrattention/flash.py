@@ -12,7 +12,6 @@ from distrattention.core import (
     fit,
     require_tensors,
     settings_of,
-    will_require_grad,
 )
 
 from distrattention.settings import Fields, Settings, chosen, counted  # isort: skip
@@ -120,9 +119,8 @@ def flash_attn_varlen_func(
 
 
 def _flash(q, k, v, scale, causal, settings, deterministic, with_lse):
-    training_causal = bool(causal) and will_require_grad(q, k, v)
     corner = "bottom_right" if causal else "none"
-    return attend(q, k, v, None, corner, scale, settings, training_causal, bool(deterministic), bool(with_lse))
+    return attend(q, k, v, None, corner, scale, settings, bool(deterministic), bool(with_lse))
 
 
 def _refuse(dropout_p, window_size, softcap, alibi_slopes, **others):

@@ -25,13 +25,13 @@ def _(grad_out, grad_lse, q, k, v, mask, order, out, lse, mask_gradient=False, *
 
 def _columns(
     operation, q, k, v, mask, causal="none", scale=None, strategy="auto", group_size=1, block_size=128,
-    estimator="mean", order_from="own", deterministic=True,
+    estimator="mean", order_from="auto", deterministic=True,
 ):
     """The columns of Q-hat, summed over the rows of a head: N d where attention is exact, else about N d / G."""
     rows, d = q.shape[2:]
-    if strategy == "auto":
+    if "auto" in (strategy, order_from):
         options = (causal, scale, strategy, group_size, block_size, estimator, order_from, deterministic)
-        strategy = ops.explain(q, k, v, mask, operation, *options)[0]
+        strategy, order_from, *_ = ops.explain(q, k, v, mask, operation, *options)
     if strategy == "exact":
         return rows * d
     is_first_exact = order_from == "previous" and STRATEGIES[strategy].order == "computed"

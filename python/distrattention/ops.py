@@ -153,6 +153,8 @@ def _(q, k, v, mask=None, order=None, *settings):
 
 @torch.library.register_fake("distrattention::attend")
 def _(q, k, v, mask, scale, settings, seed, lse):
+    if not q.device == k.device == v.device:  # one of them a meta tensor beside real ones
+        raise RuntimeError(f"q, k and v are on {q.device}, {k.device} and {v.device}; allowed: one device")
     causal, strategy, group_size, block_size, estimator, order_from = unpack(settings)
     order = None  # under `auto` there may be none, too, but that is for a device to say
     if strategy != "exact" and group_size > 1:

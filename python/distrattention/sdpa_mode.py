@@ -68,9 +68,8 @@ class replace_sdpa(TorchFunctionMode):
         "error" raises the refusal; "warn" lets the next block outside, and in the end torch's own function, take the
         call, and warns once for each kind of refusal; "silent" does so without a word, and gives no other warning
         either.
-    settings, fields: a `Settings`, or the fields of one. With order_from None, is_causal calls that require grad take
-        the order of the previous block; a mask does not tell whether it is causal, so pass order_from="previous" to
-        train a model whose causality arrives as a mask.
+    settings, fields: a `Settings`, or the fields of one. A mask does not tell whether it is causal: pass
+        order_from="previous" for a model whose causality arrives as a mask.
 
     Blocks nest (the innermost decides), may be entered again, and end with an exception too. A block holds for the
     thread that entered it. Activation checkpointing repeats the forward within the backward: keep both in the block.
@@ -189,7 +188,7 @@ def _is_decoding(query, key, block_size):
 def _is_refusal(error):
     """Whether the error says that this package does not serve the call. Others, of memory say, are no refusals."""
     other = isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError)
-    return not other or str(error).startswith("no kernel on ")
+    return not other or str(error).startswith(("no kernel on ", "block is "))
 
 
 def _is_over_channels(query, key, value, attn_mask, dropout_p, is_causal, scale):

@@ -37,8 +37,8 @@ class Settings:
         order for all.
     estimator: what stands for a group's columns of Q under "lsh", their "mean" or a "sample" (the paper).
     order_from: the rows that a block's order is computed from: "own" (the paper; a row sees a little of its future) or
-        "previous" (the block before: strictly causal). None: "previous" for causal calls that require a gradient, else
-        "own".
+        "previous" (the block before: strictly causal, and the first block is exact). "auto": "previous" in causal calls
+        under "lsh", "energy" and "auto", else "own". A mask does not tell whether it is causal.
     seed: of the projections of "lsh", 0 to 2^63 - 1.
     order: an order of the columns to take instead of one that is computed: an integer tensor [B or 1, Hq, blocks or 1,
         d], each row a permutation of 0 to d - 1, for "given" and "energy" the heaviest first. On CUDA a row that is
@@ -53,15 +53,14 @@ class Settings:
     group_size: int | None = None
     block_size: int | None = None
     estimator: str = _DEFAULTS["estimator"]
-    order_from: str | None = None
+    order_from: str = _DEFAULTS["order_from"]
     seed: int = _DEFAULTS["seed"]
     order: Any = None  # a torch.Tensor
 
     def __post_init__(self) -> None:
         _require_name("strategy", self.strategy, STRATEGIES)
         _require_name("estimator", self.estimator, ESTIMATORS)
-        if self.order_from is not None:
-            _require_name("order_from", self.order_from, ORDERS_FROM)
+        _require_name("order_from", self.order_from, ORDERS_FROM)
         for name, low in (("group_size", 1), ("block_size", 1), ("seed", 0)):
             value = getattr(self, name)
             if name == "seed" or value is not None:
@@ -106,7 +105,7 @@ class Fields(TypedDict, total=False):
     group_size: int | None
     block_size: int | None
     estimator: str
-    order_from: str | None
+    order_from: str
     seed: int
     order: Any
 

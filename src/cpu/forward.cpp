@@ -9,11 +9,13 @@
 //       for each block in the tile:  k_hat^T = sums of rows of K^T  or just pointers to the kept rows
 //         for each 24 of its rows:   S = q_hat k_hat^T;  P = online softmax of S, row by row;  O += P V
 //     O /= row sums
+//     where O is not finite:  again, with V so small that no sum overflows
 //
 // Few tiles and many keys: several tasks share the keys of a tile, and their partial results are merged in order.
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <limits>
 
 #include "common/block.h"
 #include "common/mask.h"
@@ -75,16 +77,18 @@ class ForwardTask {
   }
 
   void write_output() {
-    T* o = static_cast<T*>(tensors_.o) + tile_.b * problem_.o.batch + tile_.h * problem_.o.head;
     for (std::int64_t n = 0; n < tile_.rows; ++n) {
       const RowState& state = states_[static_cast<std::size_t>(n)];
       const std::int64_t i = tile_.first + n;
       scale_row(o_row(n), dv_stride_, state.sum == 0 ? 0.0F : 1.0F / state.sum);
-      store_row(o_row(n), problem_.head_dim_v, o + i * problem_.o.row);
+      store_row(o_row(n), problem_.head_dim_v, output_row(n));
       if (tensors_.lse != nullptr) {
         static_cast<float*>(tensors_.lse)[(tile_.b * problem_.heads_q + tile_.h) * problem_.seq_q + i] =
             state.sum == 0 ? kHidden : scaled(state.maximum, unit_.to_natural) + std::log(state.sum);
       }
+    }
+    if (!all_finite(o_, tile_.rows * dv_stride_)) {
+      replace_overflows();
     }
   }
 
@@ -122,6 +126,37 @@ class ForwardTask {
 
  private:
   [[nodiscard]] float* o_row(std::int64_t n) const { return o_ + n * dv_stride_; }
+  [[nodiscard]] T* output_row(std::int64_t n) const {
+    return static_cast<T*>(tensors_.o) + tile_.b * problem_.o.batch + tile_.h * problem_.o.head +
+           (tile_.first + n) * problem_.o.row;
+  }
+
+  // The row sums divide O at the end, and up to seq_k values of V add up before: a sum may overflow where O, a mean of
+  // values, is finite. Attends once more with smaller values, and replaces what is not finite. NaN and infinities of V
+  // come again.
+  void replace_overflows() {
+    // P is 2^kRescaleThreshold at most.
+    const int exponent = std::ilogb(static_cast<double>(problem_.seq_k)) + 2 + static_cast<int>(kRescaleThreshold);
+    value_scale_ = std::ldexp(1.0F, -exponent);
+    states_ = {};
+    run(0, problem_.seq_k);
+    std::array<float, kMaxHeadDim> before;
+    for (std::int64_t n = 0; n < tile_.rows; ++n) {
+      float* after = o_row(n);
+      load_row(output_row(n), problem_.head_dim_v, before.data());
+      for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
+        const float kept = before[static_cast<std::size_t>(c)];
+        after[c] = std::isfinite(kept) ? kept : enlarged(after[c] / states_[static_cast<std::size_t>(n)].sum, exponent);
+      }
+      store_row(after, problem_.head_dim_v, output_row(n));
+    }
+  }
+
+  // A finite value stays finite: a mean exceeds the largest value by its rounding at most.
+  static float enlarged(float value, int exponent) {
+    constexpr float kLargest = std::numeric_limits<float>::max();
+    return std::isfinite(value) ? std::clamp(std::ldexp(value, exponent), -kLargest, kLargest) : value;
+  }
 
   void attend_keys(std::int64_t first_key, std::int64_t keys) {
     const std::int64_t padded_keys = round_up(keys, std::max<std::int64_t>(vector_length(), 4));
@@ -130,6 +165,9 @@ class ForwardTask {
     load_transposed(k + first_key * problem_.k.row, problem_.k.row, keys, problem_.head_dim, padded_keys, k_transposed_,
                     kTileKeys);
     load_rows(v + first_key * problem_.v.row, problem_.v.row, keys, problem_.head_dim_v, dv_stride_, v_, dv_stride_);
+    if (value_scale_ != 1) {
+      scale_row(v_, keys * dv_stride_, value_scale_);
+    }
     const bool finite = all_finite(v_, keys * dv_stride_);
     for (const Segment& segment : segments_) {
       KHatRows k_hat_rows;
@@ -189,12 +227,13 @@ class ForwardTask {
   std::int64_t h_kv_;
   std::int64_t d_stride_, dv_stride_;
   ScoreUnit unit_;
-  float* q_hat_;         // [128, d]
-  float* k_transposed_;  // [d, 128]
-  float* k_hat_;         // [r, 128]
-  float* v_;             // [128, dv]
-  float* scores_;        // [24, 128]
-  float* o_;             // [128, dv]
+  float* q_hat_;           // [128, d]
+  float* k_transposed_;    // [d, 128]
+  float* k_hat_;           // [r, 128]
+  float* v_;               // [128, dv]
+  float* scores_;          // [24, 128]
+  float* o_;               // [128, dv]
+  float value_scale_ = 1;  // a power of 2
   std::array<RowState, kTileQueries> states_{};
   Segments segments_;
   std::array<const float*, kTileKeys> v_rows_{};

@@ -58,6 +58,7 @@ def order(*changes, shape=(2, 1, 8), dtype="i4"):
 
 OTHER = {"dtype": "F32", "shape": [2, 10, 8], "data_offsets": [0, 640]}
 HUGE = "(9223372036854775807, 9223372036854775807)"
+EXACT = {"--strategy": "exact"}
 ORDER = {"--strategy": "lsh", "--group-size": 2}
 
 FILES = [
@@ -178,7 +179,10 @@ ORDERS = [
     ("order of floats", {**ORDER, "--order": order(dtype="f4")}, ["order.npy", "f32", "allowed: any integer"]),
     ("order of bool", {**ORDER, "--order": order(dtype="b1")}, ["order.npy", "bool", "allowed: any integer"]),
     ("order missing", {**ORDER, "--order": "{in}/none.npy"}, ["none.npy", "No such file"]),
-    ("order for exact", {"--strategy": "exact", "--order": order(((0, 0, 1), 0))}, ["entry 1 is 0", "0 to 7"]),
+    ("order for exact", {**EXACT, "--order": order()}, ["--order: ", "exact", "allowed: no order"]),
+    ("exact with a group size", {**EXACT, "--group-size": 2}, ["--group-size: '2'", "exact", "allowed: 1"]),
+    ("exact with an estimator", {**EXACT, "--estimator": "sample"}, ["'sample'", "exact", "allowed: mean"]),
+    ("exact with order-from", {**EXACT, "--order-from": "own"}, ["'own'", "exact", "allowed: auto"]),
 ]
 
 WORDS = ["nothing", "", " 2", "2 ", "1e1", "1.5", "0x2", "+2", "-1", "nan", "inf", "2,4", "\u00b2", "9" * 23]
@@ -196,7 +200,7 @@ OPTIONS = [
         for flag, allowed in [
             ("--strategy", ", ".join(STRATEGIES)),
             ("--estimator", "sample, mean"),
-            ("--order-from", "own, previous"),
+            ("--order-from", "auto, own, previous"),
             ("--causal", "none, top-left, bottom-right"),
             ("--device", "auto, cpu, cuda"),
             ("--dtype", "f16, bf16, f32, f64"),
@@ -206,6 +210,7 @@ OPTIONS = [
     *[
         (f"group size beyond d, {strategy}", {"--group-size": 9, "--strategy": strategy}, ["group_size", "9", "1 to 8"])
         for strategy in STRATEGIES
+        if strategy != "exact"
     ],
     ("device cuda", {"--device": "cuda"}, ["--device: cuda cannot be used: ", "allowed: auto, cpu"]),
     ("unknown option", {"--nonsense": "1"}, ["--nonsense", "--help"]),

@@ -17,11 +17,13 @@ class Setting:
     group_size: int = 2
     block: int = 128
     estimator: str = "mean"
-    order_from: str = "own"
+    order_from: str = "own"  # the command's "auto", but in causal calls
     seed: int = 0
 
     def flags(self):
         """The command's options for this setting."""
+        if self.strategy == "exact":
+            return ["--strategy", "exact"]
         pairs = (
             ("--strategy", self.strategy),
             ("--group-size", self.group_size),

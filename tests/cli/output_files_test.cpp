@@ -59,6 +59,8 @@ std::string refusal(const Action& action) {
     action();
   } catch (const InputError& error) {
     return error.what();
+  } catch (const WriteError& error) {
+    return error.what();
   }
   return "";
 }

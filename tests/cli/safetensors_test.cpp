@@ -6,6 +6,7 @@
 #include <stdlib.h>
 
 #include <array>
+#include <chrono>
 #include <cstring>
 #include <fstream>
 #include <random>
@@ -149,6 +150,18 @@ TEST(Safetensors, RefusesWhatIsNoJsonObject) {
   }
   expect_refusal(file_of("{\"a\":1e999}"), {"too large"});
   expect_refusal(file_of(std::string("{}\0 {}", 6)), {"zero byte"});
+}
+
+// In time that grows with the file, where its square would be minutes.
+TEST(Safetensors, ReadsAHeaderOfManyTensors) {
+  constexpr int kCount = 100'000;
+  std::string header = "{";
+  for (int n = 0; n < kCount; ++n) {
+    header += (n == 0 ? "" : ",") + entry("tensor " + std::to_string(n), "F32", "[0]", "[0,0]");
+  }
+  const auto start = std::chrono::steady_clock::now();
+  EXPECT_EQ(parse_safetensors(file_of(header + "}"), "x").size(), kCount);
+  EXPECT_LT(std::chrono::steady_clock::now() - start, std::chrono::seconds(20));
 }
 
 TEST(Safetensors, RefusesDeepNesting) {

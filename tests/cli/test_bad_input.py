@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Bad calls: exit status 2, one clear line on stderr, nothing on stdout, and no output file touched."""
+"""Bad calls: exit status 2, one clear line on stderr, nothing on stdout, and no output file touched. Where results
+cannot be written, exit status 3."""
 
+import json
 import os
 import re
 import resource
@@ -52,9 +54,9 @@ def arguments(changes, inputs, outputs):
     return words
 
 
-def check_refusal(result, words, inputs, outputs):
-    """Status 2, one line that has all the words, and no more."""
-    assert result.code == 2, result
+def check_refusal(result, words, inputs, outputs, code=2):
+    """The status, one line that has all the words, and no more."""
+    assert result.code == code, result
     assert result.stdout == ""
     assert result.stderr.startswith("distr") and result.stderr.endswith("\n"), result.stderr
     assert len(result.stderr.splitlines()) == 1, result.stderr
@@ -110,7 +112,7 @@ def test_full_disk(run, folders, small_disk, existing, second):
         (small_disk / "o.npy").write_bytes(b"precious")
     before = snapshot(small_disk)
     result = run("attend", *words)
-    check_refusal(result, ["l.npy" if second else "o.npy", "No space left on device"], folders[0], small_disk)
+    check_refusal(result, ["l.npy" if second else "o.npy", "No space left on device"], folders[0], small_disk, 3)
     assert snapshot(small_disk) == before
 
 
@@ -119,7 +121,7 @@ def test_limit_on_the_size_of_files(run, folders, option):
     inputs, outputs = folders
     words = arguments({option: "{out}/x.npy"}, inputs, outputs)
     result = run("attend", *words, preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (160, 160)))
-    check_refusal(result, ["o.npy" if option != "--out" else "x.npy", "File too large"], inputs, outputs)
+    check_refusal(result, ["o.npy" if option != "--out" else "x.npy", "File too large"], inputs, outputs, 3)
     assert snapshot(outputs) == {}
 
 
@@ -164,8 +166,53 @@ def test_standard_output_that_is_full(folders, binary):
     with open("/dev/full", "w") as full:
         words = [binary, "attend", *arguments({"--strategy": "exact"}, *folders)]
         done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, timeout=120)
-    assert done.returncode == 1
+    assert done.returncode == 3
     assert done.stderr.decode().count("\n") == 1 and b"standard output" in done.stderr
+
+
+LONG = "a" * 100_000
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("attend", "--q", LONG, "--k", "k.npy", "--v", "v.npy", "--out", "o.npy"),
+        ("attend", "--strategy", LONG),
+        ("attend", "--out", LONG + ".npy"),
+        ("attend", "--out", "o.npy", "--" + LONG),
+        ("bench", "--seq", LONG),
+        ("bench", "--scale=" + LONG),
+        ("info", "--head-dim", "1" * 100_000),
+        (LONG,),
+    ],
+    ids=lambda words: " ".join(words)[:16],
+)
+def test_a_long_value_is_not_echoed_whole(run, words):
+    check_refusal(run(*words), ["bytes ...]"], "", "")
+
+
+def test_the_names_of_a_file_of_many_tensors_are_not_echoed_whole(run, folders):
+    tensor = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
+    header = json.dumps({f"layers.{n}.weight": tensor for n in range(40_000)}).encode()
+    path = folders[0] / "many.safetensors"
+    path.write_bytes(len(header).to_bytes(8, "little") + header)
+    result = run("compare", "--input", path, timeout=10)
+    check_refusal(result, ["has no tensor 'q'; it has: 'layers.0.weight', ", "and 39992 more"], *folders)
+
+
+@pytest.mark.parametrize("option", ["--json-out", "--plot"])
+@pytest.mark.parametrize("name", ["--q", "--mask"])
+def test_compare_replaces_no_input(run, folders, option, name):
+    inputs, outputs = folders
+    if option == "--plot" and shutil.which("gnuplot") is None:
+        pytest.skip("gnuplot is not installed")
+    call = arguments({"--out": None, "--mask": np.ones((10, 10), bool)}, inputs, outputs)
+    path = outputs / "link.svg"
+    path.symlink_to(inputs / f"{name[2:]}.npy")
+    before = snapshot(outputs)
+    result = run("compare", *call, option, path)
+    check_refusal(result, ["link.svg: is the same file as the input ", "path of its own"], *folders)
+    assert snapshot(outputs) == before
 
 
 COMPARE = [
@@ -176,7 +223,7 @@ COMPARE = [
     (["--group-size", "2,9"], ["group_size", "9", "1 to 8"]),
     (["--block", "16,x"], ["--block", "'x'", "1 to"]),
     (["--estimator", "median"], ["'median'", "allowed: sample, mean"]),
-    (["--order-from", "next"], ["'next'", "allowed: own, previous"]),
+    (["--order-from", "next"], ["'next'", "allowed: auto, own, previous"]),
     (["--repeats", "0"], ["--repeats", "'0'", "1 to"]),
     (["--plot", "{out}/p.pdf"], ["'.pdf'", "allowed: .png, .svg"]),
     (["--plot", "{out}/p"], ["{out}/p", "allowed: .png, .svg"]),

@@ -23,6 +23,22 @@ def test_rows_are_the_cross_product_with_exact_first(run):
     assert {row["kernel"] for row in rows} == {"cpu/forward", "cpu/backward"}
 
 
+@pytest.mark.parametrize(
+    ("words", "code", "expected"),
+    [
+        (("--seq", "100,1000000000"), 1, ["--heads 4, --seq 1000000000", "GB do not fit into memory"]),
+        (("--heads", "9223372036854775807"), 2, ["--heads 9223372036854775807", "overflows; allowed"]),
+        (("--heads", "3", "--heads-kv", "2"), 2, ["--heads 3", "multiple"]),
+    ],
+)
+def test_problems_that_are_too_large_name_the_flags(run, words, code, expected):
+    result = run("bench", "--strategy", "energy", *words, timeout=20)
+    assert (result.code, result.stdout) == (code, "")
+    assert result.stderr.startswith("distr bench: --batch 1, ") and result.stderr.count("\n") == 1
+    for word in expected:
+        assert word in result.stderr
+
+
 def test_rates_follow_from_times(run):
     result = bench(run, "--seq", "128", "--head-dim", "32", "--op", "forward,forward-backward", "--causal",
                    "none,top-left")

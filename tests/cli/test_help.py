@@ -30,7 +30,8 @@ WORDS = {
     "min(2, d); auto: 1": ["attend", "info"],
     "=128": ["attend", "compare", "info"],
     "=mean": ["attend", "info"],
-    "=own": ["attend", "compare", "info"],
+    "|previous=auto": ["attend", "info"],
+    "|previous,...=auto": ["compare"],
     "FILE.png|svg": ["compare"],
 }
 

@@ -2,6 +2,7 @@
 """`distr attend`: the order of columns, and the approximations that follow from it, against NumPy."""
 
 import itertools
+import json
 
 import numpy as np
 import oracle
@@ -151,7 +152,7 @@ def test_previous_leaves_the_first_block_exact_whatever_the_order_given(attend, 
     np.testing.assert_allclose(result.files["--out"][:16], exact.files["--out"][:16], rtol=0, atol=1e-6)
 
 
-@pytest.mark.parametrize("options", [("lsh", "--order-from", "previous"), ("exact",), ("lsh", "--group-size", "1")])
+@pytest.mark.parametrize("options", [("lsh", "--order-from", "previous"), ("lsh", "--group-size", "1")])
 def test_written_order_is_the_identity_where_attention_is_exact_whatever_the_order_given(
     attend, problem, save, options
 ):
@@ -173,6 +174,38 @@ def test_previous_never_looks_ahead(attend, problem, strategy):
     after = attend(q, k, v, *flags).files["--out"]
     np.testing.assert_array_equal(before[:, :40], after[:, :40])
     assert not np.array_equal(before[:, 40:], after[:, 40:])
+
+
+@pytest.mark.parametrize("strategy", ["lsh", "energy"])
+def test_causal_calls_take_previous_unless_own_is_named(attend, problem, strategy):
+    inputs = problem((2, 64, 16))
+    flags = ("--strategy", strategy, "--group-size", "2", "--block", "16", "--json")
+
+    def run(*more):
+        result = attend(*inputs, *flags, *more)
+        report = json.loads(result.stdout)
+        return result.files["--out"].tobytes(), report["order_from"], report["choice"]
+
+    causal = ("--causal", "bottom-right")
+    own, previous = (run(*causal, "--order-from", order_from) for order_from in ("own", "previous"))
+    assert own[1:] == ("own", "as asked for") and previous[1:] == ("previous", "as asked for")
+    chosen = "as asked for; orders come from the block before, as the call is causal"
+    assert run(*causal) == (previous[0], "previous", chosen) and own[0] != previous[0]
+    assert run()[1:] == ("own", "as asked for")
+
+
+def test_a_causal_call_of_one_block_is_refused_unless_it_is_short(run, save, attend, problem, tmp_path):
+    long = problem((140, 8))
+    files = [word for name, x in zip("qkv", long) for word in (f"--{name}", save(name, x))]
+    for command in ("attend", "--strategy", "energy", "--out", tmp_path / "o.npy"), ("compare",):
+        refused = run(*command, *files, "--block", "200", "--causal", "top-left")
+        expected = "block is 200, one for all 140 rows of a causal call, whose orders come from the block before: it "
+        expected += "would be exact; allowed: a block of at most 139 rows, or order_from own"
+        assert (refused.code, refused.stderr) == (2, f"distr {command[0]}: {expected}\n")
+    assert not (tmp_path / "o.npy").exists()
+    attend(*long, "--strategy", "energy", "--block", "200", "--causal", "top-left", "--order-from", "own")
+    short = attend(*problem((120, 8)), "--strategy", "energy", "--causal", "top-left", "--json")
+    assert json.loads(short.stdout)["choice"].startswith("exact, as the only block has none before it")
 
 
 @pytest.mark.parametrize("setting", [Setting("lsh", 2, 16), Setting("energy", 2, 16)], ids=name_of)

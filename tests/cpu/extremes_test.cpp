@@ -4,9 +4,12 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
+#include <string>
+#include <utility>
 
 #include "support/oracle.h"
 
@@ -114,6 +117,61 @@ TEST(Extremes, AnInfinityIsForgottenWhenItsWeightUnderflows) {
   v[290] = 7;
   for (const DType dtype : {DType::f32, DType::f64}) {
     EXPECT_EQ(attend<300>(k, v, nullptr, dtype)[0], 7) << test::name_of(dtype);
+  }
+}
+
+// Sums of values overflow where their mean does not, in one task of keys and in several, and whatever stands beside.
+TEST(Extremes, ValuesNearTheLargestHaveAFiniteMean) {
+  for (std::int64_t left = hwy::SupportedTargets(); left != 0; left &= left - 1) {
+    const std::int64_t target = left & -left;
+    hwy::SetSupportedTargetsForTest(target);
+    SCOPED_TRACE(hwy::TargetName(target));
+    for (const auto& [rows, keys] : {std::pair<std::int64_t, std::int64_t>{1, 20000}, {200, 300}}) {
+      for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
+        if (dtype == DType::f64 && rows == 1) continue;
+        SCOPED_TRACE(std::string(test::name_of(dtype)) + ", keys " + std::to_string(keys));
+        Case test_case;
+        test_case.problem.dtype = dtype;
+        test_case.problem.seq_q = rows;
+        test_case.problem.seq_k = keys;
+        test_case.problem.head_dim = 8;
+        test_case.problem.head_dim_v = 3;
+        test_case.problem = contiguous(test_case.problem);
+        test_case.grouping = {.strategy = Strategy::exact};
+        Instance instance(test_case);
+        forward(test_case.problem, test_case.grouping, instance.forward());
+        const Buffer plain = instance.o;
+        const Buffer lse = instance.lse;
+        const double huge = dtype == DType::f64 ? 1e308 : 3e38;
+        for (std::int64_t j = 0; j < keys; ++j) {
+          instance.v.set(3 * j, huge);
+          instance.v.set(3 * j + 1, -huge);
+        }
+        forward(test_case.problem, test_case.grouping, instance.forward());
+        EXPECT_TRUE(instance.lse == lse);
+        for (std::int64_t i = 0; i < rows; ++i) {
+          EXPECT_NEAR(instance.o.at(3 * i) / huge, 1, 0.01);
+          EXPECT_NEAR(instance.o.at(3 * i + 1) / huge, -1, 0.01);
+          EXPECT_EQ(instance.o.at(3 * i + 2), plain.at(3 * i + 2));
+        }
+        instance.v.set(0, kInfinity);
+        forward(test_case.problem, test_case.grouping, instance.forward());
+        EXPECT_EQ(instance.o.at(0), kInfinity);
+        EXPECT_NEAR(instance.o.at(1) / huge, -1, 0.01);
+      }
+    }
+  }
+  hwy::SetSupportedTargetsForTest(0);
+}
+
+// A row's probabilities may reach 2^8 before they are divided by their sum.
+TEST(Extremes, LargeValuesHaveAFiniteMeanWhereScoresGrow) {
+  std::array<float, 300> k{};
+  std::array<float, 300> v{};
+  std::fill(k.begin() + 128, k.end(), 5.5F);
+  v.fill(3e38F);
+  for (const DType dtype : {DType::f32, DType::bf16}) {
+    EXPECT_NEAR(attend<300>(k, v, nullptr, dtype)[0] / 3e38, 1, 0.01) << test::name_of(dtype);
   }
 }
 

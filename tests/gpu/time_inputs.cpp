@@ -13,6 +13,7 @@ const char* name_of(Strategy strategy) {
 
 Grouping grouping_of(const Setting& setting) {
   Grouping grouping;
+  grouping.order_from = OrderFrom::own;
   grouping.strategy = setting.strategy;
   grouping.group_size = setting.group_size;
   grouping.block = setting.block;

@@ -10,7 +10,7 @@ from torch.nn.attention.bias import causal_lower_right, causal_upper_left
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 
 import distrattention
-from distrattention import Settings, ops, scaled_dot_product_attention
+from distrattention import Settings, explain, ops, scaled_dot_product_attention
 
 F64 = torch.float64
 
@@ -174,7 +174,7 @@ def test_approximations_are_the_textbooks(strategy, is_causal, textbook):
     q, k, v = randn(2, 4, 300, 12), randn(2, 2, 300, 12), randn(2, 2, 300, 5)
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     causal = "top_left" if is_causal else "none"
-    order_from = "previous" if is_causal else "own"  # gradients are asked for
+    order_from = "previous" if is_causal else "own"
     order = ops.make_grouping(q, k, causal, strategy, 3, 128, order_from, 5)
     results = []
     for out in (
@@ -205,23 +205,45 @@ def test_auto_approximates_only_where_a_group_size_is_given(caplog):
     assert not torch.equal(energy, exact)
 
 
-def test_order_from_follows_causality_and_gradients():
-    """None is `previous` for causal calls that require a gradient, else `own`; what is named is taken."""
+@pytest.mark.parametrize("strategy", ["lsh", "energy"])
+def test_causal_calls_take_previous_whether_gradients_are_asked_for_or_not(strategy):
     q, k, v = (torch.randn(1, 2, 400, 16) for _ in range(3))
 
     def run(grad, **keywords):
         return scaled_dot_product_attention(
-            q.clone().requires_grad_(grad), k, v, strategy="energy", **keywords
+            q.clone().requires_grad_(grad), k, v, strategy=strategy, **keywords
         ).detach()
 
     own, previous = (run(False, is_causal=True, order_from=order_from) for order_from in ("own", "previous"))
     assert not torch.equal(own, previous)
-    assert torch.equal(run(False, is_causal=True), own)
-    assert torch.equal(run(True, is_causal=True), previous)
+    assert torch.equal(run(False, is_causal=True), previous) and torch.equal(run(True, is_causal=True), previous)
     assert torch.equal(run(True, is_causal=True, order_from="own"), own)
     with torch.no_grad():
-        assert torch.equal(run(True, is_causal=True), own)
-    assert torch.equal(run(True), run(True, order_from="own"))
+        assert torch.equal(run(True, is_causal=True), previous)
+    mask = torch.ones(400, 400, dtype=torch.bool).tril()  # which does not say that it is causal
+    for keywords in {}, {"attn_mask": mask}:
+        assert torch.equal(run(True, **keywords), run(True, **keywords, order_from="own"))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_a_causal_call_of_one_block_is_exact_if_short_and_else_refused(requires_grad):
+    q, k, v = (torch.randn(1, 2, 400, 16, requires_grad=requires_grad) for _ in range(3))
+    for settings in dict(block_size=400), dict(block_size=10**6, order_from="previous"):
+        with pytest.raises(RuntimeError, match="block is .*, one for all 400 rows of a causal call.*or order_from own"):
+            scaled_dot_product_attention(q, k, v, is_causal=True, strategy="energy", **settings)
+        with pytest.raises(RuntimeError, match="one for all 400 rows"):
+            explain(q, k, v, is_causal=True, strategy="energy", **settings)
+    own = dict(strategy="energy", block_size=400, order_from="own")
+    assert explain(q, k, v, is_causal=True, **own)["choice"] == "as asked for"
+    short = [tensor[:, :, :128] for tensor in (q, k, v)]
+    out, exact = (
+        scaled_dot_product_attention(*short, is_causal=True, strategy=strategy) for strategy in ("energy", "exact")
+    )
+    torch.testing.assert_close(out, exact)
+    found = explain(*short, is_causal=True, strategy="energy")
+    assert found["order_from"] == "previous" and found["choice"].startswith("exact, as the only block has none before")
+    assert "orders come from the block before" in explain(q, k, v, is_causal=True, strategy="lsh")["choice"]
+    assert explain(q, k, v, strategy="lsh")["order_from"] == "own"
 
 
 def test_previous_is_strictly_causal():

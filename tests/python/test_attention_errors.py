@@ -162,7 +162,11 @@ REFUSED = {
         "strategy is 'fast'; allowed: 'auto', 'exact', 'lsh', 'en",
     ),
     "an estimator": (changed(estimator=lambda: "max"), ValueError, "estimator is 'max'; allowed: 'sample', 'mean'"),
-    "an order": (changed(order_from=lambda: "next"), ValueError, "order_from is 'next'; allowed: 'own', 'previous'"),
+    "an order": (
+        changed(order_from=lambda: "next"),
+        ValueError,
+        "order_from is 'next'; allowed: 'auto', 'own', 'previous'",
+    ),
     "groups of none": (changed(group_size=lambda: 0), ValueError, "group_size is 0; allowed: 1 to"),
     "groups too large": (changed(group_size=lambda: 9), ValueError, "group_size is 9; allowed: 1 to 8"),
     "groups of a half": (changed(group_size=lambda: 2.0), TypeError, "group_size is 2.0; allowed: an int"),

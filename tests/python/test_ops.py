@@ -317,7 +317,7 @@ def test_every_combination_of_settings_runs(problem):
         (1, 3, 8),
         (1, 16, 1 << 40),
         ("mean", "sample"),
-        ("own", "previous"),
+        ORDERS_FROM,
     )
     for causal, strategy, group_size, block_size, estimator, order_from in combinations:
         order = ops.make_grouping(q, k, causal, strategy, group_size, block_size, order_from, 7)

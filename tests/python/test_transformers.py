@@ -209,7 +209,7 @@ def test_output_attentions_warns_once_and_returns_none(monkeypatch):
 def test_decoding_is_exact(rows, keys, exact):
     query, key, value = tensors(rows, keys)
     mask = causal_mask(rows, keys)
-    out, _ = function(**ENERGY)(module(), query, key, value, mask)
+    out, _ = function(**ENERGY, order_from="own")(module(), query, key, value, mask)
     assert torch.equal(out, expected(query, key, value, attn_mask=mask)) == exact
     assert torch.equal(out, expected(query, key, value, attn_mask=mask, **ENERGY)) == (not exact)
 
@@ -271,9 +271,9 @@ def test_settings_come_from_the_last_that_speaks():
 @pytest.mark.parametrize(
     ("attributes", "call", "grad", "order_from"),
     [
-        ({}, {}, False, "own"),
+        ({}, {}, False, "previous"),
         ({}, {}, True, "previous"),
-        ({"training": True}, {}, False, "previous"),  # as in the first forward of reentrant checkpointing
+        ({"training": True}, {}, False, "previous"),
         ({"is_causal": True}, {}, True, "previous"),
         ({"is_causal": False}, {}, True, "own"),
         ({"is_causal": False}, {"is_causal": True}, True, "previous"),
@@ -283,7 +283,7 @@ def test_settings_come_from_the_last_that_speaks():
         ({"is_causal": True}, {"order_from": "previous"}, False, "previous"),
     ],
 )
-def test_order_from_in_training(attributes, call, grad, order_from, masked):
+def test_order_from_of_causal_modules(attributes, call, grad, order_from, masked):
     query, key, value = tensors()
     query.requires_grad_(grad)
     mask = causal_mask() if masked else None

@@ -195,14 +195,16 @@ def test_sliding_windows_arrive_as_masks():
     assert not torch.allclose(outputs["distr_energy"], outputs["eager"], rtol=1e-3, atol=1e-3)
 
 
-@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize(
+    ("training", "settings", "sees_none"), [(True, {}, True), (False, {}, True), (False, {"order_from": "own"}, False)]
+)
 @pytest.mark.parametrize("make", [llama, whisper, t5])
 @pytest.mark.parametrize("padding", [None, "left"])
-def test_rows_see_no_future_in_training(make, training, padding):
-    """The first two thirds of the output do not depend on the last third of the decoder's tokens; without the default
-    of training, they do, through the choice of columns in the block where the change begins."""
+def test_rows_see_no_future(make, training, settings, sees_none, padding):
+    """The first two thirds of the output do not depend on the last third of the decoder's tokens, in training or not;
+    with "own" they do, through the choice of columns in the block where the change begins."""
     model = make().train(training)
-    register("distr_model", strategy="energy", group_size=4, block_size=ROWS // 3 + 4)
+    register("distr_model", strategy="energy", group_size=4, block_size=ROWS // 3 + 4, **settings)
     inputs = tokens(padding)
     if make is not llama:
         mask = {"decoder_attention_mask": inputs["attention_mask"]} if padding else {}
@@ -214,7 +216,7 @@ def test_rows_see_no_future_in_training(make, training, padding):
     changed[name][:, kept:] = tokens(seed=5)["input_ids"][:, kept:]
     with torch.set_grad_enabled(training):
         before, after = (run(model, each, "distr_model")[:, :kept] for each in (inputs, changed))
-    if training:
+    if sees_none:
         torch.testing.assert_close(after, before, rtol=0, atol=1e-6)
     else:
         assert not torch.allclose(after, before, rtol=1e-3, atol=1e-3)

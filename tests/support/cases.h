@@ -16,8 +16,8 @@ enum class Values { normal, heavy, huge, tiny, constant, best_first, best_last, 
 
 struct Case {
   std::string name;
-  Problem problem;  // its dtype is f32 until with_dtype()
-  Grouping grouping{.group_size = 2};
+  Problem problem;                                                   // its dtype is f32 until with_dtype()
+  Grouping grouping{.group_size = 2, .order_from = OrderFrom::own};  // decided: kernels and oracles read it
   Values values = Values::normal;
   bool packed = false;  // q, k and v are views of one buffer [B, N, 3, H, d]
   bool mask_hides_all = false;

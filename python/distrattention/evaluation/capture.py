@@ -47,8 +47,7 @@ def report(
         with attn_implementation "sdpa") or this package (transformers with "distr", whose own settings are left aside).
     batch: a tensor (`model(batch)`), a mapping (`model(**batch)`), a list or tuple (`model(*batch)`), or a function
         that takes the model and runs it (`lambda model: model.encode(images)`), each time on the same inputs.
-    settings: what to measure, one or several; an `order_from` of None is `own`, as in every call without gradients. Ask
-        for `previous` to see what training of a causal model would meet.
+    settings: what to measure, one or several. Where causality arrives as a mask, ask for order_from="previous".
     batches: several such batches instead of one, a DataLoader, say. Errors are those over all of them, times the mean.
     metric: a function, or several by name, of what the model returns and the batch (`lambda output, batch:
         output.loss`), whose number is shown beside the errors, the mean over the batches.

@@ -31,7 +31,7 @@ class Call:
     def run(self, settings: Settings) -> tuple[Tensor, Tensor]:
         """O [..., Hq, Nq, dv] and LSE [..., Hq, Nq]."""
         tensors = (self.query, self.key, self.value, self.mask)
-        return core.attend(*tensors, self.causal, self.scale, settings, training_causal=False)
+        return core.attend(*tensors, self.causal, self.scale, settings)
 
     def torch(self) -> Tensor | None:
         """O by torch's own attention; None where that has no such call."""
@@ -44,12 +44,17 @@ class Call:
         )
 
     def resolve(self, settings: Settings) -> Settings:
-        """The settings with what `auto` takes in its place."""
-        if settings.strategy != "auto":
-            return settings
+        """The settings with what `auto` takes in its place. Raises ValueError where they do not fit the call."""
+        if settings.strategy == "exact":
+            return EXACT
         tensors = (self.query, self.key, self.value, self.mask)
-        strategy = core.explain(*tensors, self.causal, self.scale, settings)["strategy"]
-        return EXACT if strategy == "exact" else replace(settings, strategy=strategy)
+        try:
+            found = core.explain(*tensors, self.causal, self.scale, settings)
+        except RuntimeError as error:
+            raise ValueError(str(error).splitlines()[0]) from None
+        if found["strategy"] == "exact":
+            return EXACT
+        return replace(settings, strategy=found["strategy"], order_from=found["order_from"])
 
     def order(self, settings: Settings) -> Tensor | None:
         """The columns' order, int32 [B, Hq, blocks, d]; None for exact attention. `settings` are resolved."""
@@ -59,10 +64,8 @@ class Call:
         q, k = _four(self.query), _four(self.key)
         if settings.order is not None:
             return ops.order_of_caller(settings.order, q, block_size)
-        order_from = settings.order_from or "own"
-        return ops.make_grouping(
-            q, k, self.causal, settings.strategy, group_size, block_size, order_from, settings.seed
-        )
+        grouping = (settings.strategy, group_size, block_size, settings.order_from, settings.seed)
+        return ops.make_grouping(q, k, self.causal, *grouping)
 
 
 def output_errors(output: Tensor, exact: Tensor) -> tuple[float, float]:
@@ -133,7 +136,8 @@ def _spread(q: Tensor, order: Tensor, rows: Tensor, settings: Settings) -> Tenso
         sums = torch.zeros_like(ordered).index_add_(-1, group, ordered)
         spread = (sums / torch.bincount(group, minlength=d))[..., group]
     spread = torch.empty_like(q).scatter_(-1, columns, spread)
-    exact = (block == 0) & (settings.order_from == "previous")
+    is_first_exact = settings.order_from == "previous" and STRATEGIES[settings.strategy].order == "computed"
+    exact = (block == 0) & is_first_exact
     return torch.where(exact[:, None], q, spread)
 
 

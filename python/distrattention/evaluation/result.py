@@ -147,7 +147,7 @@ def label(settings: Settings) -> str:
         default = settings.strategy == "auto" and settings.group_size is None
         words += [] if default else [f"G={settings.taken_group_size}"]
         words += [f"l={settings.block_size}"] if settings.block_size is not None else []
-        words += [settings.order_from] if settings.order_from is not None else []
+        words += [settings.order_from] if settings.order_from != "auto" else []
         words += [f"seed={settings.seed}"] if settings.seed else []
     return " ".join(words)
 

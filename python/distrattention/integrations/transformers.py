@@ -18,10 +18,8 @@ What is approximated: calls with at least one block of query rows (block_size, 1
 have no more keys than rows. Decoding is exact: one row, or fewer rows than a block against more keys (speculative
 decoding, short chunks of a prompt, a short padded prompt in a static cache). A chunk of a prompt comes with a mask.
 
-With order_from None, causal attention takes the order of the previous block (`previous`) in training, be its causality
-a flag or a mask: where the module is in training mode, or an input requires grad. So does the attention of a decoder
-to its encoder where the module says is_decoder. Else it is `own`. A perplexity is measured in evaluation mode: pass
-order_from="previous" there, or rows see a little of their future.
+Unless order_from is named, causal attention takes the order of the block before (`previous`), be its causality a flag
+or a mask, and so does the attention of a decoder to its encoder where the module says is_decoder. Else it is `own`.
 
 A row that sees no key (of padding at the left) is 0.
 """
@@ -39,7 +37,7 @@ from transformers.utils import logging
 from typing_extensions import Unpack
 
 from distrattention.attention import attention_of_prompts
-from distrattention.core import settings_of, will_require_grad
+from distrattention.core import settings_of
 from distrattention.settings import EXACT, FIELDS, Fields, Settings, chosen
 
 logger = logging.get_logger(__name__)
@@ -174,9 +172,8 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
                 _warn_of_layers_that_are_not_there(module, config, per_layer)
             if overrides:
                 settings = _replaced(EXACT if overrides.get("strategy") == "exact" else settings, **overrides)
-        if settings.order_from is None and (causal or getattr(module, "is_decoder", False)):
-            order_from = "previous" if _in_training(module, query, key, value) else "own"
-            settings = _replaced(settings, order_from=order_from)
+        if settings.order_from == "auto" and (causal or getattr(module, "is_decoder", False)):
+            settings = _replaced(settings, order_from="previous")
         output = attention_of_prompts(
             query,
             key,
@@ -226,11 +223,6 @@ def _warn_of_layers_that_are_not_there(module: nn.Module, config: object, per_la
 
 def _replaced(settings: Settings, **fields: Unpack[Fields]) -> Settings:
     return settings_of(**{**settings.asdict(), **fields})
-
-
-def _in_training(module: nn.Module, *tensors: Tensor) -> bool:
-    """The module's mode counts too, as a run in training mode should not depend on what requires a gradient."""
-    return module.training or will_require_grad(*tensors)
 
 
 def _check_arguments(kwargs: dict, harmless: set[str], dropout: float, mask: Tensor | None, key: Tensor) -> None:
