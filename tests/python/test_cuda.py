@@ -260,7 +260,7 @@ def test_explain_and_doctor_name_the_kernels(capsys):
         assert all(name.startswith(("sm", "plain/")) for name in found["kernels"])
         assert distrattention.explain(q, q, q, strategy="energy", operation="grouping")["kernel"] == "cuda/energy"
         assert distrattention.explain(q, q, q, strategy="energy", operation="backward")["kernel"]
-    assert doctor.main(["doctor"]) == 0
+    assert doctor.main() == 0
     report = capsys.readouterr().out
     for wanted in (
         f"CUDA devices for them: {torch.cuda.get_device_name()}",
