@@ -54,7 +54,7 @@ def attend_simply(query, key, value, is_causal, scale, grouped_heads, fields, wi
         or torch.autograd.forward_ad._current_level >= 0  # there may be tangents
         or not (type(query) in _TENSORS and type(key) in _TENSORS and type(value) in _TENSORS)
         or query.dim() != 4
-        or (query.is_meta or key.is_meta or value.is_meta)  # nothing refuses those that do not fit
+        or query.is_meta  # nothing refuses those that do not fit
         or type(scale) not in _SCALES
         or fields[-1] is not None  # the caller's order
         or _LOG.isEnabledFor(logging.INFO)
