@@ -7,6 +7,7 @@
 
 #include "common/block.h"
 #include "common/heuristics.h"
+#include "common/near.h"
 #include "decisions.h"
 #include "dispatch.h"
 
@@ -55,7 +56,8 @@ OrderFrom order_from(const Problem& problem, const Grouping& grouping) {
     return grouping.order_from;
   }
   const bool is_computed = traits(grouping.strategy).order == OrderSource::computed;
-  return is_computed && problem.causal != Causal::none ? OrderFrom::previous : OrderFrom::own;
+  return (is_computed || common::has_key_means(grouping)) && problem.causal != Causal::none ? OrderFrom::previous
+                                                                                            : OrderFrom::own;
 }
 
 // Why a strategy that the caller named comes to what it does.
@@ -68,6 +70,20 @@ std::string choice_of(const Problem& problem, const Grouping& decided) {
   }
   const bool is_one_exact_block = common::is_exact_block(decided, 0) && decided.block >= problem.seq_q;
   return is_one_exact_block ? "exact, as the only block has none before it for an order to come from" : "as asked for";
+}
+
+// Options that have nothing to act on: near keys where all are exact and none is skipped, and the offset of no window.
+void drop_idle_options(Grouping& decided) {
+  if (is_exact(decided)) {
+    decided.finish = false;  // `auto` may have been asked for it
+  }
+  if (is_exact(decided) && decided.skip == 0) {
+    decided.window.reset();
+    decided.sinks = 0;
+  }
+  if (!decided.window.has_value()) {
+    decided.key_offset.reset();
+  }
 }
 
 }  // namespace
@@ -84,6 +100,7 @@ Resolved resolve(const Problem& problem, const Grouping& grouping, Device device
   } else {
     result.choice = choice_of(problem, decided);
   }
+  drop_idle_options(decided);
   const bool groups = common::count_exact_rows(problem, decided) < problem.seq_q;
   if (groups && grouping.order_from == OrderFrom::automatic && decided.order_from == OrderFrom::previous) {
     result.choice += "; orders come from the block before, as the call is causal";

@@ -6,7 +6,7 @@
 #include <cstdlib>
 #include <string>
 
-#include "common/block.h"
+#include "common/near.h"
 
 namespace distr {
 namespace {
@@ -81,16 +81,20 @@ void check_inputs(const Problem& problem, const Grouping& grouping, Device devic
     if (device == Device::cpu) {
       require_permutations(problem, grouping, tensors.order);
     }
+    require(tensors.key_means, "the means of the keys", common::has_key_means(grouping));
   }
 }
 
 }  // namespace
 
 void check(const Problem& problem, const Grouping& grouping, Device /*device*/, const GroupingTensors& tensors) {
+  const StrategyTraits& strategy = traits(grouping.strategy);
+  const bool has_means = common::has_key_means(grouping);
   const bool reads = has_queries(problem) && !is_exact(grouping);
-  require(tensors.q, "Q", reads);
-  require(tensors.k, "K", reads && traits(grouping.strategy).reads_keys && has_keys(problem));
-  require(tensors.order, "the order", has_queries(problem));
+  require(tensors.q, "Q", reads && strategy.order == OrderSource::computed);
+  require(tensors.k, "K", reads && (strategy.reads_keys || has_means) && has_keys(problem));
+  require(tensors.order, "the order", has_queries(problem) && (!reads || strategy.order == OrderSource::computed));
+  require(tensors.key_means, "the means of the keys", has_queries(problem) && has_means);
 }
 
 void check(const Problem& problem, const Grouping& grouping, Device device, const ForwardTensors& tensors) {
@@ -98,6 +102,10 @@ void check(const Problem& problem, const Grouping& grouping, Device device, cons
   require(tensors.v, "V", has_keys(problem));
   require(tensors.o, "O", has_queries(problem));
   require_distinct("O", problem.o, problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v);
+  if (tensors.halves != nullptr && grouping.skip == 0) {
+    throw Error(Status::invalid_argument,
+                "counts of kept halves are wanted, but nothing is skipped; allowed: null, or a skip above 0");
+  }
 }
 
 void check(const Problem& problem, const Grouping& grouping, Device device, const BackwardTensors& tensors) {

@@ -6,6 +6,7 @@
 #include <string>
 #include <vector>
 
+#include "common/near.h"
 #include "disabled_kernels.h"
 #include "kernel.h"
 
@@ -76,8 +77,11 @@ std::string reason_against(const KernelEntry<Tensors>& entry, const Problem& pro
     return "is disabled by DISTR_DISABLE_KERNELS";
   }
   if (OperationOf<Tensors>::kOperation == Operation::grouping && !is_exact(grouping) &&
-      traits(grouping.strategy).order == OrderSource::caller) {
+      traits(grouping.strategy).order == OrderSource::caller && !common::has_key_means(grouping)) {
     return "has nothing to compute, as the caller brings the order";
+  }
+  if (OperationOf<Tensors>::kOperation == Operation::backward && grouping.skip > 0) {
+    return "has no gradients of skipped keys";
   }
   std::string reason = entry.supports(problem, grouping);
   return reason.empty() && deterministic && !entry.deterministic

@@ -4,11 +4,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 
 #include "check.h"
 #include "common/parallel.h"
 #include "dispatch.h"
-#include "reference/equations.h"
+#include "reference/head_scores.h"
 
 namespace distr {
 namespace {
@@ -39,56 +40,45 @@ struct Sums {
   }
 };
 
-// One head's inputs in float64, and the scores of single rows from them.
-class HeadScores {
+// The approximate scores of row i, and of the rows that are skipped with it (method, 8).
+class ApproximateRows {
  public:
-  HeadScores(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors, std::int64_t b,
-             std::int64_t h)
-      : problem_(problem),
-        grouping_(grouping),
-        tensors_(tensors),
-        mask_(problem.mask, tensors.mask),
-        b_(b),
-        h_(h),
-        k_(reference::load_rows(tensors.k, problem.dtype, problem.k, b, h / (problem.heads_q / problem.heads_kv), 0,
-                                problem.seq_k, problem.head_dim)),
-        k_hat_(0, 0) {}
+  ApproximateRows(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
+                  const reference::Head& head)
+      : problem_(problem), grouping_(grouping), scores_(problem, grouping, reference::score_tensors(tensors), head) {}
 
-  // Scores of row i, exact and by the groups of its block; rows must come in ascending order.
-  void row(std::int64_t i, std::vector<double>& exact, std::vector<double>& approximate) {
-    const std::int64_t block = i / grouping_.block;
-    if (block != block_) {
-      block_ = block;
-      groups_ = common::block_groups(problem_, grouping_, tensors_.order, b_, h_, block);
-      k_hat_ = reference::fuse(k_, groups_);
+  // Rows must come in ascending order.
+  const std::vector<double>& row(std::int64_t i) {
+    if (grouping_.skip == 0) {
+      rows_.resize(1);
+      scores_.row(i, rows_[0]);
+      return rows_[0];
     }
-    const Matrix q = reference::load_rows(tensors_.q, problem_.dtype, problem_.q, b_, h_, i, 1, problem_.head_dim);
-    const Matrix q_hat = reference::estimate(q, groups_, grouping_.estimator);
-    const reference::RowPosition position{b_, h_, i};
-    reference::scores(problem_, mask_, position, q.row(0), k_, exact);
-    reference::scores(problem_, mask_, position, q_hat.row(0), k_hat_, approximate);
-  }
-
-  // What the mask adds to the scores of row i.
-  [[nodiscard]] std::vector<double> bias(std::int64_t i) const {
-    std::vector<double> result(static_cast<std::size_t>(problem_.seq_k));
-    for (std::size_t j = 0; j < result.size() && !mask_.none(); ++j) {
-      result[j] = mask_(b_, h_, i, static_cast<std::int64_t>(j));
+    const std::int64_t first = i / common::kSkipRows * common::kSkipRows;
+    if (first != first_) {
+      first_ = first;
+      rows_.resize(static_cast<std::size_t>(std::min(common::kSkipRows, problem_.seq_q - first)));
+      scores_.skipped_rows(first, rows_);
     }
-    return result;
+    return rows_[static_cast<std::size_t>(i - first)];
   }
 
  private:
   const Problem& problem_;
   const Grouping& grouping_;
-  const ForwardTensors& tensors_;
-  common::MaskView mask_;
-  std::int64_t b_, h_;
-  Matrix k_;
-  std::int64_t block_ = -1;
-  common::Groups groups_;
-  Matrix k_hat_;
+  reference::HeadScores scores_;
+  std::int64_t first_ = -1;
+  std::vector<std::vector<double>> rows_;
 };
+
+// What the mask adds to the scores of row i.
+std::vector<double> bias_of(const Problem& problem, const common::MaskView& mask, const reference::RowPosition& at) {
+  std::vector<double> result(static_cast<std::size_t>(problem.seq_k));
+  for (std::size_t j = 0; j < result.size() && !mask.none(); ++j) {
+    result[j] = mask(at.b, at.h, at.i, static_cast<std::int64_t>(j));
+  }
+  return result;
+}
 
 void add_output_errors(const Problem& problem, const void* o, const void* o_exact, std::int64_t b, std::int64_t h,
                        Sums& sums) {
@@ -119,7 +109,7 @@ void add_row_errors(const std::vector<double>& s_exact, const std::vector<double
   double variation = 0;
   for (std::size_t j = 0; j < s.size(); ++j) {
     variation += std::abs(p[j] - p_exact[j]) / 2;
-    if (std::isfinite(s_exact[j])) {  // else hidden
+    if (std::isfinite(s_exact[j]) && s[j] != -std::numeric_limits<double>::infinity()) {  // else hidden, or skipped
       sums.score_error += std::abs(s[j] - s_exact[j]);
       sums.score_signed += s[j] - s_exact[j];
       sums.score_exact += std::abs(s_exact[j] - bias[j]);
@@ -154,12 +144,15 @@ Errors measure(const Problem& problem, const Grouping& grouping, const ForwardTe
     const std::int64_t h = head % problem.heads_q;
     Sums& sums = of_head[static_cast<std::size_t>(head)];
     add_output_errors(problem, tensors.o, o_exact, b, h, sums);
-    HeadScores head_scores(problem, resolved, tensors, b, h);
+    const reference::Head position(problem, head);
+    const common::MaskView mask(problem.mask, tensors.mask);
+    reference::HeadScores exact_scores(problem, resolved, reference::score_tensors(tensors), position);
+    ApproximateRows approximate(problem, resolved, tensors, position);
     std::vector<double> exact;
-    std::vector<double> approximate;
     for (std::int64_t n = 0; n < rows_per_head; ++n) {
-      head_scores.row(n * problem.seq_q / rows_per_head, exact, approximate);
-      add_row_errors(exact, approximate, head_scores.bias(n * problem.seq_q / rows_per_head), sums);
+      const std::int64_t i = n * problem.seq_q / rows_per_head;
+      exact_scores.exact_row(i, exact);
+      add_row_errors(exact, approximate.row(i), bias_of(problem, mask, {b, h, i}), sums);
     }
   });
   Sums sums;
@@ -190,13 +183,10 @@ std::vector<double> probabilities(const Problem& problem, const Grouping& groupi
   columns = std::min(size, problem.seq_k);
   Matrix sum(rows, columns);
   Matrix count(rows, columns);
-  HeadScores head_scores(problem, resolved, tensors, batch, head);
-  std::vector<double> exact;
-  std::vector<double> s;
+  ApproximateRows scores(problem, resolved, tensors, reference::Head(problem, batch * problem.heads_q + head));
   std::vector<double> p;
   for (std::int64_t i = 0; i < problem.seq_q; ++i) {
-    head_scores.row(i, exact, s);
-    reference::softmax(s, p);
+    reference::softmax(scores.row(i), p);
     for (std::int64_t j = 0; j < problem.seq_k; ++j) {
       sum.row(i * rows / problem.seq_q)[j * columns / problem.seq_k] += p[static_cast<std::size_t>(j)];
       count.row(i * rows / problem.seq_q)[j * columns / problem.seq_k] += 1;

@@ -171,6 +171,11 @@ struct Plan::State {
 
 Plan plan(Operation operation, const Problem& problem, const Grouping& grouping, const Execution& execution) {
   validate(problem, grouping);
+  if (operation == Operation::backward && grouping.skip > 0) {
+    invalid("skip is " + std::to_string(grouping.skip) +
+            " in a call with gradients; allowed: 0, as skipping is for the "
+            "forward alone");
+  }
   auto state = std::make_shared<Plan::State>(
       Plan::State{operation, problem, resolve(problem, grouping, execution.device), with_threads(execution), {}, {}});
   state->choose_kernel();

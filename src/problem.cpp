@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "common/element.h"
+#include "common/near.h"
 #include "decisions.h"
 #include "distr/error.h"
 #include "distr/grouping.h"
@@ -87,6 +88,32 @@ void require_second_block(const Problem& problem, const Grouping& grouping) {
   }
 }
 
+void validate_near_keys(const Problem& problem, const Grouping& grouping) {
+  require_range("window", grouping.window.value_or(0), 0, kMaxDistance);
+  require_range("sinks", grouping.sinks, 0, kMaxDistance);
+  require_range("key_offset", grouping.key_offset.value_or(0), -kMaxDistance, kMaxDistance);
+  if (grouping.key_offset.has_value() && problem.causal != Causal::none) {
+    invalid("key_offset is " + std::to_string(*grouping.key_offset) +
+            " in a causal call, whose corner says where queries stand; allowed: none");
+  }
+  if (!(grouping.skip >= 0 && grouping.skip < 1)) {
+    invalid("skip is " + std::to_string(grouping.skip) + "; allowed: 0 (nothing is skipped), or a probability below 1");
+  }
+  if (grouping.skip > 0 && !common::has_near_keys(grouping)) {
+    invalid("skip is set and neither window nor sinks, against whose keys it is measured; allowed: one of them, too");
+  }
+  if (grouping.finish && grouping.skip == 0) {
+    invalid("finish is set without skip, which it is about; allowed: with a skip above 0");
+  }
+  const StrategyTraits& strategy = traits(grouping.strategy);
+  const bool drops = strategy.order != OrderSource::none && strategy.members == Members::one && grouping.group_size > 1;
+  if (grouping.finish && !drops) {
+    invalid(std::string("finish is set with strategy ") + strategy.name + " and group size " +
+            std::to_string(grouping.group_size) +
+            ", which drop no columns; allowed: strategies that drop some (energy, given) and a group size above 1");
+  }
+}
+
 }  // namespace
 
 std::size_t size_of(DType dtype) noexcept {
@@ -149,6 +176,7 @@ void validate(const Problem& problem, const Grouping& grouping) {
   require_range("group_size", grouping.group_size, 1, problem.head_dim);
   require_range("block", grouping.block, 1, std::numeric_limits<std::int64_t>::max());
   require_second_block(problem, grouping);
+  validate_near_keys(problem, grouping);
 }
 
 std::int64_t num_groups(const Problem& problem, const Grouping& grouping) noexcept {
@@ -157,6 +185,16 @@ std::int64_t num_groups(const Problem& problem, const Grouping& grouping) noexce
 
 std::array<std::int64_t, 4> order_shape(const Problem& problem, const Grouping& grouping) noexcept {
   return {problem.batch, problem.heads_q, common::ceil_div(problem.seq_q, grouping.block), problem.head_dim};
+}
+
+bool needs_key_means(const Grouping& grouping) noexcept { return common::has_key_means(grouping); }
+
+std::array<std::int64_t, 4> key_means_shape(const Problem& problem, const Grouping& grouping) noexcept {
+  return {problem.batch, problem.heads_kv, common::num_key_means(problem, grouping), problem.head_dim};
+}
+
+std::array<std::int64_t, 4> halves_shape(const Problem& problem) noexcept {
+  return {problem.batch, problem.heads_q, common::num_skip_rows(problem), 2};
 }
 
 }  // namespace v0

@@ -48,8 +48,9 @@ struct Execution {
 
 struct GroupingTensors {
   const void* q = nullptr;
-  const void* k = nullptr;        ///< only `energy` reads it
-  std::int32_t* order = nullptr;  ///< out: order_shape()
+  const void* k = nullptr;        ///< read by `energy`, and for key_means
+  std::int32_t* order = nullptr;  ///< out: order_shape(); not written in `given`
+  float* key_means = nullptr;     ///< out: key_means_shape(), where needs_key_means()
 };
 
 struct ForwardTensors {
@@ -60,6 +61,8 @@ struct ForwardTensors {
   const std::int32_t* order = nullptr;  ///< from make_grouping(); not read at G = 1 and for `exact`
   void* o = nullptr;                    ///< out
   void* lse = nullptr;                  ///< out, natural log, [batch, heads_q, seq_q] of lse_dtype(); null: not wanted
+  const float* key_means = nullptr;     ///< from make_grouping(), where needs_key_means()
+  std::int32_t* halves = nullptr;       ///< out: halves_shape(); null: not wanted. Only with `skip`
 };
 
 struct BackwardTensors {
@@ -76,6 +79,7 @@ struct BackwardTensors {
   void* d_k = nullptr;          ///< out, with K's strides
   void* d_v = nullptr;          ///< out, with V's strides
   void* d_mask = nullptr;       ///< out: of an additive mask, contiguous in the mask's shape, lse_dtype(); null: no
+  const float* key_means = nullptr;  ///< from make_grouping(), where needs_key_means()
 };
 
 /// All three throw Error with
@@ -88,20 +92,22 @@ struct BackwardTensors {
 /// any input. workspace_bytes() on the CPU: each thread's tiles; for the grouping by `energy` with `previous` also
 /// batch * heads_kv * blocks * head_dim floats; for backward also batch * heads_q * seq_q * head_dim floats.
 
-/// Chooses the order of the columns for every block of Q (paper, Section 3.2: hash and sort; or energies and sort).
-/// Writes the identity for block 0 of `previous`, at G = 1 and for `exact`.
+/// Chooses the order of the columns for every block of Q (paper, Section 3.2: hash and sort; or energies and sort), and
+/// computes the means of the keys where needs_key_means(). Writes the identity for block 0 of `previous`, at G = 1 and
+/// for `exact`. In `given` the order is the caller's, and the means are all there is to compute.
 void make_grouping(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
                    const Execution& execution = {});
 
-/// O = softmax(scale * q_hat k_hat^T + mask) V (paper, Equation 2 with Section 3.3), and LSE.
-/// At G = 1 and for `exact`: exact attention, bit for bit the same.
+/// O = softmax(scale * q_hat k_hat^T + mask) V (paper, Equation 2 with Section 3.3), and LSE. Near keys and skipped
+/// halves of tiles: method, 8. At G = 1 and for `exact` without `skip`: exact attention, bit for bit the same.
 void forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
              const Execution& execution = {});
 
-/// Gradients of forward() with the order held constant. P is rebuilt as exp(S - LSE), so O and LSE may be those of a
-/// merge() over shards of the keys; its relative error is |LSE| times the rounding of LSE, and P is 1 at most. Where
-/// |LSE| exceeds 2^24, P is 1 for every key whose S equals LSE; the tensor-core kernels ("sm80/...", "sm90/...") leave
-/// out rows with |LSE| above 2.9 million, whose P is 0 in all gradients.
+/// Gradients of forward() with the order and the means of the keys held constant; Error(invalid_argument) with `skip`.
+/// P is rebuilt as exp(S - LSE), so O and LSE may be those of a merge() over shards of the keys; its relative error is
+/// |LSE| times the rounding of LSE, and P is 1 at most. Where |LSE| exceeds 2^24, P is 1 for every key whose S equals
+/// LSE; the tensor-core kernels ("sm80/...", "sm90/...") leave out rows with |LSE| above 2.9 million, whose P is 0 in
+/// all gradients.
 void backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
               const Execution& execution = {});
 

@@ -5,6 +5,7 @@
 #include <array>
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 
 #include "distr/problem.h"
 
@@ -95,6 +96,9 @@ inline constexpr std::array kOrdersFrom{Named<OrderFrom>{OrderFrom::automatic, "
                                         Named<OrderFrom>{OrderFrom::own, "own"},
                                         Named<OrderFrom>{OrderFrom::previous, "previous"}};
 
+/// The largest `window`, `sinks` and `key_offset`.
+inline constexpr std::int64_t kMaxDistance = std::int64_t{1} << 40;
+
 struct Grouping {
   Strategy strategy = Strategy::automatic;
   std::int64_t group_size = 1;  ///< G, 1 (exact attention, whatever the strategy) to head_dim
@@ -102,6 +106,20 @@ struct Grouping {
   Estimator estimator = Estimator::mean;
   OrderFrom order_from = OrderFrom::automatic;
   std::uint64_t seed = 0;  ///< of the projections of `lsh`
+
+  /// Near keys have exact scores, in tiles of 128 keys: those that hold one of the first `sinks` keys, or one at most
+  /// `window` keys from a row of the block (of 128 rows where one order serves all). Where either is set, a column that
+  /// `energy` or `given` drops keeps its mean over the keys (key_means), so that far scores compare with near ones.
+  std::optional<std::int64_t> window = std::nullopt;  ///< in keys, 0 to kMaxDistance; empty: none
+  std::int64_t sinks = 0;                             ///< in keys, 0 to kMaxDistance
+  /// The key that stands beside query 0, for `window`, in calls that are not causal; empty: key 0, and in causal calls
+  /// the one that their corner says. For who masks a chunk of a prompt by a tensor. Magnitude at most kMaxDistance.
+  std::optional<std::int64_t> key_offset = std::nullopt;
+  /// 0, or a probability below 1: the forward leaves out 64 far keys for 64 rows where each of them would have less, by
+  /// its score against the row's near keys alone. Needs near keys; the backward refuses it.
+  double skip = 0;
+  /// With `skip`, in `energy` and `given`: far scores only decide what is skipped, and what is kept is exact.
+  bool finish = false;
 
   bool operator==(const Grouping&) const = default;
 };
@@ -118,6 +136,18 @@ void validate(const Problem& problem, const Grouping& grouping);
 /// permutation of the columns, whose group g has the entries that the strategy's StrategyTraits::members says (the last
 /// group may be shorter).
 [[nodiscard]] std::array<std::int64_t, 4> order_shape(const Problem& problem, const Grouping& grouping) noexcept;
+
+/// Whether far scores keep the means of dropped columns, which make_grouping() computes: `energy` and `given` with near
+/// keys.
+[[nodiscard]] bool needs_key_means(const Grouping& grouping) noexcept;
+
+/// Shape of the means over the keys: [batch, heads_kv, blocks or 1, head_dim], contiguous fp32. With order_from
+/// `previous` those of a block are over the keys before it (none: 0), else there is one over all keys, masked or not.
+[[nodiscard]] std::array<std::int64_t, 4> key_means_shape(const Problem& problem, const Grouping& grouping) noexcept;
+
+/// Shape of the counts of kept halves of tiles: [batch, heads_q, ceil(seq_q / 64), 2], contiguous int32. Of the far
+/// halves (64 keys) in which one of the 64 rows sees a far key: how many were kept, and how many there are.
+[[nodiscard]] std::array<std::int64_t, 4> halves_shape(const Problem& problem) noexcept;
 
 }  // namespace v0
 }  // namespace distr

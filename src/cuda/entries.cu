@@ -5,6 +5,7 @@
 #include <string>
 #include <utility>
 
+#include "common/near.h"
 #include "cuda/grouping.h"
 #include "cuda/heuristics.h"
 #include "cuda/launch.h"
@@ -23,7 +24,10 @@ namespace {
 // The kernel's own reason comes before the device's, for which no kernel serves.
 template <auto kSupports>
 std::string supports(const Problem& problem, const Grouping& grouping) {
-  const std::string reason = kSupports(problem, grouping);
+  std::string reason = kSupports(problem, grouping);
+  if (reason.empty()) {
+    reason = common::reason_against_near_keys(grouping);
+  }
   return reason.empty() ? unusable_reason() : reason;
 }
 

@@ -2,7 +2,7 @@
 // Backward in float64 (method, 3), the order held constant. Allocates one head as doubles, never N x N.
 #include <array>
 
-#include "reference/head.h"
+#include "reference/head_scores.h"
 
 namespace distr::reference {
 namespace {
@@ -66,9 +66,8 @@ void spread_dk(const common::Groups& groups, const Matrix& dk_hat, Matrix& d_k) 
 
 void backward_head(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, const Head& head,
                    KvGradients& kv, MaskGradient& d_mask) {
-  const common::MaskView mask(problem.mask, tensors.mask);
   const double scale = problem.softmax_scale();
-  const Matrix k = load_k(problem, tensors.k, head);
+  HeadScores scores(problem, grouping, score_tensors(tensors), head);
   const Matrix v = load_v(problem, tensors.v, head);
   const auto load_o = [&](const void* data) {
     return load_rows(data, problem.dtype, problem.o, head.b, head.h, 0, problem.seq_q, problem.head_dim_v);
@@ -76,41 +75,54 @@ void backward_head(const Problem& problem, const Grouping& grouping, const Backw
   const Matrix o = load_o(tensors.o);
   const Matrix d_o = load_o(tensors.d_o);
   Matrix d_q(problem.seq_q, problem.head_dim);
+  Matrix dk_hat(problem.seq_k, problem.head_dim);
   std::vector<double> s;
   std::vector<double> p;
-  for (std::int64_t block = 0; block < common::num_blocks(problem, grouping); ++block) {
-    const auto groups = common::block_groups(problem, grouping, tensors.order, head.b, head.h, block);
-    const Matrix q_hat = estimate(load_q_block(problem, grouping, tensors.q, head, block), groups, grouping.estimator);
-    const Matrix k_hat = fuse(k, groups);
-    Matrix dk_hat(problem.seq_k, groups.count);
-    for (std::int64_t n = 0; n < q_hat.rows; ++n) {
-      const std::int64_t i = block * grouping.block + n;
-      const std::int64_t row = (head.b * problem.heads_q + head.h) * problem.seq_q + i;
-      scores(problem, mask, {head.b, head.h, i}, q_hat.row(n), k_hat, s);
-      probabilities(s, common::load(tensors.lse, problem.lse_dtype(), row), p);
-      const double d_lse = tensors.d_lse == nullptr ? 0 : common::load(tensors.d_lse, problem.lse_dtype(), row);
-      const double d = dot(d_o.row(i), o.row(i), o.columns) - d_lse;
-      std::vector<double> dq_hat(static_cast<std::size_t>(groups.count));
-      for (std::int64_t j = 0; j < problem.seq_k; ++j) {
-        const double p_j = p[static_cast<std::size_t>(j)];
-        if (p_j == 0) {
-          continue;
+  for (std::int64_t i = 0; i < problem.seq_q; ++i) {
+    const std::int64_t row = (head.b * problem.heads_q + head.h) * problem.seq_q + i;
+    scores.row(i, s);
+    const common::Groups& groups = scores.groups();
+    if (i % grouping.block == 0) {
+      dk_hat = Matrix(problem.seq_k, groups.count);
+    }
+    probabilities(s, common::load(tensors.lse, problem.lse_dtype(), row), p);
+    const double d_lse = tensors.d_lse == nullptr ? 0 : common::load(tensors.d_lse, problem.lse_dtype(), row);
+    const double d = dot(d_o.row(i), o.row(i), o.columns) - d_lse;
+    std::vector<double> dq_hat(static_cast<std::size_t>(groups.count));
+    std::vector<double> dq_near(static_cast<std::size_t>(problem.head_dim));
+    double ds_far = 0;
+    for (std::int64_t j = 0; j < problem.seq_k; ++j) {
+      const double p_j = p[static_cast<std::size_t>(j)];
+      if (p_j == 0) {
+        continue;
+      }
+      const double ds = p_j * (dot(d_o.row(i), v.row(j), v.columns) - d);
+      for (std::int64_t c = 0; c < v.columns; ++c) {
+        kv.d_v.row(j)[c] += p_j * d_o.row(i)[c];
+      }
+      if (scores.is_near(j)) {
+        for (std::int64_t c = 0; c < problem.head_dim; ++c) {
+          dq_near[static_cast<std::size_t>(c)] += scale * ds * scores.k().row(j)[c];
+          kv.d_k.row(j)[c] += scale * ds * scores.q_of(i)[c];
         }
-        const double ds = p_j * (dot(d_o.row(i), v.row(j), v.columns) - d);
-        for (std::int64_t c = 0; c < v.columns; ++c) {
-          kv.d_v.row(j)[c] += p_j * d_o.row(i)[c];
-        }
+      } else {
+        ds_far += scale * ds;
         for (std::int64_t g = 0; g < groups.count; ++g) {
-          dq_hat[static_cast<std::size_t>(g)] += scale * ds * k_hat.row(j)[g];
-          dk_hat.row(j)[g] += scale * ds * q_hat.row(n)[g];
-        }
-        if (tensors.d_mask != nullptr) {
-          d_mask.add({head.b, head.h, i}, j, ds);
+          dq_hat[static_cast<std::size_t>(g)] += scale * ds * scores.k_hat().row(j)[g];
+          dk_hat.row(j)[g] += scale * ds * scores.q_hat_of(i)[g];
         }
       }
-      spread_dq(groups, grouping.estimator, dq_hat.data(), d_q.row(i));
+      if (tensors.d_mask != nullptr) {
+        d_mask.add({head.b, head.h, i}, j, ds);
+      }
     }
-    spread_dk(groups, dk_hat, kv.d_k);
+    spread_dq(groups, grouping.estimator, dq_hat.data(), d_q.row(i));
+    for (std::int64_t c = 0; c < problem.head_dim; ++c) {
+      d_q.row(i)[c] += dq_near[static_cast<std::size_t>(c)] + ds_far * scores.dropped_key(c);
+    }
+    if ((i + 1) % grouping.block == 0 || i + 1 == problem.seq_q) {
+      spread_dk(groups, dk_hat, kv.d_k);
+    }
   }
   store_rows(d_q, tensors.d_q, problem.dtype, problem.q, head.b, head.h);
 }

@@ -76,6 +76,14 @@ std::vector<std::int32_t> lsh_order(const Matrix& q_block, std::uint64_t seed) {
   });
 }
 
+double key_mean(const Matrix& k, std::int64_t keys, std::int64_t c) {
+  double mean = 0;
+  for (std::int64_t j = 0; j < keys; ++j) {
+    mean += k.row(j)[c] / static_cast<double>(keys);
+  }
+  return mean;
+}
+
 std::vector<double> energies(const Matrix& q_block, const Matrix& k, std::int64_t keys) {
   std::vector<double> result(static_cast<std::size_t>(q_block.columns));
   for (std::int64_t c = 0; c < q_block.columns; ++c) {
@@ -83,10 +91,7 @@ std::vector<double> energies(const Matrix& q_block, const Matrix& k, std::int64_
     for (std::int64_t n = 0; n < q_block.rows; ++n) {
       q_square += q_block.row(n)[c] * q_block.row(n)[c];
     }
-    double mean = 0;
-    for (std::int64_t j = 0; j < keys; ++j) {
-      mean += k.row(j)[c] / static_cast<double>(keys);
-    }
+    const double mean = key_mean(k, keys, c);
     double k_deviation = 0;
     for (std::int64_t j = 0; j < keys; ++j) {
       k_deviation += (k.row(j)[c] - mean) * (k.row(j)[c] - mean);

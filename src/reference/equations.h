@@ -36,6 +36,9 @@ void store_rows(const Matrix& matrix, void* data, DType dtype, const Strides& st
 // Columns by (hash, column).
 [[nodiscard]] std::vector<std::int32_t> lsh_order(const Matrix& q_block, std::uint64_t seed);
 
+// The mean of column c over the first `keys` rows of K; of none: 0.
+[[nodiscard]] double key_mean(const Matrix& k, std::int64_t keys, std::int64_t c);
+
 // e_c = sum_n Q_b[n,c]^2 * sum_j (K[j,c] - mean_j K[:,c])^2 over the first `keys` rows of K.
 [[nodiscard]] std::vector<double> energies(const Matrix& q_block, const Matrix& k, std::int64_t keys);
 

@@ -4,7 +4,7 @@
 #include <numeric>
 
 #include "common/parallel.h"
-#include "reference/head.h"
+#include "reference/head_scores.h"
 
 namespace distr::reference {
 namespace {
@@ -30,21 +30,32 @@ std::vector<std::int32_t> order_of_block(const Problem& problem, const Grouping&
   return {};
 }
 
+// The rows of one head, 64 at a time, as they are skipped together.
 void forward_head(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors, const Head& head) {
-  const common::MaskView mask(problem.mask, tensors.mask);
-  const Matrix k = load_k(problem, tensors.k, head);
+  HeadScores scores(problem, grouping, score_tensors(tensors), head);
   const Matrix v = load_v(problem, tensors.v, head);
+  const std::int64_t head_index = head.b * problem.heads_q + head.h;
   Matrix o(problem.seq_q, problem.head_dim_v);
-  std::vector<double> s;
+  std::vector<std::vector<double>> s;
   std::vector<double> p;
-  for (std::int64_t block = 0; block < common::num_blocks(problem, grouping); ++block) {
-    const auto groups = common::block_groups(problem, grouping, tensors.order, head.b, head.h, block);
-    const Matrix q_hat = estimate(load_q_block(problem, grouping, tensors.q, head, block), groups, grouping.estimator);
-    const Matrix k_hat = fuse(k, groups);
-    for (std::int64_t n = 0; n < q_hat.rows; ++n) {
-      const std::int64_t i = block * grouping.block + n;
-      scores(problem, mask, {head.b, head.h, i}, q_hat.row(n), k_hat, s);
-      const double lse = softmax(s, p);
+  for (std::int64_t first = 0; first < problem.seq_q; first += common::kSkipRows) {
+    const std::int64_t rows = std::min(common::kSkipRows, problem.seq_q - first);
+    s.resize(static_cast<std::size_t>(rows));
+    if (grouping.skip > 0) {
+      const Halves halves = scores.skipped_rows(first, s);
+      if (tensors.halves != nullptr) {
+        const std::int64_t at = head_index * common::num_skip_rows(problem) + first / common::kSkipRows;
+        tensors.halves[2 * at] = halves.kept;
+        tensors.halves[2 * at + 1] = halves.seen;
+      }
+    } else {
+      for (std::int64_t n = 0; n < rows; ++n) {
+        scores.row(first + n, s[static_cast<std::size_t>(n)]);
+      }
+    }
+    for (std::int64_t n = 0; n < rows; ++n) {
+      const std::int64_t i = first + n;
+      const double lse = softmax(s[static_cast<std::size_t>(n)], p);
       for (std::int64_t j = 0; j < problem.seq_k; ++j) {
         const double p_j = p[static_cast<std::size_t>(j)];
         for (std::int64_t c = 0; p_j != 0 && c < v.columns; ++c) {
@@ -52,17 +63,39 @@ void forward_head(const Problem& problem, const Grouping& grouping, const Forwar
         }
       }
       if (tensors.lse != nullptr) {
-        common::store(tensors.lse, problem.lse_dtype(), (head.b * problem.heads_q + head.h) * problem.seq_q + i, lse);
+        common::store(tensors.lse, problem.lse_dtype(), head_index * problem.seq_q + i, lse);
       }
     }
   }
   store_rows(o, tensors.o, problem.dtype, problem.o, head.b, head.h);
 }
 
+// The means over the keys that a block's far scores keep of dropped columns (method, 8).
+void write_key_means(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors) {
+  for (std::int64_t index = 0; index < problem.batch * problem.heads_kv; ++index) {
+    const std::int64_t b = index / problem.heads_kv;
+    const std::int64_t h_kv = index % problem.heads_kv;
+    const Matrix k = load_rows(tensors.k, problem.dtype, problem.k, b, h_kv, 0, problem.seq_k, problem.head_dim);
+    for (std::int64_t block = 0; block < common::num_key_means(problem, grouping); ++block) {
+      const std::int64_t keys = common::order_keys(problem, grouping, block);
+      float* const means = tensors.key_means + common::key_means_at(problem, grouping, b, h_kv, block);
+      for (std::int64_t c = 0; c < k.columns; ++c) {
+        means[c] = static_cast<float>(key_mean(k, keys, c));
+      }
+    }
+  }
+}
+
 }  // namespace
 
 void run_grouping(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
                   const Execution& execution) {
+  if (common::has_key_means(grouping)) {
+    write_key_means(problem, grouping, tensors);
+  }
+  if (traits(grouping.strategy).order == OrderSource::caller && !is_exact(grouping)) {
+    return;
+  }
   const std::int64_t blocks = common::num_blocks(problem, grouping);
   common::parallel_for(execution, problem.batch * problem.heads_q * blocks, [&](std::int64_t task, int) {
     const Head head(problem, task / blocks);

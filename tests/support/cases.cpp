@@ -94,7 +94,8 @@ Case parse_case(const Json& json) {
                                  {"best_first", Values::best_first},
                                  {"best_last", Values::best_last},
                                  {"best_middle", Values::best_middle},
-                                 {"low", Values::low}},
+                                 {"low", Values::low},
+                                 {"patches", Values::patches}},
                                 Values::normal);
   Grouping& grouping = result.grouping;
   grouping.strategy = Strategy::exact;
@@ -106,6 +107,15 @@ Case parse_case(const Json& json) {
   grouping.estimator = parse<Estimator>(json, "estimator", {{"sample", Estimator::sample}}, Estimator::mean);
   grouping.order_from = parse<OrderFrom>(json, "order_from", {{"previous", OrderFrom::previous}}, OrderFrom::own);
   grouping.seed = json.value("seed", std::uint64_t{0});
+  if (json.contains("window")) {
+    grouping.window = json.at("window").get<std::int64_t>();
+  }
+  if (json.contains("key_offset")) {
+    grouping.key_offset = json.at("key_offset").get<std::int64_t>();
+  }
+  grouping.sinks = json.value("sinks", std::int64_t{0});
+  grouping.skip = json.value("skip", 0.0);
+  grouping.finish = json.value("finish", false);
   return result;
 }
 
@@ -133,6 +143,19 @@ void fill(Buffer& buffer, Random& random, Values values) {
   }
 }
 
+// Of three halves of tiles one with large keys and two with small ones, so that it is clear which of them matter.
+void make_patches(Instance& instance) {
+  const Problem& p = instance.test_case.problem;
+  for (std::int64_t row = 0; row < p.batch * p.heads_kv * p.seq_k; ++row) {
+    const std::int64_t j = row % p.seq_k;
+    const std::int64_t head = row / p.seq_k;
+    const std::int64_t at = head / p.heads_kv * p.k.batch + head % p.heads_kv * p.k.head + j * p.k.row;
+    for (std::int64_t c = 0; c < p.head_dim; ++c) {
+      instance.k.set(at + c, instance.k.at(at + c) * (j / 64 % 3 == 1 ? 3 : 0.25));
+    }
+  }
+}
+
 // Makes one key of a head point the way all its queries lean, or all keys point the other way: every score is low.
 void plant_scores(Instance& instance) {
   const Problem& p = instance.test_case.problem;
@@ -155,28 +178,37 @@ void plant_scores(Instance& instance) {
   }
 }
 
+std::vector<Case> read_cases(const char* list, std::size_t at_least) {
+  std::ifstream file(DISTR_CASES);
+  const Json json = Json::parse(file);
+  std::vector<Case> result;
+  for (const Json& one : json.at(list)) {
+    result.push_back(parse_case(one));
+  }
+  if (result.size() < at_least) {  // a test over an empty list would pass
+    throw std::runtime_error("tests/cases.json holds " + std::to_string(result.size()) + " cases in " + list);
+  }
+  return result;
+}
+
 }  // namespace
 
 const std::vector<Case>& cases() {
-  static const std::vector<Case> all = [] {
-    std::ifstream file(DISTR_CASES);
-    const Json list = Json::parse(file);
-    std::vector<Case> result;
-    for (const Json& json : list.at("cases")) {
-      result.push_back(parse_case(json));
-    }
-    if (result.size() < 60) {  // a test over an empty list would pass
-      throw std::runtime_error("tests/cases.json holds " + std::to_string(result.size()) + " cases");
-    }
-    return result;
-  }();
+  static const std::vector<Case> all = read_cases("cases", 60);
+  return all;
+}
+
+const std::vector<Case>& near_cases() {
+  static const std::vector<Case> all = read_cases("near", 25);
   return all;
 }
 
 const Case& find(const std::string& name) {
-  for (const Case& test_case : cases()) {
-    if (test_case.name == name) {
-      return test_case;
+  for (const auto* list : {&cases(), &near_cases()}) {
+    for (const Case& test_case : *list) {
+      if (test_case.name == name) {
+        return test_case;
+      }
     }
   }
   throw std::invalid_argument("tests/cases.json has no case " + name);
@@ -246,6 +278,9 @@ Instance::Instance(Case wanted, std::uint64_t seed) : test_case(std::move(wanted
     fill(k, random, test_case.values);
     fill(v, random, Values::normal);
     plant_scores(*this);
+    if (test_case.values == Values::patches) {
+      make_patches(*this);
+    }
   }
   std::int64_t mask_count = 1;
   for (int axis = 0; axis < p.mask.rank; ++axis) {
@@ -264,23 +299,29 @@ Instance::Instance(Case wanted, std::uint64_t seed) : test_case(std::move(wanted
 }
 
 void Instance::make_order() {
-  const auto shape = order_shape(test_case.problem, test_case.grouping);
-  order.assign(static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]), -1);
-  if (!makes_order(test_case.grouping)) {
-    const auto d = static_cast<std::ptrdiff_t>(shape[3]);
-    std::mt19937 random(static_cast<unsigned>(order.size()));
-    for (auto row = order.begin(); row != order.end(); row += d) {
-      std::iota(row, row + d, 0);
-      std::shuffle(row, row + d, random);
-    }
-    return;
+  const auto count = [](const std::array<std::int64_t, 4>& shape) {
+    return static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]);
+  };
+  const Problem& problem = test_case.problem;
+  const Grouping& grouping = test_case.grouping;
+  order.assign(count(order_shape(problem, grouping)), -1);
+  key_means.assign(needs_key_means(grouping) ? count(key_means_shape(problem, grouping)) : 0, -1.0F);
+  halves.assign(grouping.skip > 0 ? count(halves_shape(problem)) : 0, -1);
+  if (makes_order(grouping) || !key_means.empty()) {
+    Execution execution;
+    execution.threads = 1;
+    reference_backend()
+        .grouping[0]
+        .plan(problem, grouping, execution)
+        .run({q_data(), k_data(), order.data(), key_means.data()}, execution);
   }
-  Execution execution;
-  execution.threads = 1;
-  reference_backend()
-      .grouping[0]
-      .plan(test_case.problem, test_case.grouping, execution)
-      .run({q_data(), k_data(), order.data()}, execution);
+  if (!makes_order(grouping)) {
+    std::mt19937 random(static_cast<unsigned>(order.size()));
+    for (auto row = order.begin(); row != order.end(); row += problem.head_dim) {
+      std::iota(row, row + problem.head_dim, 0);
+      std::shuffle(row, row + problem.head_dim, random);
+    }
+  }
 }
 
 Buffer Instance::output() const {
@@ -296,7 +337,9 @@ Buffer Instance::lse_output() const {
 ForwardTensors Instance::forward() { return forward_into(o, lse); }
 
 ForwardTensors Instance::forward_into(Buffer& o_buffer, Buffer& lse_buffer) {
-  return {q_data(), k_data(), v_data(), mask_data(), order.data(), o_buffer.data(), lse_buffer.data()};
+  return {q_data(),          k_data(),         v_data(),
+          mask_data(),       order.data(),     o_buffer.data(),
+          lse_buffer.data(), key_means.data(), halves.empty() ? nullptr : halves.data()};
 }
 
 const void* Instance::q_data() const { return q.data(); }

@@ -12,7 +12,7 @@
 
 namespace distr::test {
 
-enum class Values { normal, heavy, huge, tiny, constant, best_first, best_last, best_middle, low };
+enum class Values { normal, heavy, huge, tiny, constant, best_first, best_last, best_middle, low, patches };
 
 struct Case {
   std::string name;
@@ -26,7 +26,9 @@ struct Case {
 
 // All cases, with their strides set.
 [[nodiscard]] const std::vector<Case>& cases();
-// The case of that name; throws std::invalid_argument if there is none.
+// Those with near keys and skipped tiles (method, 8). Cases with `skip` have no backward.
+[[nodiscard]] const std::vector<Case>& near_cases();
+// The case of that name in either list; throws std::invalid_argument if there is none.
 [[nodiscard]] const Case& find(const std::string& name);
 [[nodiscard]] Case with_dtype(Case test_case, DType dtype);
 [[nodiscard]] const char* name_of(DType dtype);
@@ -76,6 +78,8 @@ struct Instance {
   Buffer q, k, v, mask;
   std::vector<std::uint8_t> boolean_mask;
   std::vector<std::int32_t> order;
+  std::vector<float> key_means;      // empty where none are needed
+  std::vector<std::int32_t> halves;  // out; empty where nothing is skipped
   Buffer o, lse;
   std::int64_t q_offset = 0, k_offset = 0, v_offset = 0;  // elements into `q` when packed
 

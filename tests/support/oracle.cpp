@@ -23,8 +23,10 @@ std::vector<double> transposed(const std::vector<double>& matrix, std::size_t co
 
 void TextbookRows::fuse(const TextbookRow& row) {
   const Problem& p = instance_.test_case.problem;
+  const Grouping& grouping = instance_.test_case.grouping;
   groups = groups_of(instance_, row.b, row.h, row.i);
   k_hat.clear();
+  k.clear();
   v.clear();
   for (std::int64_t j = 0; j < p.seq_k; ++j) {
     for (const auto& group : groups) {
@@ -34,47 +36,118 @@ void TextbookRows::fuse(const TextbookRow& row) {
       }
       k_hat.push_back(round_.operand(sum));
     }
+    for (std::int64_t c = 0; c < p.head_dim; ++c) {
+      k.push_back(element(instance_.k_data(), p.dtype, p.k, row.b, row.h_kv, j, c));
+    }
     for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
       v.push_back(element(instance_.v_data(), p.dtype, p.v, row.b, row.h_kv, j, c));
     }
   }
   k_hat_transposed = transposed(k_hat, groups.size());
+  k_transposed = transposed(k, static_cast<std::size_t>(p.head_dim));
   v_transposed = transposed(v, static_cast<std::size_t>(p.head_dim_v));
+  dropped.assign(static_cast<std::size_t>(p.head_dim), 0);
+  if (!instance_.key_means.empty() && static_cast<std::int64_t>(groups.size()) < p.head_dim) {
+    const std::int64_t means = grouping.order_from == OrderFrom::previous ? ceil_div(p.seq_q, grouping.block) : 1;
+    const std::int64_t block = means == 1 ? 0 : row.i / grouping.block;
+    for (std::int64_t c = 0; c < p.head_dim; ++c) {
+      const auto at = static_cast<std::size_t>(((row.b * p.heads_kv + row.h_kv) * means + block) * p.head_dim + c);
+      dropped[static_cast<std::size_t>(c)] = static_cast<double>(instance_.key_means[at]);
+    }
+    for (const auto& group : groups) {
+      for (const std::int64_t column : group) {
+        dropped[static_cast<std::size_t>(column)] = 0;
+      }
+    }
+  }
 }
 
-TextbookRow TextbookRows::row(std::int64_t n) {
+// q k^T by columns: k_columns is [columns of q, Nk].
+std::vector<double> TextbookRows::products(const std::vector<double>& q, const std::vector<double>& k_columns) const {
+  std::vector<double> result(static_cast<std::size_t>(instance_.test_case.problem.seq_k));
+  for (std::size_t n_g = 0; n_g < q.size(); ++n_g) {  // outside: the sums of many keys run side by side
+    const std::size_t g = (n_g + static_cast<std::size_t>(rotation_)) % q.size();
+    round_.add(result.size(), q[g], k_columns.data() + g * result.size(), result.data());
+  }
+  return result;
+}
+
+// Scales, and adds the mask.
+void TextbookRows::finish_scores(const TextbookRow& row, std::vector<double>& s) const {
+  const double scale = round_.sum(instance_.test_case.problem.softmax_scale());
+  for (std::size_t j = 0; j < s.size(); ++j) {
+    const double bias = mask_at(instance_, row.b, row.h, row.i, static_cast<std::int64_t>(j));
+    s[j] = bias == -kInfinity ? -kInfinity : round_.sum(round_.sum(s[j] * scale) + bias);
+  }
+}
+
+TextbookRow TextbookRows::unskipped_row(std::int64_t n) {
   const Problem& p = instance_.test_case.problem;
+  const Grouping& grouping = instance_.test_case.grouping;
   TextbookRow row;
   row.i = n % p.seq_q;
   row.h = n / p.seq_q % p.heads_q;
   row.b = n / p.seq_q / p.heads_q;
   row.h_kv = row.h * p.heads_kv / p.heads_q;
-  const std::int64_t block = n / p.seq_q * p.seq_q + row.i / instance_.test_case.grouping.block;
+  const std::int64_t block = n / p.seq_q * p.seq_q + row.i / grouping.block;
   if (block != fused_) {
     fuse(row);
     fused_ = block;
   }
   const bool is_exact = static_cast<std::int64_t>(groups.size()) == p.head_dim;
+  for (std::int64_t c = 0; c < p.head_dim; ++c) {
+    row.q.push_back(element(instance_.q_data(), p.dtype, p.q, row.b, row.h, row.i, c));
+  }
   for (const auto& group : groups) {
     double sum = 0;
     for (const std::int64_t column : group) {
-      sum = round_.sum(sum + element(instance_.q_data(), p.dtype, p.q, row.b, row.h, row.i, column));
+      sum = round_.sum(sum + row.q[static_cast<std::size_t>(column)]);
     }
-    const double first = element(instance_.q_data(), p.dtype, p.q, row.b, row.h, row.i, group[0]);
-    const bool sample = instance_.test_case.grouping.estimator == Estimator::sample;
+    const double first = row.q[static_cast<std::size_t>(group[0])];
+    const bool sample = grouping.estimator == Estimator::sample;
     const double estimate = sample ? first : round_.sum(sum / static_cast<double>(group.size()));
     row.q_hat.push_back(is_exact ? round_.operand(estimate) : round_.estimate(estimate, p.softmax_scale()));
   }
-  row.s.assign(static_cast<std::size_t>(p.seq_k), 0);
-  for (std::size_t n_g = 0; n_g < groups.size(); ++n_g) {  // outside: the sums of many keys run side by side
-    const std::size_t g = (n_g + static_cast<std::size_t>(rotation_)) % groups.size();
-    round_.add(row.s.size(), row.q_hat[g], k_hat_transposed.data() + g * row.s.size(), row.s.data());
+  row.s = products(row.q_hat, k_hat_transposed);
+  row.is_near.resize(row.s.size());
+  if (grouping.window.has_value() || grouping.sinks > 0) {
+    const std::vector<double> exact = products(row.q, k_transposed);
+    double mean = 0;
+    for (std::size_t c = 0; c < dropped.size(); ++c) {
+      mean = round_.sum(mean + row.q[c] * dropped[c]);
+    }
+    for (std::size_t j = 0; j < row.s.size(); ++j) {
+      row.is_near[j] = is_near(instance_, row.i, static_cast<std::int64_t>(j)) ? 1 : 0;
+      row.s[j] = row.is_near[j] != 0 ? exact[j] : round_.sum(row.s[j] + mean);
+    }
   }
-  const double scale = round_.sum(p.softmax_scale());
-  for (std::int64_t j = 0; j < p.seq_k; ++j) {
-    double& score = row.s[static_cast<std::size_t>(j)];
-    const double bias = mask_at(instance_, row.b, row.h, row.i, j);
-    score = bias == -kInfinity ? -kInfinity : round_.sum(round_.sum(score * scale) + bias);
+  finish_scores(row, row.s);
+  return row;
+}
+
+TextbookRow TextbookRows::row(std::int64_t n) {
+  const Problem& p = instance_.test_case.problem;
+  const Grouping& grouping = instance_.test_case.grouping;
+  TextbookRow row = unskipped_row(n);
+  if (grouping.skip == 0) {
+    return row;
+  }
+  const std::int64_t first = n - row.i % 64;
+  if (first != decided_) {
+    decide(first, std::min(first + 64, n - row.i + p.seq_q));
+    decided_ = first;
+  }
+  std::vector<double> exact;
+  if (grouping.finish) {
+    exact = products(row.q, k_transposed);
+    finish_scores(row, exact);
+  }
+  for (std::size_t j = 0; j < row.s.size(); ++j) {
+    if (row.is_near[j] == 0 && skipped_.kept[j / 64] == 0) {
+      row.s[j] = -kInfinity;
+    } else if (grouping.finish) {
+      row.s[j] = exact[j];
+    }
   }
   return row;
 }
@@ -84,8 +157,17 @@ Result textbook(const Instance& instance, Precision precision, std::int64_t rota
   const Rounding round{precision, p.dtype};
   TextbookRows rows(instance, round, rotation);
   Result result;
+  const bool skips = instance.test_case.grouping.skip > 0;
   for (std::int64_t n = 0; n < p.batch * p.heads_q * p.seq_q; ++n) {
     const TextbookRow row = rows.row(n);
+    if (skips) {
+      result.is_close.push_back(rows.skipped().is_close ? 1 : 0);
+    }
+    if (skips && row.i % 64 == 0) {
+      for (const auto* marks : {&rows.skipped().kept, &rows.skipped().seen}) {
+        result.halves.push_back(static_cast<std::int32_t>(std::count(marks->begin(), marks->end(), 1)));
+      }
+    }
     double maximum = -kInfinity;
     for (const double score : row.s) {
       maximum = std::isnan(score) || score > maximum ? score : maximum;
@@ -184,10 +266,46 @@ std::string judge(const std::vector<double>& got, const std::vector<double>& tru
 
 namespace {
 
+// Leaves out the rows for which rounding may decide otherwise what is skipped: gives them the truth.
+void except_close_rows(const Result& truth, Result& got) {
+  const std::size_t columns = truth.o.size() / std::max<std::size_t>(truth.lse.size(), 1);
+  for (std::size_t n = 0; n < truth.is_close.size(); ++n) {
+    if (truth.is_close[n] != 0) {
+      got.lse[n] = truth.lse[n];
+      std::copy_n(truth.o.begin() + static_cast<std::ptrdiff_t>(n * columns), columns,
+                  got.o.begin() + static_cast<std::ptrdiff_t>(n * columns));
+    }
+  }
+}
+
+// The counts of kept halves, and how many rows are left out.
+std::string judge_skipping(const Instance& instance, const Result& truth) {
+  const Problem& p = instance.test_case.problem;
+  const auto close = static_cast<std::size_t>(std::count(truth.is_close.begin(), truth.is_close.end(), 1));
+  if (2 * close > truth.is_close.size()) {
+    return std::to_string(close) + " of " + std::to_string(truth.is_close.size()) +
+           " rows are so close to the threshold that nothing is checked";
+  }
+  const std::int64_t groups = ceil_div(p.seq_q, 64);
+  for (std::size_t n = 0; n < truth.halves.size(); ++n) {
+    const auto group = static_cast<std::int64_t>(n / 2);
+    const auto row = static_cast<std::size_t>(group / groups * p.seq_q + group % groups * 64);
+    if (truth.is_close[row] == 0 && instance.halves[n] != truth.halves[n]) {
+      return "rows " + std::to_string(row) + " and on: halves " + (n % 2 == 0 ? "kept: " : "seen: ") +
+             std::to_string(instance.halves[n]) + ", expected " + std::to_string(truth.halves[n]);
+    }
+  }
+  return "";
+}
+
 // Checks what a forward wrote: O, and LSE if it was asked for.
-std::string judge_results(const Instance& instance, const Result& got, Precision rounding, bool with_lse) {
+std::string judge_results(const Instance& instance, Result got, Precision rounding, bool with_lse) {
   const Problem& p = instance.test_case.problem;
   const Result truth = textbook(instance, Precision::float64);
+  if (const std::string skipping = judge_skipping(instance, truth); !skipping.empty()) {
+    return skipping;
+  }
+  except_close_rows(truth, got);
   if (!instance.o.canaries_intact() || !instance.lse.canaries_intact()) {
     return "wrote beside an output";
   }

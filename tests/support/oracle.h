@@ -11,8 +11,10 @@
 namespace distr::test {
 
 struct Result {
-  std::vector<double> o;    // [B, Hq, Nq, dv]
-  std::vector<double> lse;  // [B, Hq, Nq]
+  std::vector<double> o;            // [B, Hq, Nq, dv]
+  std::vector<double> lse;          // [B, Hq, Nq]
+  std::vector<char> is_close = {};  // [B, Hq, Nq]: rounding may decide otherwise what is skipped; empty: nothing is
+  std::vector<std::int32_t> halves = {};  // [B, Hq, ceil(Nq / 64), 2]: kept, and seen; likewise
 };
 
 enum class Precision {

@@ -104,6 +104,8 @@ Gradients textbook_backward(const Instance& instance, const Result& forward, con
       q_hat.resize(columns.size(), row.q_hat[g]);
     }
     std::vector<double> dq_hat(rows.groups.size());
+    std::vector<double> dq_near(size(p.head_dim));
+    double far = 0;  // the sum of dS over far keys
     for (std::int64_t j = 0; j < p.seq_k; ++j) {
       const double score = row.s[size(j)];
       if (score == -kInfinity || forward.lse[size(n)] == -kInfinity) {
@@ -115,8 +117,14 @@ Gradients textbook_backward(const Instance& instance, const Result& forward, con
       const double d_s = round.sum(probability * round.sum(d_p[size(j)] - d));
       add(result.d_mask[size(mask_index(p.mask, {row.b, row.h, row.i, j}))], d_s);
       const double scaled = round.operand(round.sum(d_s * p.softmax_scale()));
-      round.add(dq_hat.size(), scaled, rows.k_hat.data() + size(j) * dq_hat.size(), dq_hat.data());
       double* const d_k = result.d_k.data() + key * p.head_dim;
+      if (row.is_near[size(j)] != 0) {
+        round.add(dq_near.size(), scaled, rows.k.data() + size(j) * dq_near.size(), dq_near.data());
+        round.add(dq_near.size(), scaled, row.q.data(), d_k);
+        continue;
+      }
+      add(far, scaled);
+      round.add(dq_hat.size(), scaled, rows.k_hat.data() + size(j) * dq_hat.size(), dq_hat.data());
       for (std::size_t n_c = 0; n_c < columns.size(); ++n_c) {
         add(d_k[columns[n_c]], scaled * q_hat[n_c]);
       }
@@ -126,6 +134,9 @@ Gradients textbook_backward(const Instance& instance, const Result& forward, con
       for (std::size_t member = 0; member < members; ++member) {
         result.d_q[size(n * p.head_dim + rows.groups[g][member])] = dq_hat[g] / static_cast<double>(members);
       }
+    }
+    for (std::size_t c = 0; c < dq_near.size(); ++c) {
+      add(result.d_q[size(n * p.head_dim) + c], round.sum(dq_near[c] + far * rows.dropped[c]));
     }
   }
   for (auto* values : {&result.d_q, &result.d_k, &result.d_v}) {
@@ -165,7 +176,7 @@ std::string judge_backward(Backward backward, const Instance& instance, const Re
   backward(p, instance.test_case.grouping,
            {instance.q_data(), instance.k_data(), instance.v_data(), instance.mask_data(), instance.order.data(),
             o.buffer.data(), lse.buffer.data(), d_o.buffer.data(), d_lse.buffer.data(), d_q.buffer.data(),
-            d_k.buffer.data(), d_v.buffer.data(), additive ? d_mask.data() : nullptr},
+            d_k.buffer.data(), d_v.buffer.data(), additive ? d_mask.data() : nullptr, instance.key_means.data()},
            execution);
   for (const Buffer* buffer : std::initializer_list<const Buffer*>{&d_q.buffer, &d_k.buffer, &d_v.buffer, &d_mask}) {
     if (!buffer->canaries_intact()) {

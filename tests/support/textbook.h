@@ -2,6 +2,7 @@
 // The parts of textbook attention that forward and backward share: rounding, masks, groups and the scores of one row.
 #pragma once
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
@@ -48,6 +49,8 @@ struct Rounding {
     return operand(x * factor) / factor;
   }
 };
+
+inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }
 
 inline double element(const void* data, DType dtype, const Strides& s, std::int64_t b, std::int64_t h, std::int64_t i,
                       std::int64_t c) {
@@ -107,11 +110,39 @@ inline std::vector<std::vector<std::int64_t>> groups_of(const Instance& instance
   return groups;
 }
 
-// One query row: its position, q_hat, and the scores of all keys (-inf where a key is hidden).
+// Whether key j is near row i: in a tile of 128 keys that holds one of the first `sinks` keys, or one at most `window`
+// keys from a row of the same block (of 128 rows where one order serves all).
+inline bool is_near(const Instance& instance, std::int64_t i, std::int64_t j) {
+  const Problem& p = instance.test_case.problem;
+  const Grouping& g = instance.test_case.grouping;
+  const std::int64_t first_key = j - j % 128;
+  if (first_key < g.sinks) {
+    return true;
+  }
+  if (!g.window.has_value()) {
+    return false;
+  }
+  const std::int64_t rows = g.block >= p.seq_q ? 128 : g.block;
+  const std::int64_t offset = g.key_offset.value_or(p.causal == Causal::bottom_right ? p.seq_k - p.seq_q : 0);
+  const std::int64_t first_row = i - i % rows;
+  const std::int64_t last_row = std::min(first_row + rows, p.seq_q) - 1;
+  const std::int64_t last_key = std::min(first_key + 128, p.seq_k) - 1;
+  return last_key >= first_row + offset - *g.window && first_key <= last_row + offset + *g.window;
+}
+
+// One query row: its position, q_hat, and the scores of all keys (-inf where a key is hidden or skipped).
 struct TextbookRow {
   std::int64_t b, h, i, h_kv;
   std::vector<double> q_hat;  // [r]
+  std::vector<double> q;      // [d]
   std::vector<double> s;      // [Nk]
+  std::vector<char> is_near;  // [Nk]
+};
+
+// What is skipped for 64 rows of a head, decided in float64.
+struct Skipped {
+  std::vector<char> kept, seen;  // by halves of 64 keys
+  bool is_close = false;         // rounding may decide one of them otherwise
 };
 
 // Goes through all rows of an instance. The groups, k_hat and v are those of the block of the last row.
@@ -120,19 +151,29 @@ class TextbookRows {
   TextbookRows(const Instance& instance, Rounding round, std::int64_t rotation)
       : instance_(instance), round_(round), rotation_(rotation) {}
   TextbookRow row(std::int64_t n);
+  // Of the 64 rows of row n, the row of the last call.
+  [[nodiscard]] const Skipped& skipped() const { return skipped_; }
 
   std::vector<std::vector<std::int64_t>> groups;
   // In both layouts, so that the inner loops have independent sums.
   std::vector<double> k_hat, k_hat_transposed;  // [Nk, r], [r, Nk]
+  std::vector<double> k, k_transposed;          // [Nk, d], [d, Nk]
   std::vector<double> v, v_transposed;          // [Nk, dv], [dv, Nk]
+  std::vector<double> dropped;                  // [d]: what far keys have in columns that they drop
 
  private:
   void fuse(const TextbookRow& row);
+  [[nodiscard]] TextbookRow unskipped_row(std::int64_t n);
+  [[nodiscard]] std::vector<double> products(const std::vector<double>& q, const std::vector<double>& k) const;
+  void finish_scores(const TextbookRow& row, std::vector<double>& s) const;
+  void decide(std::int64_t first, std::int64_t end);
 
   const Instance& instance_;
   Rounding round_;
   std::int64_t rotation_;    // where the sums over the groups begin
   std::int64_t fused_ = -1;  // the block whose groups and k_hat these are, counted over all heads
+  Skipped skipped_;
+  std::int64_t decided_ = -1;  // the rows whose halves these are, counted over all heads
 };
 
 }  // namespace distr::test
