@@ -21,11 +21,14 @@ namespace distr {
 namespace cuda {
 namespace {
 
+// Whether a kernel has near keys; its own supports() may still refuse some.
+enum class NearKeys { none, served };
+
 // The kernel's own reason comes before the device's, for which no kernel serves.
-template <auto kSupports>
+template <auto kSupports, NearKeys kNearKeys>
 std::string supports(const Problem& problem, const Grouping& grouping) {
   std::string reason = kSupports(problem, grouping);
-  if (reason.empty()) {
+  if (kNearKeys == NearKeys::none && reason.empty()) {
     reason = common::reason_against_near_keys(grouping);
   }
   return reason.empty() ? unusable_reason() : reason;
@@ -50,21 +53,31 @@ void require_device_memory(const void* pointer, const char* name, int device) {
 
 using NamedTensor = std::pair<const void*, const char*>;
 
-std::array<NamedTensor, 3> named(const GroupingTensors& t) {
-  return {{{t.q, "Q"}, {t.k, "K"}, {t.order, "the order"}}};
+constexpr const char* kKeyMeans = "the means of the keys";
+
+std::array<NamedTensor, 4> named(const GroupingTensors& t) {
+  return {{{t.q, "Q"}, {t.k, "K"}, {t.order, "the order"}, {t.key_means, kKeyMeans}}};
 }
 
-std::array<NamedTensor, 7> named(const ForwardTensors& t) {
-  return {
-      {{t.q, "Q"}, {t.k, "K"}, {t.v, "V"}, {t.mask, "the mask"}, {t.order, "the order"}, {t.o, "O"}, {t.lse, "LSE"}}};
-}
-
-std::array<NamedTensor, 13> named(const BackwardTensors& t) {
+std::array<NamedTensor, 9> named(const ForwardTensors& t) {
   return {{{t.q, "Q"},
            {t.k, "K"},
            {t.v, "V"},
            {t.mask, "the mask"},
            {t.order, "the order"},
+           {t.key_means, kKeyMeans},
+           {t.o, "O"},
+           {t.lse, "LSE"},
+           {t.halves, "the counts of kept halves"}}};
+}
+
+std::array<NamedTensor, 14> named(const BackwardTensors& t) {
+  return {{{t.q, "Q"},
+           {t.k, "K"},
+           {t.v, "V"},
+           {t.mask, "the mask"},
+           {t.order, "the order"},
+           {t.key_means, kKeyMeans},
            {t.o, "O"},
            {t.lse, "LSE"},
            {t.d_o, "dO"},
@@ -92,9 +105,9 @@ KernelPlan<Tensors> plan(const Problem& problem, const Grouping& grouping, const
   return result;
 }
 
-template <class Tensors, auto kSupports, auto kPlan>
+template <class Tensors, auto kSupports, auto kPlan, NearKeys kNearKeys = NearKeys::none>
 constexpr KernelEntry<Tensors> entry(const char* name) {
-  return {name, Device::cuda, supports<kSupports>, plan<Tensors, kPlan>};
+  return {name, Device::cuda, supports<kSupports, kNearKeys>, plan<Tensors, kPlan>};
 }
 
 template <class Tensors>
@@ -104,8 +117,8 @@ constexpr KernelEntry<Tensors> not_deterministic(KernelEntry<Tensors> kernel) {
 }
 
 constexpr std::array<GroupingKernel, 3> kGrouping{
-    entry<GroupingTensors, identity::supports, identity::plan>("cuda/exact"),
-    entry<GroupingTensors, lsh::supports, lsh::plan>("cuda/lsh"),
+    entry<GroupingTensors, identity::supports, identity::plan, NearKeys::served>("cuda/exact"),
+    entry<GroupingTensors, lsh::supports, lsh::plan, NearKeys::served>("cuda/lsh"),
     entry<GroupingTensors, energy::supports, energy::plan>("cuda/energy")};
 // Hopper's own kernel for exact attention and for one grouping of the whole sequence, which `auto` asks for.
 constexpr ForwardKernel kHopperForward =

@@ -3,10 +3,12 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
 #include <cstdint>
 
 #include "common/block.h"
 #include "common/mask.h"
+#include "common/near.h"
 #include "cuda/divisor.cuh"
 
 namespace distr::cuda {
@@ -20,6 +22,21 @@ struct DeviceMask {
   DType dtype = DType::f32;
   const void* data = nullptr;
   std::int64_t batch = 0, head = 0, row = 0, key = 0;  // element strides
+};
+
+// Near keys and skipped halves of tiles (method, 8); near.cuh reads it.
+struct DeviceNear {
+  bool has;              // near keys
+  bool has_window;       // else only sinks
+  std::int32_t sinks;    // in tiles of 128 keys
+  std::int64_t rows;     // that have the same near keys, from row 0 on
+  std::int64_t window;   // in keys
+  std::int64_t offset;   // the key beside query 0
+  bool has_means;        // far scores keep the means of dropped columns
+  bool keeps_means;      // and LSE counts them, else they only decide what is skipped
+  std::int64_t means;    // of a KV head: one, or one for each block of queries
+  bool skips, finishes;  // `skip` is above 0; kept halves are exact
+  float skip_log2;       // log2 of `skip`
 };
 
 struct DeviceProblem {
@@ -39,6 +56,7 @@ struct DeviceProblem {
   bool mean;                  // Estimator::mean: q_hat is the group's mean, else its first column
   bool exact;                 // no order is read
   bool first_block_is_exact;  // order_from = previous, and the order is computed
+  DeviceNear near;
 };
 
 [[nodiscard]] inline DeviceMask device_mask(const Problem& problem) noexcept {
@@ -51,6 +69,24 @@ struct DeviceProblem {
       *strides[4 - mask.rank + axis] = mask.strides[from];
     }
   }
+  return result;
+}
+
+[[nodiscard]] inline DeviceNear device_near(const Problem& problem, const Grouping& grouping) noexcept {
+  DeviceNear result{};
+  result.has = common::has_near_keys(grouping);
+  result.has_window = grouping.window.has_value();
+  result.sinks =
+      static_cast<std::int32_t>(common::ceil_div(std::min(grouping.sinks, problem.seq_k), common::kNearTile));
+  result.rows = common::near_rows(problem, grouping);
+  result.window = grouping.window.value_or(0);
+  result.offset = grouping.key_offset.value_or(common::causal_offset(problem));
+  result.has_means = common::has_key_means(grouping);
+  result.keeps_means = common::keeps_key_means(grouping);
+  result.means = common::num_key_means(problem, grouping);
+  result.skips = grouping.skip > 0;
+  result.finishes = grouping.finish;
+  result.skip_log2 = static_cast<float>(std::log2(grouping.skip));
   return result;
 }
 
@@ -82,6 +118,7 @@ struct DeviceProblem {
   result.mean = grouping.estimator == Estimator::mean;
   result.exact = exact;
   result.first_block_is_exact = grouping.order_from == OrderFrom::previous && common::is_exact_block(grouping, 0);
+  result.near = device_near(problem, grouping);
   return result;
 }
 

@@ -5,7 +5,7 @@
 #include <utility>
 #include <vector>
 
-#include "common/block.h"
+#include "common/near.h"
 #include "common/projection.h"
 #include "gpu/suite.h"
 #include "reference/equations.h"
@@ -91,6 +91,34 @@ std::string check_row(const Instance& instance, std::int64_t head, std::int64_t 
   return check_energies(q, k, common::order_keys(p, g, block), order);
 }
 
+// Means that are off by rounding only.
+std::string check_key_means(const Instance& instance, const float* key_means) {
+  constexpr double kRounding = 0x1p-20;  // of sums in fp32, relative to the largest key
+  const Problem& p = instance.test_case.problem;
+  const Grouping& g = instance.test_case.grouping;
+  for (std::int64_t head = 0; head < p.batch * p.heads_kv; ++head) {
+    const std::int64_t b = head / p.heads_kv;
+    const std::int64_t h_kv = head % p.heads_kv;
+    const Matrix k = reference::load_rows(instance.k_data(), p.dtype, p.k, b, h_kv, 0, p.seq_k, p.head_dim);
+    for (std::int64_t block = 0; block < common::num_key_means(p, g); ++block) {
+      const std::int64_t keys = common::order_keys(p, g, block);
+      for (std::int64_t c = 0; c < p.head_dim; ++c) {
+        double largest = 0;
+        for (std::int64_t j = 0; j < keys; ++j) {
+          largest = std::max(largest, std::abs(k.row(j)[c]));
+        }
+        const double wanted = reference::key_mean(k, keys, c);
+        const double mean = static_cast<double>(key_means[common::key_means_at(p, g, b, h_kv, block) + c]);
+        if (!(std::abs(mean - wanted) <= kRounding * largest)) {
+          return "head " + std::to_string(head) + ", block " + std::to_string(block) + ", column " + std::to_string(c) +
+                 ": the mean of the keys is " + std::to_string(mean) + ", expected " + std::to_string(wanted);
+        }
+      }
+    }
+  }
+  return "";
+}
+
 }  // namespace
 
 std::string check_order(const Instance& instance, const std::int32_t* order) {
@@ -103,6 +131,17 @@ std::string check_order(const Instance& instance, const std::int32_t* order) {
     }
   }
   return "";
+}
+
+std::string check_grouping(const Instance& instance, const std::vector<std::int32_t>& order,
+                           const std::vector<float>& key_means) {
+  std::string fault;
+  if (!makes_order(instance.test_case.grouping)) {
+    fault = std::count(order.begin(), order.end(), -1) == std::ssize(order) ? "" : "wrote the caller's order";
+  } else if (!order.empty()) {
+    fault = check_order(instance, order.data());
+  }
+  return fault.empty() && !key_means.empty() ? check_key_means(instance, key_means.data()) : fault;
 }
 
 }  // namespace distr::test

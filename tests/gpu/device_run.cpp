@@ -276,6 +276,10 @@ Tensors place_inputs(Session& session, const Problem& p, const Grouping& g, cons
   if (!is_exact(g)) {
     device.order = static_cast<const std::int32_t*>(session.input(host.order, order_elements(p, g), "the order"));
   }
+  if (needs_key_means(g)) {
+    device.key_means =
+        static_cast<const float*>(session.input(host.key_means, key_means_elements(p, g), "the means of the keys"));
+  }
   return device;
 }
 
@@ -284,6 +288,10 @@ GroupingTensors place(Session& session, const Problem& p, const Grouping& g, con
   device.q = session.input(host.q, elements(p, p.q, p.heads_q, p.seq_q, p.head_dim), "Q");
   device.k = session.input(host.k, elements(p, p.k, p.heads_kv, p.seq_k, p.head_dim), "K");
   device.order = static_cast<std::int32_t*>(session.output(host.order, order_elements(p, g), "the order"));
+  if (needs_key_means(g)) {
+    device.key_means =
+        static_cast<float*>(session.output(host.key_means, key_means_elements(p, g), "the means of the keys"));
+  }
   return device;
 }
 
@@ -291,6 +299,7 @@ ForwardTensors place(Session& session, const Problem& p, const Grouping& g, cons
   ForwardTensors device = place_inputs(session, p, g, host);
   device.o = session.output(host.o, elements(p, p.o, p.heads_q, p.seq_q, p.head_dim_v), "O");
   device.lse = session.output(host.lse, rows_of(p), "LSE");
+  device.halves = static_cast<std::int32_t*>(session.output(host.halves, halves_elements(p), "the counts of halves"));
   return device;
 }
 

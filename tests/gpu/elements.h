@@ -66,6 +66,16 @@ inline Elements order_elements(const Problem& p, const Grouping& g) {
   return {{{shape[0] * shape[1] * shape[2] * shape[3], 1}}, sizeof(std::int32_t)};
 }
 
+inline Elements key_means_elements(const Problem& p, const Grouping& g) {
+  const auto shape = key_means_shape(p, g);
+  return {{{shape[0] * shape[1] * shape[2] * shape[3], 1}}, sizeof(float)};
+}
+
+inline Elements halves_elements(const Problem& p) {
+  const auto shape = halves_shape(p);
+  return {{{shape[0] * shape[1] * shape[2] * shape[3], 1}}, sizeof(std::int32_t)};
+}
+
 inline Elements mask_elements(const Problem& p, bool gradient) {
   std::vector<Axis> axes;
   std::int64_t stride = 1;

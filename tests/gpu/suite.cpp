@@ -73,9 +73,10 @@ void run_tested_backward(const Problem& p, const Grouping& g, const BackwardTens
 
 std::string judge(const GroupingKernel& kernel, Instance instance) {
   std::vector<std::int32_t> order(instance.order.size(), -1);
+  std::vector<float> key_means(instance.key_means.size(), -1.0F);
   run_on_device(kernel, instance.test_case.problem, instance.test_case.grouping,
-                {instance.q_data(), instance.k_data(), order.data()});
-  return order.empty() ? "" : check_order(instance, order.data());
+                {instance.q_data(), instance.k_data(), order.data(), key_means.data()});
+  return check_grouping(instance, order, key_means);
 }
 std::string judge(const ForwardKernel& kernel, Instance instance) {
   tested_forward = &kernel;
@@ -273,9 +274,7 @@ class Checker {
 
   template <class Kernel>
   void check(const Kernel& kernel, const Instance& instance) {
-    if (!wanted(kernel.name)) {
-      return;
-    }
+    if (!wanted(kernel.name)) return;
     const Case& test_case = instance.test_case;
     const std::string reason = kernel.supports(test_case.problem, test_case.grouping);
     if (!reason.empty()) {

@@ -1,0 +1,52 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which tiles of keys are near some rows, for kernels (method, 8; on the host common/near.h).
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/problem.h"
+
+namespace distr::cuda {
+
+// The near keys of some rows among the tiles of 128 keys 0 .. end - 1, in two runs that do not overlap: [0, sinks) and
+// [first, last). The others are far: [sinks, first) and [last, end).
+struct NearTiles {
+  int sinks, first, last, end;
+
+  [[nodiscard]] __device__ bool has(int tile) const { return tile < sinks || (tile >= first && tile < last); }
+  [[nodiscard]] __device__ int near_count() const { return sinks + last - first; }
+  [[nodiscard]] __device__ int far_count() const { return end - near_count(); }
+  // The n-th near tile, and the n-th far one, in ascending order.
+  [[nodiscard]] __device__ int near(int n) const { return n < sinks ? n : first + n - sinks; }
+  [[nodiscard]] __device__ int far(int n) const { return n < first - sinks ? sinks + n : last + n - (first - sinks); }
+};
+
+// Of the rows that share them with `row`. `keys`: those that the caller looks at, from key 0 on.
+[[nodiscard]] __device__ inline NearTiles near_tiles(const DeviceProblem& problem, std::int64_t row,
+                                                     std::int64_t keys) {
+  constexpr std::int64_t kTile = common::kNearTile;
+  const DeviceNear& near = problem.near;
+  const auto end = static_cast<int>((keys + kTile - 1) / kTile);
+  const int sinks = min(near.sinks, end);
+  NearTiles result{sinks, sinks, sinks, end};
+  if (near.has_window) {
+    const std::int64_t n0 = row / near.rows * near.rows;
+    const std::int64_t n1 = min(n0 + near.rows, problem.seq_q) - 1;
+    const std::int64_t low = max(n0 + near.offset - near.window, std::int64_t{0});
+    const std::int64_t high = min(n1 + near.offset + near.window, problem.seq_k - 1);
+    if (low <= high) {
+      result.first = min(max(static_cast<int>(low / kTile), sinks), end);
+      result.last = min(max(static_cast<int>(high / kTile) + 1, result.first), end);
+    }
+  }
+  return result;
+}
+
+// Where the means of a block of queries begin, in [batch, heads_kv, means, d].
+[[nodiscard]] __device__ inline std::int64_t key_means_at(const DeviceProblem& problem, std::int64_t b,
+                                                          std::int64_t h_kv, std::int64_t block) {
+  const std::int64_t means = problem.near.means;
+  return ((b * problem.heads_kv + h_kv) * means + (means == 1 ? 0 : block)) * problem.head_dim;
+}
+
+}  // namespace distr::cuda
