@@ -116,10 +116,11 @@ constexpr KernelEntry<Tensors> not_deterministic(KernelEntry<Tensors> kernel) {
   return kernel;
 }
 
-constexpr std::array<GroupingKernel, 3> kGrouping{
+constexpr std::array<GroupingKernel, 4> kGrouping{
     entry<GroupingTensors, identity::supports, identity::plan, NearKeys::served>("cuda/exact"),
     entry<GroupingTensors, lsh::supports, lsh::plan, NearKeys::served>("cuda/lsh"),
-    entry<GroupingTensors, energy::supports, energy::plan>("cuda/energy")};
+    entry<GroupingTensors, energy::supports, energy::plan, NearKeys::served>("cuda/energy"),
+    entry<GroupingTensors, energy::supports_means, energy::plan, NearKeys::served>("cuda/means")};
 // Hopper's own kernel for exact attention and for one grouping of the whole sequence, which `auto` asks for.
 constexpr ForwardKernel kHopperForward =
     entry<ForwardTensors, sm90::forward_supports, sm90::plan_forward>("sm90/forward");

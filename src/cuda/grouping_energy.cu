@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Energies and order (method, 2) of every block of Q, in two launches.
+// Energies and order (method, 2) of every block of Q, and the means over the keys (method, 8), in two launches.
 //
 //   e_c = sum_n Q_b[n, c]^2 * sum_j (K[j, c] - mean_j K[:, c])^2,  order = columns by descending e, then by column
 //
@@ -10,12 +10,13 @@
 //   Q  A thread sums squares, which are added in the same order.
 // With `own` a run is one strip. With `previous` block b uses the keys j < b l + c; strips end there, so its keys are
 // whole runs and the first strips of one more, and the first block has energies of 0, hence the identity.
+// cuda/means computes the means alone: no thread block takes Q, and nothing is ordered.
 // In order_blocks four threads share two columns, and each adds up every fourth run around the mean of the last. The
 // energies go to shared memory, where two threads count the columns that come before one.
+#include "common/near.h"
 #include "cuda/dependent_launch.cuh"
 #include "cuda/grouping.h"
-#include "cuda/grouping_loads.cuh"
-#include "cuda/grouping_moments.cuh"
+#include "cuda/grouping_energy.cuh"
 #include "cuda/grouping_plan.h"
 #include "cuda/grouping_rank.cuh"
 #include "cuda/workspace.h"
@@ -23,178 +24,10 @@
 namespace distr::cuda::energy {
 namespace {
 
-using grouping::kMaxThreads;
-using grouping::kTileColumns;
-
 constexpr int kOrderGrid = 1024;    // thread blocks of order_blocks, if there are as many blocks of Q
 constexpr int kFewColumns = 32768;  // of all its thread blocks: so few run at once on an H200 with 104 registers each
 constexpr int kRunLoads = 4;        // loads of a thread of order_blocks that are in flight at once
 constexpr int kManyRunLoads = 16;   // the same where columns are few and runs many
-
-struct Arguments {
-  QueryPieces queries;
-  KeyStrips keys;
-  int head_dim;
-  int width;            // of a row of the workspace: d rounded up to a multiple of 32
-  int tiles;            // of 64 columns
-  int groups;           // warps of a tile
-  int heads_per_kv;     // query heads that share a KV head
-  int part_blocks;      // blocks of Q that a thread block orders
-  float* squares;       // [pieces of Q, width]
-  Moments* runs;        // [KV heads, runs, width]
-  Moments* strips;      // [KV heads, strips, width]: of a run up to the end of each strip but its last
-  std::int32_t* order;  // [order rows, d]
-};
-
-struct Sums {
-  float sum, squares;
-};
-
-// Shared memory of read_tensors, which adds up over lanes, warps and groups.
-struct Shared {
-  float warps[kMaxThreads / 32][2][kTileColumns];  // sums, squares
-  float pivots[kMaxThreads / 32 * kTileColumns];   // of the run
-};
-
-// Adds the lanes of a warp, hands them to the other warps, and calls visit(column, its sums) for each column of the
-// workspace, by one thread. `values`: 8 columns' squares, or their sums and squares. `shared` may be written again
-// after the next __syncthreads.
-template <int kVector, int kCount, class Visitor>
-__device__ void add_up(const Arguments& a, float (&values)[kCount], const Lane& lane, Shared& shared, Visitor visit) {
-  add_quad(values, lane.t);
-#pragma unroll
-  for (int i = 0; i < kCount / 4; ++i) {
-    const int at = 16 - kCount + lane.t % 2 * (kCount / 2) + lane.t / 2 * (kCount / 4) + i;
-    shared.warps[threadIdx.x / 32][at / 8][grouping::column_of(kVector, lane.g, at % 8)] = values[i];
-  }
-  __syncthreads();
-#pragma unroll 1
-  for (int c = static_cast<int>(threadIdx.x); c < a.width; c += static_cast<int>(blockDim.x)) {
-    Sums total{};
-#pragma unroll
-    for (int group = 0; group < grouping::kMaxGroups; ++group) {
-      if (group < a.groups) {
-        const auto& more = shared.warps[c / kTileColumns * a.groups + group];
-        total = {kCount == 16 ? total.sum + more[0][c % kTileColumns] : 0, total.squares + more[1][c % kTileColumns]};
-      }
-    }
-    visit(c, total);
-  }
-}
-
-// Writes the moments of one run up to the end of each of its strips.
-template <class T, int kVector>
-__device__ void read_run(const Arguments& a, const Lane& lane, Shared& shared) {
-  using Round = grouping::Round<T, kVector>;
-  const std::uint32_t head = blockIdx.x / a.keys.runs;
-  int strip = static_cast<int>(blockIdx.x % a.keys.runs) * a.keys.run_strips;
-  const int end = min(strip + a.keys.run_strips, a.keys.strips);
-  const int start = a.keys.start(strip);
-  const auto middle_of = [&](int of_strip) {  // the first key of a head is often far from all others
-    return a.keys.keys(head, (a.keys.start(of_strip) + a.keys.start(of_strip + 1)) / 2, 0).first;
-  };
-  const std::byte* pivot_row = middle_of(strip);             // loaded in place of missing rows: its difference is 0
-  const bool keeps_pivots = lane.t == 0 && lane.group == 0;  // this lane stores those of its columns
-  RowSpan rows = a.keys.keys(head, start, a.keys.start(strip + 1));
-  int n = 0;
-  float pivots[8];
-  LaneSums run;
-  const auto take_pivots = [&] {
-    const typename Round::Row pivot = Round::load_row(pivot_row, true, lane);
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      pivots[i] = Round::value(pivot, i);
-      if (keeps_pivots) {
-        shared.pivots[lane.tile * kTileColumns + grouping::column_of(kVector, lane.g, i)] = pivots[i];
-      }
-    }
-  };
-#pragma unroll 1
-  for (bool begins = true;; begins = false) {
-    if (begins) {
-      wait_on_dependent_grids();  // in the loop, so that the compiler does not move the code above behind the wait
-    }
-    Round round;
-    round.load(rows, n, lane, pivot_row);
-    if (begins) {
-      take_pivots();
-    }
-    run.add(round, pivots);
-    n += Round::rows(lane);
-    if (n < rows.count) {
-      continue;
-    }
-    const int next = strip + 1;
-    const auto count = static_cast<float>(a.keys.start(next) - start);
-    Moments* moments = next == end ? a.runs + static_cast<std::int64_t>(blockIdx.x) * a.width
-                                   : a.strips + (static_cast<std::int64_t>(head) * a.keys.strips + strip) * a.width;
-    float values[16];
-#pragma unroll
-    for (int i = 0; i < 8; ++i) {
-      values[i] = run.sums[i];
-      values[8 + i] = run.squares[i];
-    }
-    add_up<kVector>(a, values, lane, shared, [&](int column, const Sums& sums) {
-      moments[column] = {shared.pivots[column] + (count > 0 ? __fdividef(sums.sum, count) : 0),
-                         centered_squares(count, sums.sum, sums.squares)};
-    });
-    if (next == end) {
-      break;
-    }
-    __syncthreads();   // the sums have been read
-    if (count == 1) {  // the strip was the pivot alone, so a key of the next strip becomes the pivot
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        run.sums[i] = pivots[i];
-      }
-      pivot_row = middle_of(next);
-      take_pivots();
-#pragma unroll
-      for (int i = 0; i < 8; ++i) {
-        run.sums[i] = keeps_pivots ? run.sums[i] - pivots[i] : 0;
-        run.squares[i] = run.sums[i] * run.sums[i];
-      }
-    }
-    rows = a.keys.keys(head, a.keys.start(next), a.keys.start(next + 1));
-    strip = next;
-    n = 0;
-  }
-}
-
-// Writes the sums of squares of one piece of a block of Q.
-template <class T, int kVector>
-__device__ void read_queries(const Arguments& a, std::uint32_t piece, const Lane& lane, Shared& shared) {
-  using Round = grouping::Round<T, kVector>;
-  const RowSpan rows = a.queries.at(piece);
-  LaneSums sums;
-  int n = 0;
-#pragma unroll 1
-  do {
-    if (n == 0) {
-      wait_on_dependent_grids();  // in the loop, as above
-    }
-    Round round;
-    round.load(rows, n, lane);
-    sums.add_squares(round);
-    n += Round::rows(lane);
-  } while (n < rows.count);
-  float* squares = a.squares + static_cast<std::int64_t>(piece) * a.width;
-  add_up<kVector>(a, sums.squares, lane, shared,
-                  [&](int column, const Sums& total) { squares[column] = total.squares; });
-}
-
-template <class T, int kVector>
-__global__ void __launch_bounds__(kMaxThreads, 2) read_tensors(const Arguments a) {
-  __shared__ Shared shared;
-  launch_dependent_grids();
-  const Lane lane(a.groups, a.head_dim);
-  const auto runs = static_cast<std::uint32_t>(a.keys.count);
-  if (blockIdx.x < runs) {
-    read_run<T, kVector>(a, lane, shared);
-  } else {
-    read_queries<T, kVector>(a, blockIdx.x - runs, lane, shared);
-  }
-}
 
 // A thread block orders part_blocks blocks of Q of a head, one after another. Of a warp's 16 columns four lanes
 // share two neighbours, and two lanes then count one column's rank.
@@ -221,17 +54,26 @@ __global__ void __maxnreg__(kLoads <= kRunLoads ? 64 : 104) order_blocks(const A
     return MomentReader(a.keys, runs, strips, a.width, in_warp / 8, a.keys.strips_of(block));
   };
   MomentReader reader = reader_for(first);  // before the wait
-  float centered = 0;
+  Moments moments{};
 #pragma unroll 1
   for (int block = first; block < min(first + a.part_blocks, blocks); ++block) {
     if (block == first) {
       wait_on_dependent_grids();  // in the loop, as above
     }
-    const float square = sum_of_pieces(squares, pieces, a.width);
-    if (block == first || a.keys.block_strips > 0) {  // else all blocks need the same keys
-      centered = reader.strips() > 0 ? reader.total<kLoads>() : 0;
+    const bool by_blocks = a.keys.block_strips > 0;  // else all blocks need the same keys
+    if (block == first || by_blocks) {
+      moments = reader.strips() > 0 ? reader.total<kLoads>() : Moments{};
+      if (a.key_means != nullptr && (by_blocks || block == 0) && head % a.heads_per_kv == 0 && in_warp < 16 &&
+          column < a.head_dim) {
+        a.key_means[(kv_head * (by_blocks ? blocks : 1) + block) * a.head_dim + column] = moments.mean;
+      }
     }
-    const float product = square * centered;
+    if (a.order == nullptr) {
+      reader = by_blocks ? reader_for(block + 1) : reader;
+      continue;
+    }
+    const float square = sum_of_pieces(squares, pieces, a.width);
+    const float product = square * (by_blocks && block == 0 ? 0 : moments.squares);
     if (in_warp < 16) {
       s_energies[column] = column >= a.head_dim ? -1 : isnan(product) ? INFINITY : product;
     }
@@ -242,9 +84,7 @@ __global__ void __maxnreg__(kLoads <= kRunLoads ? 64 : 104) order_blocks(const A
     }
     squares += static_cast<std::int64_t>(pieces) * a.width;
     order += a.head_dim;
-    if (a.keys.block_strips > 0) {
-      reader = reader_for(block + 1);
-    }
+    reader = by_blocks ? reader_for(block + 1) : reader;
     __syncthreads();  // before the next block's energies
   }
 }
@@ -284,6 +124,7 @@ struct Plan {
   Part<float> squares;
   Part<Moments> runs, strips;
   bool aligned_rows;  // of Q and K
+  bool orders;        // else the order is the caller's
   int read_threads;
   dim3 read_grid, order_grid;
   void (*order_kernel)(Arguments);
@@ -302,18 +143,21 @@ struct Plan {
     a.squares = squares.in(workspace);
     a.runs = runs.in(workspace);
     a.strips = strips.in(workspace);
-    a.order = tensors.order;
+    a.order = orders ? tensors.order : nullptr;
+    a.key_means = tensors.key_means;
     return a;
   }
   [[nodiscard]] bool is_aligned(const GroupingTensors& tensors) const {
-    return aligned_rows && grouping::is_aligned(tensors.q) &&
+    return aligned_rows && (!orders || grouping::is_aligned(tensors.q)) &&
            (arguments.keys.count == 0 || grouping::is_aligned(tensors.k));
   }
 };
 
 Plan Plan::of(const Problem& problem, const Grouping& grouping, WorkspaceLayout& workspace) {
   const QueryPieces queries(problem, grouping);
-  const KeyStrips keys(problem, queries);
+  const bool has_means = common::has_key_means(grouping);
+  const KeyStrips keys(problem, queries, has_means);
+  const bool orders = traits(grouping.strategy).order == OrderSource::computed;
   const grouping::Warps warps(problem.head_dim);
   const auto d = static_cast<int>(problem.head_dim);
   const int width = (d + 31) / 32 * 32;
@@ -334,27 +178,31 @@ Plan Plan::of(const Problem& problem, const Grouping& grouping, WorkspaceLayout&
                             nullptr,
                             nullptr,
                             nullptr,
+                            nullptr,
                             nullptr};
   const bool aligned_rows =
-      grouping::has_aligned_rows(queries.strides, problem.batch, problem.heads_q, row_bytes) &&
+      (!orders || grouping::has_aligned_rows(queries.strides, problem.batch, problem.heads_q, row_bytes)) &&
       (keys.count == 0 || grouping::has_aligned_rows(keys.strides, problem.batch, problem.heads_kv, row_bytes));
   return {problem.dtype,
           arguments,
-          {workspace, "squares of Q", queries.count * width},
+          {workspace, "squares of Q", orders ? queries.count * width : 0},
           {workspace, "moments of K", keys.count * width},
           {workspace, "moments of strips", keys.run_strips == 1 ? 0 : kv_heads * keys.strips * width},
           aligned_rows,
+          orders,
           warps.count() * 32,
-          dim3(static_cast<unsigned>(queries.count + keys.count)),
+          dim3(static_cast<unsigned>((orders ? queries.count : 0) + keys.count)),
           dim3(static_cast<unsigned>(heads), static_cast<unsigned>(parts)),
           many_loads ? order_blocks<kManyRunLoads> : order_blocks<kRunLoads>};
 }
 
 void run_all(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
   const Arguments a = plan.with(tensors, execution.workspace);
-  grouping::with_loads(plan.dtype, plan.is_aligned(tensors), [&]<class T, int kVector>() {
-    launch_dependent(read_tensors<T, kVector>, plan.read_grid, plan.read_threads, 0, execution.stream, a);
-  });
+  if (plan.read_grid.x > 0) {
+    grouping::with_loads(plan.dtype, plan.is_aligned(tensors), [&]<class T, int kVector>() {
+      launch_dependent(read_tensors<T, kVector>, plan.read_grid, plan.read_threads, 0, execution.stream, a);
+    });
+  }
   launch_dependent(plan.order_kernel, plan.order_grid, 2 * a.width, 0, execution.stream, a);
 }
 
@@ -373,6 +221,11 @@ void run_read_and_wait(const Plan& plan, const GroupingTensors& tensors, const E
 
 std::string supports(const Problem& problem, const Grouping& grouping) {
   return grouping::unsupported_reason(problem, grouping, Strategy::energy);
+}
+
+std::string supports_means(const Problem& problem, const Grouping& grouping) {
+  const std::string reason = grouping::unsupported_reason(problem, grouping, Strategy::given);
+  return reason.empty() && !common::has_key_means(grouping) ? "has nothing to compute without near keys" : reason;
 }
 
 KernelPlan<GroupingTensors> plan(const Problem& problem, const Grouping& grouping, const Execution& /*execution*/) {

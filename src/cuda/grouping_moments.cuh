@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The squared deviations of the columns of K, sum_j (K[j, c] - mean_j K[:, c])^2, by which `energy` weighs them. They
-// are summed around a pivot near the mean, so that a large mean costs no digits. This file says how the keys are cut
-// into strips and runs, and how the moments of runs are combined.
+// The means of the columns of K and their squared deviations, sum_j (K[j, c] - mean_j K[:, c])^2, by which `energy`
+// weighs them. They are summed around a pivot near the mean, so that a large mean costs no digits. This file says how
+// the keys are cut into strips and runs, and how the moments of runs are combined.
 #pragma once
 
 #include <algorithm>
@@ -30,15 +30,17 @@ struct KeyStrips {
   int strips;               // of a head
   int length, phase;        // phase: -length + 1 to 0
   int block_strips, shift;  // block b needs the strips before b * block_strips + shift; block_strips = 0: all
+  int first_block;          // of those that need any, with `previous`
   int seq;
   std::int64_t count;  // of all runs
 
-  // All but where K is.
-  KeyStrips(const Problem& problem, const QueryPieces& queries)
+  // All but where K is. `has_means`: the means of the first block's keys are wanted, too.
+  KeyStrips(const Problem& problem, const QueryPieces& queries, bool has_means)
       : k(nullptr),
         strides(grouping::in_bytes(problem.k, problem.dtype)),
         heads(static_cast<std::uint32_t>(problem.heads_kv)),
         runs(1),
+        first_block(has_means ? 0 : 1),
         seq(static_cast<int>(problem.seq_k)) {
     const std::int64_t all_heads = problem.batch * problem.heads_kv;
     const int max_runs =
@@ -58,7 +60,7 @@ struct KeyStrips {
       shift = offset / length + (offset % length > 0 ? 1 : 0);
       phase = offset - shift * length;
       const int last = (static_cast<int>(queries.blocks.value()) - 1) * block_strips + shift;
-      const bool any = seq > 0 && queries.blocks.value() > 1;  // the first block needs none
+      const bool any = seq > 0 && static_cast<int>(queries.blocks.value()) > first_block;
       strips = any ? std::clamp(last, 0, ceil_div(seq - phase, length)) : 0;
       run_strips = std::max(ceil_div(strips, max_runs), ceil_div(kMinRunKeys, length));
     }
@@ -67,9 +69,9 @@ struct KeyStrips {
     count = all_heads * head_runs;
   }
 
-  // The end of the strips that decide a block. With `previous` no strip decides the first block.
+  // The end of the strips that a block needs.
   [[nodiscard]] __device__ int strips_of(int block) const {
-    return block_strips == 0 ? strips : block == 0 ? 0 : min(max(block * block_strips + shift, 0), strips);
+    return block_strips == 0 ? strips : block < first_block ? 0 : min(max(block * block_strips + shift, 0), strips);
   }
   // The run of a strip.
   [[nodiscard]] __device__ int run_of(int strip) const { return run_strips == 1 ? strip : strip / run_strips; }
@@ -137,10 +139,10 @@ class MomentReader {
 
   [[nodiscard]] __device__ int strips() const { return strips_; }
 
-  // sum_j (K[j, c] - mean_j K[:, c])^2 of the lane's column, if there is a strip. The runs are added around the mean of
-  // the last one, because the first one may be a single key, which is often far from all others.
+  // mean_j K[:, c] and sum_j (K[j, c] - mean_j K[:, c])^2 of the lane's column, if there is a strip. The runs are added
+  // around the mean of the last one, because the first one may be a single key, which is often far from all others.
   template <int kLoads>  // loads in flight at the same time
-  [[nodiscard]] __device__ float total() const {
+  [[nodiscard]] __device__ Moments total() const {
     const Two last_run = load(true, last_);
     MomentSums left{last_run.left.mean};
     MomentSums right{last_run.right.mean};
@@ -169,7 +171,7 @@ class MomentReader {
     own.sum += __shfl_xor_sync(~0U, own.sum, 16);
     own.squares += __shfl_xor_sync(~0U, own.squares, 16);
     own.squares += is_left ? last_run.left.squares : last_run.right.squares;
-    return centered_squares(all_keys_, own.sum, own.squares);
+    return {own.pivot + __fdividef(own.sum, all_keys_), centered_squares(all_keys_, own.sum, own.squares)};
   }
 
  private:
