@@ -21,17 +21,18 @@ struct NearTiles {
   [[nodiscard]] __device__ int far(int n) const { return n < first - sinks ? sinks + n : last + n - (first - sinks); }
 };
 
-// Of the rows that share them with `row`. `keys`: those that the caller looks at, from key 0 on.
-[[nodiscard]] __device__ inline NearTiles near_tiles(const DeviceProblem& problem, std::int64_t row,
-                                                     std::int64_t keys) {
+// What is near one of the rows first_row .. last_row, whose near keys are neighbours, or those of the rows that share
+// them. `keys`: those that the caller looks at, from key 0 on.
+[[nodiscard]] __device__ inline NearTiles near_tiles(const DeviceProblem& problem, std::int64_t first_row,
+                                                     std::int64_t last_row, std::int64_t keys) {
   constexpr std::int64_t kTile = common::kNearTile;
   const DeviceNear& near = problem.near;
   const auto end = static_cast<int>((keys + kTile - 1) / kTile);
   const int sinks = min(near.sinks, end);
   NearTiles result{sinks, sinks, sinks, end};
   if (near.has_window) {
-    const std::int64_t n0 = row / near.rows * near.rows;
-    const std::int64_t n1 = min(n0 + near.rows, problem.seq_q) - 1;
+    const std::int64_t n0 = first_row / near.rows * near.rows;
+    const std::int64_t n1 = min((last_row / near.rows + 1) * near.rows, problem.seq_q) - 1;
     const std::int64_t low = max(n0 + near.offset - near.window, std::int64_t{0});
     const std::int64_t high = min(n1 + near.offset + near.window, problem.seq_k - 1);
     if (low <= high) {
@@ -40,6 +41,11 @@ struct NearTiles {
     }
   }
   return result;
+}
+
+[[nodiscard]] __device__ inline NearTiles near_tiles(const DeviceProblem& problem, std::int64_t row,
+                                                     std::int64_t keys) {
+  return near_tiles(problem, row, row, keys);
 }
 
 // Where the means of a block of queries begin, in [batch, heads_kv, means, d].

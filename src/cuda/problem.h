@@ -36,7 +36,8 @@ struct DeviceNear {
   bool keeps_means;      // and LSE counts them, else they only decide what is skipped
   std::int64_t means;    // of a KV head: one, or one for each block of queries
   bool skips, finishes;  // `skip` is above 0; kept halves are exact
-  float skip_log2;       // log2 of `skip`
+  float log_skip;        // natural logarithm of `skip`
+  float skip_log2;
 };
 
 struct DeviceProblem {
@@ -86,6 +87,7 @@ struct DeviceProblem {
   result.means = common::num_key_means(problem, grouping);
   result.skips = grouping.skip > 0;
   result.finishes = grouping.finish;
+  result.log_skip = static_cast<float>(std::log(grouping.skip));
   result.skip_log2 = static_cast<float>(std::log2(grouping.skip));
   return result;
 }

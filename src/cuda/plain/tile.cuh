@@ -9,6 +9,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/near.cuh"
 #include "cuda/plain/tiles.h"
 
 namespace distr::cuda::plain {
@@ -56,7 +57,7 @@ struct Tile {
   std::int64_t b, h, h_kv;
   std::int64_t first;  // row
   std::int64_t rows;   // none or fewer: nothing to do
-  std::int64_t order_row;
+  std::int64_t block, order_row;
   bool exact;
 };
 
@@ -73,6 +74,7 @@ __device__ inline Tile find_tile(const DeviceProblem& problem, std::int64_t tile
   result.first = block * problem.block + tile * kSide;
   const std::int64_t block_end = (block + 1) * problem.block;
   result.rows = min(min(block_end, problem.seq_q) - result.first, std::int64_t{kSide});
+  result.block = block;
   result.order_row = block_row;
   result.exact = problem.exact || (problem.first_block_is_exact && block == 0);
   return result;
@@ -196,6 +198,32 @@ __device__ inline float masked_score(const DeviceProblem& problem, const Tile& t
   const float sum = score + static_cast<float>(bias < kLowest ? static_cast<double>(kLowest) : bias);
   const float floor = score < kLowest ? score : kLowest;
   return sum < floor ? floor : sum;
+}
+
+// The 16 threads of a row agree on the result.
+__device__ inline float row_sum(float x) {
+  for (int step = 8; step > 0; step /= 2) {
+    x += __shfl_xor_sync(0xFFFFFFFFU, x, step);
+  }
+  return x;
+}
+
+// What the means over the keys add to far scores of this thread's 4 rows: scale * sum of q_c mean_c over the columns
+// that the groups drop. `q` is the tile's first row.
+template <class T>
+__device__ void dropped_scores(const DeviceProblem& problem, float scale, const Tile& tile, const TileGroups& groups,
+                               const float* key_means, const T* q, float (&r_dropped)[4]) {
+  const float* means = key_means + key_means_at(problem, tile.b, tile.h_kv, tile.block);
+  const int first = 4 * (static_cast<int>(threadIdx.x) / 16);
+  for (int row = 0; row < 4; ++row) {
+    float sum = 0;
+    const int end = first + row < tile.rows ? groups.columns : 0;
+    for (int position = groups.count + static_cast<int>(threadIdx.x) % 16; position < end; position += 16) {
+      const int c = groups.order[position];
+      sum = fmaf(to_float(q[(first + row) * problem.q.row + c]), means[c], sum);
+    }
+    r_dropped[row] = row_sum(sum) * scale;
+  }
 }
 
 // What is staged at a time for the scores of one tile of queries and one of keys.

@@ -11,10 +11,10 @@ namespace distr::cuda::plain {
 
 inline constexpr int kSide = 64;  // rows and keys of a tile
 
-// Exact attention has one order, hence one block.
+// Exact attention has one order, hence one block, unless its blocks have near keys of their own.
 [[nodiscard]] inline DeviceProblem tiled_problem(const Problem& problem, const Grouping& grouping) {
   DeviceProblem result = device_problem(problem, grouping);
-  if (result.exact) {
+  if (result.exact && !result.near.has) {
     result.block = std::max<std::int64_t>(problem.seq_q, 1);
     result.blocks = common::ceil_div(problem.seq_q, result.block);
   }

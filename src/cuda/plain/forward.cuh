@@ -1,0 +1,116 @@
+// SPDX-License-Identifier: Apache-2.0
+// What the kernels of the plain forward share: their arguments, shared memory, online softmax, P V and the results.
+#pragma once
+
+#include "cuda/plain/tile.cuh"
+
+namespace distr::cuda::plain {
+
+struct ForwardArguments {
+  DeviceProblem problem;
+  std::int64_t tiles;  // of a block
+  float scale;
+  const void* q;              // [batch, heads_q, seq_q, d]
+  const void* k;              // [batch, heads_kv, seq_k, d]
+  const void* v;              // [batch, heads_kv, seq_k, dv]
+  const std::int32_t* order;  // [batch, heads_q, blocks, d]
+  const float* key_means;     // [batch, heads_kv, means, d], where far scores keep them
+  void* o;                    // [batch, heads_q, seq_q, dv]
+  float* lse;                 // [batch, heads_q, seq_q], or null
+  std::int32_t* halves;       // [batch, heads_q, ceil(seq_q / 64), 2], or null
+};
+
+struct alignas(16) ForwardShared {
+  union {
+    Staged staged;
+    float v[kStagedRows * kColumns];
+  };
+  float p[kSide * kPitch];  // P^T [key][row]
+  std::int32_t order[kMaxHeadDim];
+};
+static_assert(sizeof(ForwardShared) <= 48 * 1024);
+
+// What the tiles so far say of this thread's rows.
+struct RowState {
+  float maximum[4] = {kHidden, kHidden, kHidden, kHidden};
+  float sum[4] = {};
+  float o[4][8] = {};  // columns column_of(0) .. column_of(7)
+};
+
+// The 16 threads of a row agree on the result.
+__device__ inline float row_maximum(float x) {
+  for (int step = 8; step > 0; step /= 2) {
+    x = fmaxf(x, __shfl_xor_sync(0xFFFFFFFFU, x, step));
+  }
+  return x;
+}
+
+// r_s becomes P relative to the rows' new maximum, which also goes to shared.p.
+__device__ inline void online_softmax(float (&r_s)[4][4], RowState& rows, ForwardShared& shared) {
+  const int y = static_cast<int>(threadIdx.x) / 16;
+  const int x = static_cast<int>(threadIdx.x) % 16;
+  for (int row = 0; row < 4; ++row) {
+    const float tile_maximum = fmaxf(fmaxf(r_s[row][0], r_s[row][1]), fmaxf(r_s[row][2], r_s[row][3]));
+    const float maximum = fmaxf(rows.maximum[row], row_maximum(tile_maximum));
+    // Where every key is hidden so far, e^(-inf - 0) = 0 is wanted, not e^(-inf + inf).
+    const float shift = maximum == kHidden ? 0.0F : maximum;
+    const float shrink = expf(rows.maximum[row] - shift);
+    float sum = 0;
+    for (int key = 0; key < 4; ++key) {
+      r_s[row][key] = expf(r_s[row][key] - shift);
+      sum += r_s[row][key];
+    }
+    rows.maximum[row] = maximum;
+    rows.sum[row] = rows.sum[row] * shrink + row_sum(sum);
+    for (float& value : rows.o[row]) {
+      value = shrink == 0 ? 0 : value * shrink;  // forgets an infinity, too
+    }
+  }
+  for (int key = 0; key < 4; ++key) {
+    *reinterpret_cast<float4*>(shared.p + (4 * x + key) * kPitch + 4 * y) =
+        make_float4(r_s[0][key], r_s[1][key], r_s[2][key], r_s[3][key]);
+  }
+}
+
+// O += P V of the keys first_key .. first_key + 63, P from shared.p. `v`: key 0, from the block's first column on.
+template <class T>
+__device__ void add_values(const DeviceProblem& problem, const T* v, std::int64_t first_key, int columns,
+                           ForwardShared& shared, RowState& rows) {
+  for (int staged = 0; staged < kSide; staged += kStagedRows) {
+    const std::int64_t first = first_key + staged;
+    __syncthreads();
+    const bool finite = stage_wide(problem.seq_k - first, columns, true, shared.v, [&](int key, int column) {
+      return to_float(v[(first + key) * problem.v.row + column]);
+    });
+    accumulate(shared.p + staged * kPitch, shared.v, columns, finite, 0, rows.o);
+  }
+}
+
+template <class T>
+__device__ void store(const ForwardArguments& arguments, const Tile& tile, int first_column, int columns,
+                      const RowState& rows) {
+  const DeviceProblem& problem = arguments.problem;
+  const int y = static_cast<int>(threadIdx.x) / 16;
+  const int x = static_cast<int>(threadIdx.x) % 16;
+  for (int row = 0; row < 4; ++row) {
+    if (4 * y + row >= tile.rows) {
+      break;
+    }
+    const std::int64_t i = tile.first + 4 * y + row;
+    const bool hidden = rows.sum[row] == 0;
+    T* o = static_cast<T*>(arguments.o) + tile.b * problem.o.batch + tile.h * problem.o.head + i * problem.o.row +
+           first_column;
+    for (int n = 0; n < 8; ++n) {
+      const int column = column_of(n);
+      if (column < columns) {
+        o[column] = from_float<T>(hidden ? 0.0F : rows.o[row][n] / rows.sum[row]);
+      }
+    }
+    if (arguments.lse != nullptr && first_column == 0 && x == 0) {
+      arguments.lse[(tile.b * problem.heads_q + tile.h) * problem.seq_q + i] =
+          hidden ? kHidden : rows.maximum[row] + logf(rows.sum[row]);
+    }
+  }
+}
+
+}  // namespace distr::cuda::plain
