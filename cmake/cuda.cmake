@@ -72,11 +72,13 @@ if(DISTR_CUDA_FOUND)
     src/cuda/sm80/variants_f16.cu)
   # Hopper's own instructions are those of no other architecture: these sources are compiled for it alone.
   set(DISTR_HOPPER_SOURCES
+    src/cuda/prepare/dropped_scores.cu
     src/cuda/prepare/estimate.cu
     src/cuda/sm90/backward_launch.cu
     src/cuda/sm90/backward_convert.cu
     src/cuda/sm90/backward_variants.cu
     src/cuda/sm90/forward_launch.cu
+    src/cuda/sm90/near_variants.cu
     src/cuda/sm90/tensor_map.cu
     src/cuda/sm90/variants.cu)
   distr_cuda_code("${CMAKE_CUDA_ARCHITECTURES}" machine_code ptx)

@@ -123,9 +123,10 @@ constexpr std::array<GroupingKernel, 4> kGrouping{
     entry<GroupingTensors, energy::supports_means, energy::plan, NearKeys::served>("cuda/means")};
 // Hopper's own kernel for exact attention and for one grouping of the whole sequence, which `auto` asks for.
 constexpr ForwardKernel kHopperForward =
-    entry<ForwardTensors, sm90::forward_supports, sm90::plan_forward>("sm90/forward");
+    entry<ForwardTensors, sm90::forward_supports, sm90::plan_forward, NearKeys::served>("sm90/forward");
 constexpr std::array<ForwardKernel, 4> kForward{
-    kHopperForward, entry<ForwardTensors, sm90::forward_blocks_supports, sm90::plan_forward>("sm90/forward_blocks"),
+    kHopperForward,
+    entry<ForwardTensors, sm90::forward_blocks_supports, sm90::plan_forward, NearKeys::served>("sm90/forward_blocks"),
     entry<ForwardTensors, sm80::forward_supports, sm80::plan_forward>("sm80/forward"),
     entry<ForwardTensors, plain::supports, plain::plan_forward, NearKeys::served>("plain/forward")};
 constexpr std::array<BackwardKernel, 5> kBackward{

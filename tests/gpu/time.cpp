@@ -14,6 +14,7 @@
 #include "gpu/ablations.h"
 #include "gpu/device_values.h"
 #include "gpu/time_inputs.h"
+#include "gpu/time_near.h"
 #include "support/cases.h"
 
 namespace distr::test {
@@ -347,6 +348,9 @@ int time_kernels(const TimeOptions& options) {
   });
   if (wanted("grouping")) {
     for_each_shape(grouping_shapes(options.quick), [](Shape& shape) { shape.time_grouping(); });
+  }
+  if (options.operations.find("near") != std::string::npos) {  // by name alone
+    time_near(options.filter, options.strategy, stream, rows);
   }
   if (!options.out.empty()) {
     std::ofstream file(options.out);

@@ -68,8 +68,8 @@ enum class ScaleIn : std::uint8_t { softmax, queries };
 
 // How tiles of k_hat get to shared memory. By TMA: they were made beforehand for the whole sequence, or are K's. Where
 // a block of queries has a grouping of its own, a producer warpgroup makes them: it gathers the rows of K^T that are
-// k_hat^T, or fuses (sums) columns of K.
-enum class KeyLoad : std::uint8_t { tma, gather, fuse };
+// k_hat^T, or fuses (sums) columns of K. near_: with near keys, whose tiles are K's.
+enum class KeyLoad : std::uint8_t { tma, gather, fuse, near_tma, near_gather };
 
 // kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is kConsumers consumer warpgroups
 // of 64 queries each, and the producer warpgroups of its KeyLoader_, which says how many registers and pipeline stages
@@ -86,12 +86,14 @@ struct Config {
   static constexpr ScaleIn kScaleIn = kScaleIn_;
   static constexpr int kCtasPerSm = kCtasPerSm_;
   static constexpr int kRows = 64 * kConsumers;
-  static constexpr int kKeys = kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 ? 256 : 128;  // of a tile
+  static constexpr bool kHasNearKeys = KeyLoader::kHasNearKeys;
+  static constexpr int kKeys =  // of a tile
+      kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 && !kHasNearKeys ? 256 : 128;
   static constexpr int kHalf = kKeys / 2;
   static constexpr int kScoreBuffers = kCtasPerSm == 1 ? 2 : 1;  // as many as there are registers for, and so is kHalf
   // q_hat stays in shared memory where there are no registers for it.
   static constexpr bool kQueriesInShared = kCtasPerSm > 1 || (kConsumers == 3 && kColumns > 32);
-  static constexpr int kStages = KeyLoader::kStages;
+  static constexpr int kStages = KeyLoader::stages(kValues);
   static constexpr int kProducers = KeyLoader::kProducers;        // warpgroups
   static constexpr int kFirstConsumer = std::min(kProducers, 1);  // its warpgroup; a second producer is the last
   static constexpr int kWarpgroups = kProducers + kConsumers;
@@ -107,6 +109,9 @@ struct Config {
   static constexpr bool by_polynomial(int i) { return kValues <= 64 && kCtasPerSm == 1 && i % 16 == 8; }
 
   using QueryTile = Panels<64, kColumns>;  // of a consumer
+  // With near keys: Q's rows, of as many columns as V's, and in how many pieces of k_hat's columns a tile of K comes.
+  using NearQueryTile = Panels<64, kValues>;
+  static constexpr int kPieces = kHasNearKeys ? kValues / kColumns : 1;
   using KeyTile = typename KeyLoader::template KeyTile<kColumns, kKeys>;
   using ValueTile = Panels<kKeys, kValues>;
 };
@@ -129,6 +134,9 @@ struct SharedStorage {
 // What the kernel takes by value.
 struct ForwardParameters {
   CUtensorMap q, k, v;          // [columns, rows, heads, batch], boxes of a panel: 64 rows of q, kKeys of k and v
+  CUtensorMap near_q;           // Q, where there are near keys
+  const float* dropped;         // [B, Hq, Nq]: q times the means of dropped columns of K, or null: 0
+  std::int32_t* halves;         // [B, Hq, ceil(Nq / 64), 2], or null
   const void* keys_transposed;  // K^T as transpose() leaves it, where its rows are gathered; else k is read
   std::int64_t column_stride;   // of K^T
   const std::int32_t* order;    // [B, Hq, blocks, d]

@@ -25,6 +25,8 @@
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/sm90/config.h"
+#include "cuda/sm90/consume_near.cuh"
+#include "cuda/sm90/consumer.cuh"
 #include "cuda/sm90/mma.cuh"
 #include "cuda/sm90/pass.cuh"
 #include "cuda/sm90/pipeline.cuh"
@@ -33,41 +35,6 @@
 #include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
-
-// Of the first pass, in tiles without a mask.
-template <class C>
-inline constexpr RowMax kFirstPass = C::kScaleIn == ScaleIn::softmax ? RowMax::fixed : RowMax::none;
-
-inline constexpr unsigned kAllRows = 3;  // of a thread, a bit each
-
-// Which of a thread's two rows the row max of the first pass was good enough for, a bit each. Of a fixed one: no score
-// was so far above it that P left the element's range, which O shows, or O fp32's; the row had one, unless it was
-// online in all tiles, and it was not too large. Where there was none: the row sum is neither too large nor too small.
-// Each row is judged by itself, because its bits must not depend on those beside it, which may be later ones.
-template <class C>
-__device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const Softmax<C>& softmax, bool all_online) {
-  if (!C::Stages::kRepeatsRows) {
-    return kAllRows;
-  }
-  const unsigned lane = threadIdx.x % 32;
-  const unsigned quad = 0xFU << lane / 4 * 4;
-  unsigned rows = 0;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    float zero = 0;  // NaN where O is not finite
-#pragma unroll
-    for (int i = 0; i < C::kValues / 2; ++i) {
-      zero = i / 2 % 2 == half ? fmaf(o[i], 0.0F, zero) : zero;
-    }
-    const float sum = quad_sum(softmax.row_sum[half]);
-    const bool is_enough = kFirstPass<C> == RowMax::none
-                               ? sum > Softmax<C>::kMinSum
-                               : softmax.has_small_row_max(half) || (all_online && softmax.row_max[half] == -INFINITY);
-    const bool fits = zero == 0.0F && sum < Softmax<C>::kMaxSum && is_enough;
-    rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << half : 0;
-  }
-  return rows;
-}
 
 // The epilogue of a thread's two rows, of those in `rows`.
 template <class C>
@@ -92,46 +59,6 @@ __device__ inline void store(const ForwardParameters& p, const WorkTile& work, i
       return make_float2(o[n * 4 + half * 2] * inverse, o[n * 4 + half * 2 + 1] * inverse);
     });
   }
-}
-
-// Tiles that every row from `row` on sees whole.
-template <class C>
-__device__ __forceinline__ int whole_tiles(const DeviceProblem& problem, int row) {
-  const std::int64_t seen =
-      problem.causal ? min(problem.seq_k, max(row + problem.causal_offset + 1, std::int64_t{0})) : problem.seq_k;
-  return static_cast<int>(seen / C::kKeys);
-}
-
-// The halves of a tile, as arguments whose value is known when the kernel is compiled. The upper one is taken first, as
-// the last tile is.
-template <int kFirstKey>
-using Half = std::integral_constant<int, kFirstKey>;
-// Products that were issued behind one, and may be under way still.
-template <int kProducts>
-using Pending = std::integral_constant<int, kProducts>;
-
-// The tiles from n on, of which there is one at least: products are issued before the exponentials of the half before
-// theirs. The functions are consume()'s.
-template <class C, class ScoreScale, class Output, class Exponentials>
-__device__ __forceinline__ void consume_ahead(int n, int tiles, const ScoreScale& issue_scores,
-                                              const Output& issue_output, const Exponentials& exponentials) {
-  constexpr Half<C::kHalf> upper;
-  constexpr Half<0> lower;
-  issue_scores(upper, n);
-#pragma unroll 1
-  for (; n < tiles - 1; ++n) {
-    issue_output(lower, n - 1);
-    issue_scores(lower, n);
-    exponentials(upper, n, Pending<2>{});
-    issue_output(upper, n);
-    issue_scores(upper, n + 1);
-    exponentials(lower, n, Pending<2>{});
-  }
-  issue_output(lower, n - 1);
-  issue_scores(lower, n);
-  exponentials(upper, n, Pending<2>{});
-  issue_output(upper, n);
-  exponentials(lower, n, Pending<1>{});
 }
 
 // Lets each consumer begin when the one before it has its first scores, so that the exponentials of one run beside the
@@ -325,12 +252,23 @@ __device__ __forceinline__ void consume_all(Pass<C> pass) {
       x = __uint_as_float(ptx::opaque(0));  // else the compiler writes the zeros where wgmma is under way, and waits
     }
     Softmax<C> softmax(pass.p.problem.scale_log2);
+    NearRow near_row;
     unsigned in_range = kAllRows;
     if (pass.tiles > 0) {
       // Where the compiler knows that the row max is online in all tiles, it waits after every single wgmma.
       const auto row_max =
           static_cast<RowMax>(ptx::opaque(static_cast<unsigned>(pass.used > 0 ? RowMax::online : kFirstPass<C>)));
-      in_range = consume<C>(pass, consumer, row, row_max, o, softmax);
+      if constexpr (C::kHasNearKeys) {
+        in_range = consume_near<C>(pass, consumer, row, row_max, o, softmax, near_row);
+      } else {
+        in_range = consume<C>(pass, consumer, row, row_max, o, softmax);
+      }
+    }
+    if constexpr (C::kHasNearKeys) {
+      add_dropped(near_row, pass.p.problem, softmax.row_max);
+      if (pass.used == 0) {
+        store_halves<C>(pass, consumer, near_row.kept);
+      }
     }
     store<C>(pass.p, pass.work, row, rows_left & in_range, o, softmax);
     rows_left &= ~in_range;
@@ -346,7 +284,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
   static_assert(fits<SharedStorage<C>>(C::kCtasPerSm));
 
   const WorkTile work = p.scheduler.at(blockIdx.x);
-  const Pass<C> pass{p, work, shared, seen_tiles<C>(p, work), 0};
+  Pass<C> pass{p, work, shared, seen_tiles<C>(p, work), 0};
+  if constexpr (C::kHasNearKeys) {
+    pass.near_tiles = near_tiles(p.problem, work.row, std::int64_t{pass.tiles} * C::kKeys);
+  }
   if (threadIdx.x == 0) {
     init_barriers<C>(shared);
   }

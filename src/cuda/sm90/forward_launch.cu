@@ -8,6 +8,7 @@
 #include <vector>
 
 #include "cuda/launch.h"
+#include "cuda/prepare/dropped_scores.h"
 #include "cuda/prepare/estimate.h"
 #include "cuda/prepare/operand.h"
 #include "cuda/prepare/transpose.h"
@@ -32,9 +33,11 @@ struct KernelRequest {
                                   std::int64_t rows, int blocks = 1) {
   const Variant* found = nullptr;
   for (const Variant& variant : variants) {
+    const bool has_near_keys = variant.load == KeyLoad::near_tma || variant.load == KeyLoad::near_gather;
+    const std::int64_t values = has_near_keys ? std::max(problem.head_dim, problem.head_dim_v) : problem.head_dim_v;
     const bool fits = variant.dtype == problem.dtype && variant.scale_in == request.scale_in &&
-                      variant.load == request.load && variant.columns >= request.columns &&
-                      variant.values >= problem.head_dim_v && variant.rows == rows && variant.ctas_per_sm == blocks;
+                      variant.load == request.load && variant.columns >= request.columns && variant.values >= values &&
+                      variant.rows == rows && variant.ctas_per_sm == blocks;
     const auto width = [](const Variant& of) { return of.columns + of.values; };
     if (fits && (found == nullptr || width(variant) < width(*found))) {
       found = &variant;
@@ -75,8 +78,9 @@ class ForwardPlan {
                                                 std::int64_t begin, std::int64_t end, std::int64_t tile_rows);
   void attend_grouped(const ForwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
                       ForwardParameters& p, void* workspace, void* stream) const;
-  void launch(const std::vector<Launch>& launches, ForwardParameters& p, const Operand& q, const Operand* k,
-              const Operand& v, void* stream) const;
+  // q: what scores are made of; far ones, where there are near keys, whose own are of `near_q`.
+  void launch(const std::vector<Launch>& launches, ForwardParameters& p, const Operand& q, const Operand& near_q,
+              const Operand* k, const Operand& v, void* stream) const;
 
   DType dtype_;
   ForwardParameters parameters_{};  // but for the pointers and what each launch has
@@ -91,6 +95,8 @@ class ForwardPlan {
   Part<std::uint16_t> q_hat_;            // or Q~
   Part<std::uint16_t> k_hat_;            // Product::precomputed
   Part<std::uint16_t> keys_transposed_;  // Product::gathered
+  Part<float> dropped_;                  // where far scores keep the means of dropped columns
+  std::int64_t first_grouped_ = 0;       // row
 };
 
 ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& grouping, std::int64_t tile_rows,
@@ -105,7 +111,8 @@ ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& gr
   }
   const std::int64_t exact_rows = common::count_exact_rows(p, grouping);
   if (exact_rows > 0) {
-    exact_ = launches_of(variants, p, {ScaleIn::softmax, p.head_dim}, 0, exact_rows, tile_rows);
+    const KeyLoad load = grouping.skip > 0 ? KeyLoad::near_tma : KeyLoad::tma;
+    exact_ = launches_of(variants, p, {ScaleIn::softmax, p.head_dim, load}, 0, exact_rows, tile_rows);
   }
   if (exact_rows < p.seq_q) {
     plan_grouped(variants, p, grouping, exact_rows, tile_rows, workspace);
@@ -118,8 +125,9 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
   const DeviceProblem& sizes = parameters_.problem;
   product_ = product_of(p, grouping);
   // In bf16 q_hat takes the scale in (ScaleIn), unless LSE is asked for: that rounding would be in it, and a
-  // backward that reads it has none.
-  scales_ = p.dtype == DType::bf16;
+  // backward that reads it has none. Near scores have none of it either.
+  scales_ = p.dtype == DType::bf16 && !sizes.near.has;
+  first_grouped_ = row;
   const Groups groups{p.dtype, p.heads_q, sizes.members, sizes.groups};
   const std::array estimations{Estimation{q_.strides(), q_.extent(), sizes.mean ? Estimate::mean : Estimate::first,
                                           grouping.block, row, product_ == Product::spread},
@@ -135,8 +143,12 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
     parameters_.column_stride = transposed_stride(p.seq_k);
   }
   estimates_.emplace(groups, std::span(estimations).first(product_ == Product::precomputed ? 2 : 1));
-  const KeyLoad load = product_ == Product::gathered ? KeyLoad::gather
+  if (sizes.near.has_means) {
+    dropped_ = Part<float>(workspace, "scores of dropped columns", p.batch * p.heads_q * p.seq_q);
+  }
+  const KeyLoad load = product_ == Product::gathered ? (sizes.near.has ? KeyLoad::near_gather : KeyLoad::gather)
                        : product_ == Product::fused  ? KeyLoad::fuse
+                       : sizes.near.has              ? KeyLoad::near_tma
                                                      : KeyLoad::tma;
   grouped_ = launches_of(variants, p, {scales_ ? ScaleIn::queries : ScaleIn::softmax, q_hat_extent_.columns, load}, row,
                          p.seq_q, tile_rows);
@@ -190,8 +202,9 @@ void ForwardPlan::run(const ForwardTensors& tensors, void* workspace, void* stre
   p.o = tensors.o;
   p.lse = static_cast<float*>(tensors.lse);
   p.order = tensors.order;
+  p.halves = tensors.halves;
   if (!exact_.empty()) {
-    launch(exact_, p, q, &k, v, stream);
+    launch(exact_, p, q, q, &k, v, stream);
   }
   if (!grouped_.empty()) {
     attend_grouped(tensors, q, k, v, p, workspace, stream);
@@ -208,19 +221,24 @@ void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q
     const std::array both{of_q, Estimates::Tensors{k.data, 1, k_hat_.in(workspace)}};
     estimates_->make(tensors.order, both, stream);
     const Operand k_hat = packed(k_hat_.in(workspace), k_hat_extent_);
-    launch(grouped_, p, q_hat, &k_hat, v, stream);
+    launch(grouped_, p, q_hat, q, &k_hat, v, stream);
     return;
   }
   estimates_->make(tensors.order, std::span(&of_q, 1), stream);
+  if (dropped_.exists()) {
+    dropped_scores(dtype_, p.problem, first_grouped_, q, tensors.order, tensors.key_means, dropped_.in(workspace),
+                   stream);
+    p.dropped = dropped_.in(workspace);
+  }
   if (product_ == Product::gathered) {
     transpose(k, keys_transposed_.in(workspace), stream);
     p.keys_transposed = keys_transposed_.in(workspace);
   }
-  launch(grouped_, p, q_hat, product_ == Product::gathered ? nullptr : &k, v, stream);
+  launch(grouped_, p, q_hat, q, product_ == Product::gathered ? nullptr : &k, v, stream);
 }
 
-void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters& p, const Operand& q, const Operand* k,
-                         const Operand& v, void* stream) const {
+void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters& p, const Operand& q,
+                         const Operand& near_q, const Operand* k, const Operand& v, void* stream) const {
   constexpr int kConsumerRows = 64;
   const auto map = [&](const Operand& x, int rows, int columns) {
     return tensor_map(x, dtype_, {rows, std::min(columns, 64)});
@@ -231,6 +249,9 @@ void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters&
     }
     const Variant& variant = p.lse == nullptr ? *of.variant : *of.with_lse;
     p.q = map(q, kConsumerRows, variant.columns);
+    if (variant.load == KeyLoad::near_tma || variant.load == KeyLoad::near_gather) {
+      p.near_q = map(near_q, kConsumerRows, variant.values);
+    }
     if (k != nullptr) {
       p.k = map(*k, variant.keys, variant.load == KeyLoad::fuse ? variant.values : variant.columns);
     }
@@ -260,10 +281,20 @@ std::vector<LaunchShape> ForwardPlan::launches() const {
              : "";
 }
 
+// A thread block's queries have the same near keys.
+[[nodiscard]] std::string near_keys_reason(const Problem& problem, const Grouping& grouping) {
+  return common::has_near_keys(grouping) && common::near_rows(problem, grouping) % kRowsOfTwo != 0
+             ? "takes near keys of blocks of a multiple of 128 rows"
+             : "";
+}
+
 }  // namespace
 
 std::string forward_supports(const Problem& problem, const Grouping& grouping) {
   if (const std::string reason = unsupported_reason(problem); !reason.empty()) {
+    return reason;
+  }
+  if (const std::string reason = near_keys_reason(problem, grouping); !reason.empty()) {
     return reason;
   }
   if (is_by_blocks(problem, grouping)) {
@@ -275,6 +306,9 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping) {
 
 std::string forward_blocks_supports(const Problem& problem, const Grouping& grouping) {
   if (const std::string reason = unsupported_reason(problem); !reason.empty()) {
+    return reason;
+  }
+  if (const std::string reason = near_keys_reason(problem, grouping); !reason.empty()) {
     return reason;
   }
   if (!is_by_blocks(problem, grouping)) {

@@ -27,8 +27,9 @@ class Fuser;
 
 struct FuseKeys {
   static constexpr KeyLoad kLoad = KeyLoad::fuse;
+  static constexpr bool kHasNearKeys = false;
   static constexpr int kProducers = 2;
-  static constexpr int kStages = 3;
+  static constexpr int stages(int /*values*/) { return 3; }
   static constexpr unsigned kArrivals = kWarpgroup / 32;  // that make a tile full: of the warps that fuse it
   static constexpr bool kTransposed = false;
   static constexpr Registers registers(int /*consumers*/) { return {72, 208, 24}; }

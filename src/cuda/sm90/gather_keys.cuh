@@ -24,8 +24,9 @@ class Gatherer;
 
 struct GatherKeys {
   static constexpr KeyLoad kLoad = KeyLoad::gather;
+  static constexpr bool kHasNearKeys = false;
   static constexpr int kProducers = 1;
-  static constexpr int kStages = 3;
+  static constexpr int stages(int /*values*/) { return 3; }
   static constexpr unsigned kArrivals = kWarpgroup / 32;  // that make a tile full: of the warps that gather it
   static constexpr bool kTransposed = true;
   static constexpr Registers registers(int /*consumers*/) { return {40, 232}; }
@@ -102,23 +103,15 @@ class Gatherer {
 
   // k_hat^T of tile n. What is read past the last key is hidden by the mask, and need not be this row's.
   __device__ __forceinline__ void load(int n) {
-    const auto state = pass_.state(n);
-    wait_empty(pass_.shared.keys_empty(state.stage), state.phase);
-    const std::uint32_t tile = pass_.shared.keys(state.stage);
-    C::Stages::fusion([&] {
-      const std::int64_t key =
-          min(std::int64_t{pass_.first_key(n)} + static_cast<int>(threadIdx.x) % kChunks * kChunk, last_);
-      const std::byte* const keys =
-          ptx::opaque(reinterpret_cast<const std::byte*>(k_ + key));  // else it is made anew for every row
-#pragma unroll
-      for (int i = 0; i < kPasses; ++i) {
-        ptx::cp_async_16(place(tile, i), keys + rows_[i], true);
-      }
+    load_rows(n, pass_.key_state(n), [&](int i) { return rows_[i]; });
+  }
+  // Of the columns piece * kColumns .. of K, whatever their order.
+  __device__ __forceinline__ void load_piece(int n, int piece) {
+    const int first = piece * C::kColumns + static_cast<int>(threadIdx.x) / kChunks;
+    load_rows(n, pass_.key_state(n, piece), [&](int i) {
+      const int row = min(first + i * kRowsPerPass, pass_.p.problem.head_dim);  // the row after the last is zero
+      return static_cast<unsigned>(row) * static_cast<unsigned>(pass_.p.column_stride * sizeof(typename C::Element));
     });
-    ptx::cp_async_commit();
-    ptx::cp_async_wait<1>();
-    publish_last();
-    last_full_ = pass_.shared.keys_full(state.stage);
   }
 
   // Publishes what is still on its way.
@@ -128,6 +121,27 @@ class Gatherer {
   }
 
  private:
+  // A stage of rows of K^T, the i-th of this thread's beginning at offset_of(i) bytes.
+  template <class Offset>
+  __device__ __forceinline__ void load_rows(int n, const PipelineState<C::kStages>& state, const Offset& offset_of) {
+    wait_empty(pass_.shared.keys_empty(state.stage), state.phase);
+    const std::uint32_t tile = pass_.shared.keys(state.stage);
+    C::Stages::fusion([&] {
+      const std::int64_t key =
+          min(std::int64_t{pass_.first_key(n)} + static_cast<int>(threadIdx.x) % kChunks * kChunk, last_);
+      const std::byte* const keys =
+          ptx::opaque(reinterpret_cast<const std::byte*>(k_ + key));  // else it is made anew for every row
+#pragma unroll
+      for (int i = 0; i < kPasses; ++i) {
+        ptx::cp_async_16(place(tile, i), keys + offset_of(i), true);
+      }
+    });
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<1>();
+    publish_last();
+    last_full_ = pass_.shared.keys_full(state.stage);
+  }
+
   static constexpr int kChunks = C::kKeys / kChunk;  // of a row
   static constexpr int kRowsPerPass = kWarpgroup / kChunks;
   static constexpr int kPasses = C::kColumns / kRowsPerPass;

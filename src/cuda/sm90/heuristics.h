@@ -7,7 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
-#include "common/block.h"
+#include "common/near.h"
 #include "cuda/heuristics.h"
 
 namespace distr::cuda::sm90 {
@@ -33,14 +33,18 @@ enum class Product : std::uint8_t {
   constexpr std::int64_t kFusingRows = 128;  // of a thread block, which makes k_hat for all of them
   constexpr std::int64_t kFewKeys = 4096;
   constexpr std::int64_t kFewGathered = 16, kFewFused = 32;  // groups
+  const bool has_near_keys = common::has_near_keys(grouping);
   if (!is_by_blocks(problem, grouping)) {
-    return Product::precomputed;
+    return has_near_keys ? Product::spread : Product::precomputed;
   }
   if (grouping.block % kFusingRows != 0) {
     return Product::spread;
   }
   const std::int64_t groups = num_groups(problem, grouping);
   const bool is_wide = problem.head_dim > 64;
+  if (has_near_keys) {  // whose kept halves are finished from the same tiles, where they are
+    return is_wide && common::members_of(grouping) == 1 && !grouping.finish ? Product::gathered : Product::spread;
+  }
   if (common::members_of(grouping) == 1) {
     return is_wide || (groups <= kFewGathered && problem.seq_k > kFewKeys) ? Product::gathered : Product::spread;
   }

@@ -108,6 +108,22 @@ __device__ inline void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// The same, and whether it holds for any of their threads.
+__device__ inline bool named_barrier_any(int id, int threads, bool holds) {
+  int any = 0;
+  asm volatile(
+      "{\n"
+      ".reg .pred of_thread, of_all;\n"
+      "setp.ne.s32 of_thread, %3, 0;\n"
+      "barrier.cta.red.or.pred of_all, %1, %2, of_thread;\n"
+      "selp.s32 %0, 1, 0, of_all;\n"
+      "}\n"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<int>(holds))
+      : "memory");
+  return any != 0;
+}
+
 // Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ inline void stmatrix_x4(std::uint32_t shared, const std::uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]),

@@ -23,8 +23,9 @@ class ConsumerLoads;
 
 struct TmaKeys {
   static constexpr KeyLoad kLoad = KeyLoad::tma;
+  static constexpr bool kHasNearKeys = false;
   static constexpr int kProducers = 1;
-  static constexpr int kStages = 2;
+  static constexpr int stages(int /*values*/) { return 2; }
   static constexpr unsigned kArrivals = 1;  // that make a tile full: of the thread that issues TMA
   static constexpr bool kTransposed = false;
   static constexpr Registers registers(int consumers) {
@@ -83,7 +84,7 @@ struct TmaKeys {
 // its halves of tiles.
 struct ConsumerTmaKeys : TmaKeys {
   static constexpr int kProducers = 0;
-  static constexpr int kStages = 3;
+  static constexpr int stages(int /*values*/) { return 3; }
   template <class C>
   using LoadsOfConsumer = ConsumerLoads<C>;
 };

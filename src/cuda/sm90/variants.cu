@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "cuda/sm90/fuse_keys.cuh"
 #include "cuda/sm90/gather_keys.cuh"
@@ -57,6 +58,13 @@ constexpr auto kVariants = joined(kShapes<__half, ScaleIn::softmax>, kNarrowShap
 
 }  // namespace
 
-std::span<const Variant> variants() { return kVariants; }
+std::span<const Variant> variants() {
+  static const std::vector<Variant> all = [] {
+    std::vector<Variant> result(kVariants.begin(), kVariants.end());
+    result.insert(result.end(), near_variants().begin(), near_variants().end());
+    return result;
+  }();
+  return all;
+}
 
 }  // namespace distr::cuda::sm90

@@ -18,5 +18,7 @@ struct Variant {
 };
 
 std::span<const Variant> variants();
+// Of these those with near keys.
+[[nodiscard]] std::span<const Variant> near_variants();
 
 }  // namespace distr::cuda::sm90

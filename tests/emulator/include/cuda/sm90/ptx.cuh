@@ -30,6 +30,9 @@ inline void fence_proxy_async_global() {}
 
 inline void named_barrier_sync(int id, int threads) { emulator::named_barrier_sync(id, threads); }
 inline void named_barrier_arrive(int id, int threads) { emulator::named_barrier_arrive(id, threads); }
+inline bool named_barrier_any(int id, int threads, bool holds) {
+  return emulator::named_barrier_any(id, threads, holds);
+}
 
 inline void stmatrix_x4(std::uint32_t shared, const std::uint32_t (&r)[4]) { emulator::store_matrices(r, shared); }
 
