@@ -111,8 +111,11 @@ class Fields(TypedDict, total=False):
 
 
 def chosen(settings: Settings | None, fields: Mapping[str, Any]) -> Settings:
-    """What a function was given: `settings`, or the fields of Settings that were named. Raises TypeError for both."""
+    """What a function was given: `settings`, or the fields of Settings that were named. Raises TypeError for both, and
+    for a name that is no field's."""
     if settings is None:
+        if others := [name for name in fields if name not in FIELDS]:
+            raise TypeError(f"{', '.join(others)} is not known; allowed: the fields of Settings: {', '.join(FIELDS)}")
         return Settings(**fields)
     if not isinstance(settings, Settings):
         raise TypeError(f"settings is {settings!r}; allowed: distrattention.Settings, or its fields by name")
