@@ -58,9 +58,9 @@ class Settings:
     order: Any = None  # a torch.Tensor
 
     def __post_init__(self) -> None:
-        _require_name("strategy", self.strategy, STRATEGIES)
-        _require_name("estimator", self.estimator, ESTIMATORS)
-        _require_name("order_from", self.order_from, ORDERS_FROM)
+        require_name("strategy", self.strategy, STRATEGIES)
+        require_name("estimator", self.estimator, ESTIMATORS)
+        require_name("order_from", self.order_from, ORDERS_FROM)
         for name, low in (("group_size", 1), ("block_size", 1), ("seed", 0)):
             value = getattr(self, name)
             if name == "seed" or value is not None:
@@ -141,7 +141,8 @@ def counted(number, noun, plural=None):
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
-def _require_name(name, value, allowed):
+def require_name(name, value, allowed):
+    """Raises ValueError, naming it, unless the value is one of those allowed."""
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
 
