@@ -25,9 +25,12 @@ constexpr int kFailed = 1;
 constexpr int kBadInput = 2;
 constexpr int kNotWritten = 3;
 
-// CLI11 says only that a command is missing, even where a wrong one was given.
+// CLI11 says only that a command is missing, even where a wrong one was given, and lists unknown words backwards.
 std::string usage_message(const CLI::App& app, const CLI::ParseError& error) {
-  const std::vector<std::string> unknown = app.remaining();
+  const std::vector<std::string> unknown = app.remaining(true);
+  if (dynamic_cast<const CLI::ExtrasError*>(&error) != nullptr && !unknown.empty()) {
+    return quoted(unknown.front()) + " is unknown (see --help)";
+  }
   if (!app.get_subcommands().empty() || unknown.empty()) return shortened(on_one_line(error.what())) + " (see --help)";
   std::string commands;
   for (const CLI::App* command : app.get_subcommands([](const CLI::App*) { return true; })) {

@@ -1,12 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "settings.h"
 
+#include <algorithm>
 #include <limits>
 #include <set>
 #include <tuple>
 
 #include "names.h"
 #include "tensor.h"
+#include "text.h"
 
 namespace distr::cli {
 namespace {
@@ -35,6 +37,17 @@ std::vector<std::int64_t> group_sizes_of(const SettingLists& lists, std::int64_t
   return sizes.empty() ? std::vector<std::int64_t>{1} : sizes;
 }
 
+// Where exact is all that is asked for, a group size would be ignored.
+void require_what_groups(const SettingLists& lists) {
+  const auto is_exact = [](Strategy strategy) { return strategy == Strategy::exact; };
+  if (!std::all_of(lists.strategies.begin(), lists.strategies.end(), is_exact)) return;
+  for (const std::int64_t size : lists.group_sizes) {
+    if (size == 1) continue;
+    throw InputError("--group-size: " + quoted(std::to_string(size)) +
+                     " is not allowed with --strategy exact, which groups nothing; allowed: 1");
+  }
+}
+
 }  // namespace
 
 bool is_setting(Strategy strategy) {
@@ -50,6 +63,7 @@ bool is_setting(Strategy strategy) {
 }
 
 std::vector<Grouping> settings_of(const SettingLists& lists, std::int64_t head_dim, std::uint64_t seed) {
+  require_what_groups(lists);
   Grouping exact;
   exact.strategy = Strategy::exact;
   exact.group_size = 1;

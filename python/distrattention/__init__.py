@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Approximate self-attention that groups the columns of Q and K (arXiv 2507.17245), for PyTorch.
+"""Exact attention for PyTorch, and approximate attention that groups the columns of Q and K (arXiv 2507.17245).
 
 Importing never fails: where torch or the library does not fit, the first use says why (UnavailableError), and so does
 `python -m distrattention doctor`.

@@ -10,7 +10,7 @@ import distrattention
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit status. Exits with 2 for arguments that are not known."""
-    parser = argparse.ArgumentParser("distrattention", description="Approximate self-attention for PyTorch.")
+    parser = argparse.ArgumentParser("distrattention", description="Exact and approximate attention for PyTorch.")
     parser.add_argument("--version", action="version", version=distrattention.__version__)
     commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
     told = "tells what is installed, what was built, what this machine has and what would run"

@@ -4,11 +4,13 @@
 from typing import Any
 
 from distrattention import core  # first, for it says in words what is missing
-from distrattention.settings import DEFAULT_BLOCK, EXACT, Fields, Settings, chosen, fields_of
+from distrattention.settings import DEFAULT_BLOCK, EXACT, Fields, Settings, chosen, fields_of, require_name
 
 from torch import Tensor  # isort: skip
 from torch.nn.attention.bias import CausalBias, CausalVariant  # isort: skip
 from typing_extensions import Unpack  # isort: skip  # torch brings it
+
+OPERATIONS = ("grouping", "forward", "backward")
 
 
 def scaled_dot_product_attention(
@@ -100,6 +102,7 @@ def explain(
     the kernel that would run ("" for none); "kernels", for each kernel of the device why it would not serve ("" if it
     would). Raises as scaled_dot_product_attention().
     """
+    require_name("operation", operation, OPERATIONS)
     settings = chosen(settings, fields)
     *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, True)
     return core.explain(*tensors, causal, scale, settings, operation)

@@ -9,7 +9,7 @@ import sys
 from distrattention import ops  # first, for it says in words what is missing
 from distrattention import flops  # noqa: F401; registers what torch counts
 from distrattention.determinism import is_nondeterministic_backward_allowed
-from distrattention.settings import DEFAULT_BLOCK, Settings, counted
+from distrattention.settings import DEFAULT_BLOCK, Settings, chosen, counted
 
 import torch  # isort: skip
 
@@ -32,7 +32,7 @@ def settings_of(*fields, **named):
         return _known_settings(*fields, **named)
     except TypeError:  # they cannot be looked up, or are no settings, which Settings says in words
         pass
-    return Settings(*fields, **named)
+    return chosen(None, named) if named else Settings(*fields)
 
 
 @functools.lru_cache(typed=True)

@@ -58,9 +58,9 @@ class Settings:
     order: Any = None  # a torch.Tensor
 
     def __post_init__(self) -> None:
-        _require_name("strategy", self.strategy, STRATEGIES)
-        _require_name("estimator", self.estimator, ESTIMATORS)
-        _require_name("order_from", self.order_from, ORDERS_FROM)
+        require_name("strategy", self.strategy, STRATEGIES)
+        require_name("estimator", self.estimator, ESTIMATORS)
+        require_name("order_from", self.order_from, ORDERS_FROM)
         for name, low in (("group_size", 1), ("block_size", 1), ("seed", 0)):
             value = getattr(self, name)
             if name == "seed" or value is not None:
@@ -111,8 +111,11 @@ class Fields(TypedDict, total=False):
 
 
 def chosen(settings: Settings | None, fields: Mapping[str, Any]) -> Settings:
-    """What a function was given: `settings`, or the fields of Settings that were named. Raises TypeError for both."""
+    """What a function was given: `settings`, or the fields of Settings that were named. Raises TypeError for both, and
+    for a name that is no field's."""
     if settings is None:
+        if others := [name for name in fields if name not in FIELDS]:
+            raise TypeError(f"{', '.join(others)} is not known; allowed: the fields of Settings: {', '.join(FIELDS)}")
         return Settings(**fields)
     if not isinstance(settings, Settings):
         raise TypeError(f"settings is {settings!r}; allowed: distrattention.Settings, or its fields by name")
@@ -138,7 +141,8 @@ def counted(number, noun, plural=None):
     return f"{number} {noun if number == 1 else plural or noun + 's'}"
 
 
-def _require_name(name, value, allowed):
+def require_name(name, value, allowed):
+    """Raises ValueError, naming it, unless the value is one of those allowed."""
     if value not in allowed:
         raise ValueError(f"{name} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
 

@@ -213,7 +213,7 @@ OPTIONS = [
         if strategy != "exact"
     ],
     ("device cuda", {"--device": "cuda"}, ["--device: cuda cannot be used: ", "allowed: auto, cpu"]),
-    ("unknown option", {"--nonsense": "1"}, ["--nonsense", "--help"]),
+    ("unknown option", {"--nonsense": "1"}, ["'--nonsense' is unknown", "--help"]),
     ("abbreviated option", {"--strat": "exact"}, ["--strat", "--help"]),
     ("option twice", {"--seed": [1, 2]}, ["--seed"]),
     ("q twice", {"--q": ["a.npy", "b.npy"]}, ["--q"]),

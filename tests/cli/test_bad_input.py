@@ -218,6 +218,7 @@ def test_compare_replaces_no_input(run, folders, option, name):
 COMPARE = [
     (["--strategy", "auto"], ["'auto'", "allowed: exact, lsh, energy"]),
     (["--strategy", "lsh,nothing"], ["'nothing'", "allowed"]),
+    (["--strategy", "exact", "--group-size", "1,2"], ["--group-size: '2'", "--strategy exact", "allowed: 1"]),
     (["--strategy", "lsh,,energy"], ["''", "allowed"]),
     (["--group-size", "2,0"], ["--group-size", "'0'", "1 to"]),
     (["--group-size", "2,9"], ["group_size", "9", "1 to 8"]),

@@ -323,7 +323,7 @@ def test_explain_says_what_auto_chooses():
     assert found["kernels"] == {"cpu/backward": "", "reference/backward": ""}
     double = distrattention.explain(*(tensor.double() for tensor in (short, short, short)))
     assert double["kernel"] == "reference/forward" and "f64" in double["kernels"]["cpu/forward"]
-    with pytest.raises(RuntimeError, match="operation is 'sideways'; allowed: grouping, forward, backward"):
+    with pytest.raises(ValueError, match="operation is 'sideways'; allowed: 'grouping', 'forward', 'backward'"):
         distrattention.explain(short, short, short, operation="sideways")
 
 

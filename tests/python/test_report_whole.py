@@ -78,8 +78,9 @@ def test_batches_alike_are_one_call_and_others_are_not(model):
 def test_a_loader_holds_batches(model):
     loader = DataLoader(normal(4, 60, 64), batch_size=2)
     assert [layer.batches for layer in report(model, batches=loader, settings=SETTINGS, repeats=1).layers] == [2, 2]
-    for arguments in ({}, {"batch": normal(1, 60, 64), "batches": loader}):
-        with pytest.raises(TypeError, match="batch and batches were (both|neither) given; allowed: one of them"):
+    one = normal(1, 60, 64)
+    for given, arguments in (("neither", {}), *(("both", {"batch": one, "batches": some}) for some in (loader, []))):
+        with pytest.raises(TypeError, match=f"batch and batches were {given} given; allowed: one of them"):
             report(model, settings=SETTINGS, **arguments)
     with pytest.raises(ValueError, match="and one batch at least"):
         report(model, batches=[], settings=SETTINGS)
@@ -151,6 +152,8 @@ def test_times_of_the_whole_model(model, monkeypatch):
     (3.0, 2.0, (2.0, 3.0), None),
     (3.0, 4.0, (3.2, 2.8), 0.75),
     (3.0, 3.1, (3.2, 2.8), None),
+    (7.2, 2.9, (3.8, 7.2), None),
+    (3.0, 2.0, (2.4, 3.2), None),
 ])
 def test_no_speed_where_two_runs_of_one_kernel_differ_by_more(exact_ms, ms, twins, expected):
     from distrattention.evaluation.result import speed

@@ -60,10 +60,10 @@ def report(
         it takes longer than two seconds.
 
     Every call gets the inputs that the exact model has there, so errors are those of one layer alone; what they add up
-    to is in `outputs`. Exact attention is timed twice: a speed that differs less from 1 than these two is None. Nothing
-    needs gradients or keeps a layer's tensors; P is held in chunks of 4 million scores. Padded queries count as any
-    others. Calls that this package refuses (dropout, say) run as they are, and are listed with the reason. Compiled
-    models run uncompiled here.
+    to is in `outputs`. Exact attention is timed twice: the speed of a time that differs from the nearer of these two by
+    no more than they differ from each other is None. Nothing needs gradients or keeps a layer's tensors; P is held in
+    chunks of 4 million scores. Padded queries count as any others. Calls that this package refuses (dropout, say) run
+    as they are, and are listed with the reason. Compiled models run uncompiled here.
 
     Raises ValueError where the model is in training mode, makes no attention call that can be met, or a setting does
     not fit it; ValueError or TypeError for the other arguments.
@@ -72,12 +72,12 @@ def report(
         raise ValueError("the model is in training mode; allowed: evaluation mode (model.eval())")
     require_int("repeats", repeats, 1)
     require_int("max_rows", max_rows, 1)
-    settings = (settings,) if isinstance(settings, Settings) else tuple(settings)
+    settings = (settings,) if isinstance(settings, Settings | str) else tuple(settings)
     for setting in settings:
         if not isinstance(setting, Settings):
             raise TypeError(f"settings has {setting!r}; allowed: distrattention.Settings")
     if (batch is None) == (batches is None):
-        raise TypeError(f"batch and batches were {'both' if batches else 'neither'} given; allowed: one of them")
+        raise TypeError(f"batch and batches were {'neither' if batch is None else 'both'} given; allowed: one of them")
     metrics = metric if isinstance(metric, Mapping) else {getattr(metric, "__name__", "metric"): metric}
     if metrics and not end_to_end:
         raise ValueError("metric was given with end_to_end=False; allowed: end_to_end=True, as the outputs are its own")

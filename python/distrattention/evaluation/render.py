@@ -101,7 +101,7 @@ def _summary(report: Report, labels: list[str], measured: list[Layer]) -> Sectio
         numbers = [f"{statistics.median(errors):.3f}", f"{max(errors):.3f}", f"{variation:.3f}"]
         rows.append([name, *numbers, f"{ms:.2f}", _speed(speed(exact_ms, ms, twins))])
     title = f"All {len(measured)} measured calls" if len(measured) > 1 else "The measured call"
-    title += f" (two runs of exact attention differ by {_noise(twins)}; a speed that differs less from 1 is -)"
+    title += f" (two runs of exact attention differ by {_noise(twins)}; a speed within that of either is -)"
     return Section(title, ["setting", "median error", "largest error", "mean TV of P", "ms", "speed"], rows)
 
 

@@ -134,9 +134,10 @@ class Report:
 
 
 def speed(exact_ms: float, ms: float, twins: tuple[float, float]) -> float | None:
-    """How many times as quick as exact attention; None where two runs of exact attention differ by more."""
-    ratio = exact_ms / ms
-    return ratio if max(ratio, 1 / ratio) > max(twins) / min(twins) else None
+    """How many times as quick as exact attention; None where `ms` differs from the nearer of two runs of exact
+    attention by no more than they differ from each other."""
+    quick, slow = min(twins), max(twins)
+    return exact_ms / ms if max(quick / ms, ms / slow) > slow / quick else None
 
 
 def label(settings: Settings) -> str:
