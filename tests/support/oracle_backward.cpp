@@ -178,6 +178,9 @@ std::string judge_backward(Backward backward, const Instance& instance, const Re
       return "wrote beside an output";
     }
   }
+  if (!values_are_judged(p.dtype)) {
+    return "";
+  }
   std::vector<double> mask_gradient;
   for (std::int64_t n = 0; additive && n < d_mask.count(); ++n) {
     mask_gradient.push_back(d_mask.at(n));
