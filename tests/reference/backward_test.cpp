@@ -208,7 +208,11 @@ TEST(ReferenceBackward, FullyHiddenRowsHaveFiniteGradients) {
 
 TEST(ReferenceBackward, IsTheTextbookOnEveryCaseAndType) {
   for (const Case& test_case : test::cases()) {
-    for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+    for (const DType dtype : {DType::f64, DType::bf16, DType::f32, DType::f16}) {
+      // It computes in doubles: under sanitizers a wide dtype and a narrow one show every access.
+      if (DISTR_SANITIZED != 0 && (dtype == DType::f32 || dtype == DType::f16)) {
+        continue;
+      }
       Instance instance(test::with_dtype(test_case, dtype));
       EXPECT_EQ(test::check_backward(reference_backward, instance), "")
           << test_case.name << ", " << test::name_of(dtype);
