@@ -8,7 +8,7 @@
 namespace distr::cli {
 namespace {
 
-const char* name_of(Work work) {
+const char* work_name(Work work) {
   switch (work) {
     case Work::grouping:
       return "grouping";
@@ -143,7 +143,7 @@ std::vector<double> Comparison::probabilities_of(const Grouping& grouping, std::
 }
 
 Json row_json(const Problem& problem, const Row& row, double exact_ms) {
-  Json json = {{"impl", "distr"}, {"kernel", row.kernel}, {"op", name_of(row.work)}};
+  Json json = {{"impl", "distr"}, {"kernel", row.kernel}, {"op", work_name(row.work)}};
   json.update(sizes_json(problem));
   json.update(grouping_json(problem, row.grouping));
   json["ms"] = row.median();

@@ -18,7 +18,7 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-TOGETHER = 8  # sources in a translation unit: more would leave a core idle at the end
+TOGETHER = 24  # sources in a translation unit: what a core does while another phase has the other
 # What is declared at the start of a line, among it what unnamed namespaces hold: a type, an alias or a constant by its
 # name, a function by its line, since those of other parameters are overloads.
 DECLARED = re.compile(r"^(?:struct|class|enum class|using|constexpr [^=({]*?) ?(\w+)\s*[={;]"

@@ -12,23 +12,16 @@
 #include <limits>
 #include <random>
 
+#include "file_bytes.h"
+
 namespace distr::cli {
 namespace {
 
-using Bytes = std::vector<std::byte>;
 using Shape = std::vector<std::int64_t>;
 
 constexpr std::array kNpyTypes{ElementType::f16, ElementType::f32, ElementType::f64, ElementType::boolean,
                                ElementType::i8,  ElementType::i16, ElementType::i32, ElementType::i64,
                                ElementType::u8,  ElementType::u16, ElementType::u32, ElementType::u64};
-
-Bytes bytes_of(const std::string& text) {
-  Bytes bytes(text.size());
-  std::memcpy(bytes.data(), text.data(), text.size());
-  return bytes;
-}
-
-std::string string_of(const Bytes& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
 // A file with this header, unpadded, and these data.
 Bytes npy(const std::string& header, const std::string& data, int version = 1) {
@@ -46,7 +39,7 @@ Bytes npy_of(const std::string& descr, const std::string& shape, const std::stri
 }
 
 // The message; empty if nothing was thrown.
-std::string refusal(const Bytes& bytes) {
+std::string npy_refusal(const Bytes& bytes) {
   try {
     (void)parse_npy(bytes, "in.npy");
   } catch (const InputError& error) {
@@ -55,22 +48,8 @@ std::string refusal(const Bytes& bytes) {
   return "";
 }
 
-// One line with the file, each of the given parts, and what is allowed.
-void expect_refusal(const Bytes& bytes, const std::vector<std::string>& parts) {
-  const std::string message = refusal(bytes);
-  EXPECT_TRUE(message.starts_with("in.npy: ")) << message;
-  EXPECT_NE(message.find("; "), std::string::npos) << message;
-  for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << message << "\n" << part;
-  for (const char character : message) EXPECT_TRUE(character >= 0x20 && character < 0x7f) << message;
-  EXPECT_LT(message.size(), 400U);
-}
-
-Tensor random_tensor(ElementType type, const Shape& shape, unsigned seed) {
-  std::mt19937 generator(seed);
-  Tensor tensor{type, shape, Bytes(static_cast<std::size_t>(byte_count(type, shape).value()))};
-  const unsigned mask = type == ElementType::boolean ? 1U : 255U;
-  for (std::byte& value : tensor.data) value = static_cast<std::byte>(generator() & mask);
-  return tensor;
+void expect_npy_refusal(const Bytes& bytes, const std::vector<std::string>& parts) {
+  expect_refusal_with(npy_refusal(bytes), "in.npy", parts);
 }
 
 void expect_same(const Tensor& left, const Tensor& right) {
@@ -200,34 +179,34 @@ TEST(Npy, ReadsEverySpellingOfTheHeader) {
 }
 
 TEST(Npy, RefusesOtherFiles) {
-  expect_refusal({}, {"is empty"});
-  expect_refusal(bytes_of("PK\x03\x04 and so on"), {"'PK\\x03\\x04", ".npy"});
-  expect_refusal(bytes_of("\x93NUMPZ12345"), {"\\x93NUMPZ"});
+  expect_npy_refusal({}, {"is empty"});
+  expect_npy_refusal(bytes_of("PK\x03\x04 and so on"), {"'PK\\x03\\x04", ".npy"});
+  expect_npy_refusal(bytes_of("\x93NUMPZ12345"), {"\\x93NUMPZ"});
   for (const int version : {0, 4, 255}) {
-    expect_refusal(npy("{}", "", version), {"version " + std::to_string(version) + ".0", "1.0, 2.0 or 3.0"});
+    expect_npy_refusal(npy("{}", "", version), {"version " + std::to_string(version) + ".0", "1.0, 2.0 or 3.0"});
   }
   Bytes minor = npy("{}", "");
   minor[7] = std::byte{1};
-  expect_refusal(minor, {"version 1.1"});
+  expect_npy_refusal(minor, {"version 1.1"});
 }
 
 TEST(Npy, RefusesHeaderLengths) {
   const Bytes beyond = bytes_of(std::string("\x93NUMPY\x01\x00\x64\x00{}", 12));
-  expect_refusal(beyond, {"100 bytes", "of which 2 are there"});
+  expect_npy_refusal(beyond, {"100 bytes", "of which 2 are there"});
   const Bytes huge = bytes_of(std::string("\x93NUMPY\x02\x00\x01\x00\x10\x00{}", 14));
-  expect_refusal(huge, {"1048577", "at most 1048576"});
-  expect_refusal(bytes_of(std::string("\x93NUMPY\x02\x00\xff\xff\xff\xff{}", 14)), {"4294967295"});
+  expect_npy_refusal(huge, {"1048577", "at most 1048576"});
+  expect_npy_refusal(bytes_of(std::string("\x93NUMPY\x02\x00\xff\xff\xff\xff{}", 14)), {"4294967295"});
 }
 
 TEST(Npy, RefusesTypes) {
   for (const std::string descr : {"|O", "O", "<c8", "<c16", "<U5",  "|S3",     "|V4", "<M8[ns]", "<f3", "f16",
                                   "<f", "",  "<",   "|f4",  "<<f4", "float32", "F4",  "<f4 ",    "b2",  "?"}) {
-    expect_refusal(npy_of("'" + descr + "'", "(1,)", "abcd"), {"'" + descr + "'", "allowed are f2, f4"});
+    expect_npy_refusal(npy_of("'" + descr + "'", "(1,)", "abcd"), {"'" + descr + "'", "allowed are f2, f4"});
   }
-  expect_refusal(npy_of("[('x', '<f4'), ('y', '<i4')]", "(1,)", "abcdefgh"), {"structured", "[('x', '<f4')"});
-  expect_refusal(npy_of("('<f4', (2,))", "(1,)", "abcdefgh"), {"structured"});
-  expect_refusal(npy_of("'" + std::string(5000, 'z') + "'", "(1,)", ""), {"zzz...'"});
-  expect_refusal(npy_of("'\n\x01\xff'", "(1,)", ""), {R"('\x0a\x01\xff')"});
+  expect_npy_refusal(npy_of("[('x', '<f4'), ('y', '<i4')]", "(1,)", "abcdefgh"), {"structured", "[('x', '<f4')"});
+  expect_npy_refusal(npy_of("('<f4', (2,))", "(1,)", "abcdefgh"), {"structured"});
+  expect_npy_refusal(npy_of("'" + std::string(5000, 'z') + "'", "(1,)", ""), {"zzz...'"});
+  expect_npy_refusal(npy_of("'\n\x01\xff'", "(1,)", ""), {R"('\x0a\x01\xff')"});
 }
 
 TEST(Npy, RefusesShapes) {
@@ -254,15 +233,15 @@ TEST(Npy, RefusesShapes) {
       {"(4611686018427387904, 2)", "too large"},
       {"(9223372036854775807, 9223372036854775807, 0)", "too large"},
       {"(2305843009213693952,)", "too large"}};
-  for (const auto& [shape, part] : cases) expect_refusal(npy_of("'<f4'", shape, "abcdefgh"), {part});
+  for (const auto& [shape, part] : cases) expect_npy_refusal(npy_of("'<f4'", shape, "abcdefgh"), {part});
 }
 
 TEST(Npy, RefusesTheWrongNumberOfBytes) {
-  expect_refusal(npy_of("'<f4'", "(2, 3)", std::string(23, 'x')), {"23 bytes", "(2, 3)", "'<f4'", "exactly 24"});
-  expect_refusal(npy_of("'<f4'", "(2, 3)", std::string(25, 'x')), {"25 bytes", "exactly 24"});
-  expect_refusal(npy_of("'<f4'", "()", ""), {"0 bytes", "()", "exactly 4"});
-  expect_refusal(npy_of("'<f4'", "(0,)", "x"), {"1 bytes", "(0,)", "exactly 0"});
-  expect_refusal(npy_of("'<f8'", "(1000000000000,)", "x"), {"exactly 8000000000000"});
+  expect_npy_refusal(npy_of("'<f4'", "(2, 3)", std::string(23, 'x')), {"23 bytes", "(2, 3)", "'<f4'", "exactly 24"});
+  expect_npy_refusal(npy_of("'<f4'", "(2, 3)", std::string(25, 'x')), {"25 bytes", "exactly 24"});
+  expect_npy_refusal(npy_of("'<f4'", "()", ""), {"0 bytes", "()", "exactly 4"});
+  expect_npy_refusal(npy_of("'<f4'", "(0,)", "x"), {"1 bytes", "(0,)", "exactly 0"});
+  expect_npy_refusal(npy_of("'<f8'", "(1000000000000,)", "x"), {"exactly 8000000000000"});
 }
 
 TEST(Npy, RefusesMalformedHeaders) {
@@ -290,16 +269,16 @@ TEST(Npy, RefusesMalformedHeaders) {
       {"{'descr': 'u1' 'fortran_order': False}", "'}'"},
       {std::string("{'descr': 'u1'\0}", 16), "\\x00"},
       {std::string(100'000, '('), "'{'"}};
-  for (const auto& [header, part] : cases) expect_refusal(npy(header, "a", 2), {part});
+  for (const auto& [header, part] : cases) expect_npy_refusal(npy(header, "a", 2), {part});
 }
 
 TEST(Npy, RefusesEveryTruncation) {
   for (const int version : {1, 2}) {
     const Bytes whole =
         npy("{'descr': '<f4', 'fortran_order': True, 'shape': (2, 3), }  \n", std::string(24, 'x'), version);
-    EXPECT_EQ(refusal(whole), "");
+    EXPECT_EQ(npy_refusal(whole), "");
     for (std::size_t size = 0; size < whole.size(); ++size) {
-      expect_refusal({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)}, {});
+      expect_npy_refusal({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)}, {});
     }
   }
 }

@@ -27,19 +27,13 @@
 #include <iterator>
 #include <map>
 
+#include "file_bytes.h"
 #include "tensor.h"
 
 namespace distr::cli {
 namespace {
 
 namespace fs = std::filesystem;
-using Bytes = std::vector<std::byte>;
-
-Bytes bytes_of(const std::string& text) {
-  Bytes bytes(text.size());
-  std::memcpy(bytes.data(), text.data(), text.size());
-  return bytes;
-}
 
 std::string content_of(const fs::path& path) {
   std::ifstream file(path, std::ios::binary);

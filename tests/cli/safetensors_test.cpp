@@ -11,23 +11,15 @@
 #include <fstream>
 #include <random>
 
+#include "file_bytes.h"
+
 namespace distr::cli {
 namespace {
-
-using Bytes = std::vector<std::byte>;
 
 constexpr std::array kAllTypes{ElementType::f16,     ElementType::bf16, ElementType::f32, ElementType::f64,
                                ElementType::boolean, ElementType::i8,   ElementType::i16, ElementType::i32,
                                ElementType::i64,     ElementType::u8,   ElementType::u16, ElementType::u32,
                                ElementType::u64};
-
-Bytes bytes_of(const std::string& text) {
-  Bytes bytes(text.size());
-  std::memcpy(bytes.data(), text.data(), text.size());
-  return bytes;
-}
-
-std::string string_of(const Bytes& bytes) { return {reinterpret_cast<const char*>(bytes.data()), bytes.size()}; }
 
 Bytes file_of(const std::string& header, const std::string& data, std::uint64_t header_size) {
   std::string length(8, '\0');
@@ -42,7 +34,7 @@ std::string entry(const std::string& key, const std::string& dtype, const std::s
   return "\"" + key + R"(":{"dtype":")" + dtype + R"(","shape":)" + shape + ",\"data_offsets\":" + offsets + "}";
 }
 
-std::string refusal(const Bytes& bytes) {
+std::string safetensors_refusal(const Bytes& bytes) {
   try {
     (void)parse_safetensors(bytes, "in.st");
   } catch (const InputError& error) {
@@ -51,22 +43,8 @@ std::string refusal(const Bytes& bytes) {
   return "";
 }
 
-// One line with the file, each of the given parts, and what is allowed.
-void expect_refusal(const Bytes& bytes, const std::vector<std::string>& parts) {
-  const std::string message = refusal(bytes);
-  EXPECT_TRUE(message.starts_with("in.st: ")) << message;
-  EXPECT_NE(message.find("; "), std::string::npos) << message;
-  for (const std::string& part : parts) EXPECT_NE(message.find(part), std::string::npos) << message << "\n" << part;
-  for (const char character : message) EXPECT_TRUE(character >= 0x20 && character < 0x7f) << message;
-  EXPECT_LT(message.size(), 400U);
-}
-
-Tensor random_tensor(ElementType type, const std::vector<std::int64_t>& shape, unsigned seed) {
-  std::mt19937 generator(seed);
-  Tensor tensor{type, shape, Bytes(static_cast<std::size_t>(byte_count(type, shape).value()))};
-  const unsigned mask = type == ElementType::boolean ? 1U : 255U;
-  for (std::byte& value : tensor.data) value = static_cast<std::byte>(generator() & mask);
-  return tensor;
+void expect_safetensors_refusal(const Bytes& bytes, const std::vector<std::string>& parts) {
+  expect_refusal_with(safetensors_refusal(bytes), "in.st", parts);
 }
 
 void expect_same(const TensorMap& left, const TensorMap& right) {
@@ -131,25 +109,25 @@ TEST(Safetensors, BooleansBecomeZeroOrOne) {
 }
 
 TEST(Safetensors, RefusesHeaderLengths) {
-  expect_refusal({}, {"is empty"});
-  expect_refusal(bytes_of("1234567"), {"7 bytes"});
-  expect_refusal(file_of("{}", "", 3), {"3 bytes of which 2"});
-  expect_refusal(file_of("{}", "", 100'000'001), {"100000001", "at most 100000000"});
-  expect_refusal(file_of("{}", "", ~std::uint64_t{0}), {"18446744073709551615"});
-  expect_refusal(file_of("{}", "", std::uint64_t{1} << 63), {"9223372036854775808"});
-  expect_refusal(file_of("", ""), {"begins with ''"});
+  expect_safetensors_refusal({}, {"is empty"});
+  expect_safetensors_refusal(bytes_of("1234567"), {"7 bytes"});
+  expect_safetensors_refusal(file_of("{}", "", 3), {"3 bytes of which 2"});
+  expect_safetensors_refusal(file_of("{}", "", 100'000'001), {"100000001", "at most 100000000"});
+  expect_safetensors_refusal(file_of("{}", "", ~std::uint64_t{0}), {"18446744073709551615"});
+  expect_safetensors_refusal(file_of("{}", "", std::uint64_t{1} << 63), {"9223372036854775808"});
+  expect_safetensors_refusal(file_of("", ""), {"begins with ''"});
 }
 
 TEST(Safetensors, RefusesWhatIsNoJsonObject) {
   for (const std::string header : {"[]", "null", "1", " {}", "\xef\xbb\xbf{}", "\"{}\""}) {
-    expect_refusal(file_of(header), {"begins with"});
+    expect_safetensors_refusal(file_of(header), {"begins with"});
   }
   for (const std::string header : {"{", "{}}", "{} x", "{\"a\"}", "{'a':1}", "{\"a\":1,}", "{\"a\":}", "{\"\xff\":1}",
                                    "{\"a\":NaN}", "{/**/}", "{\"a\":\"\n\"}", R"({"a":"\ud800"})", "{,}"}) {
-    expect_refusal(file_of(header), {"no JSON at byte"});
+    expect_safetensors_refusal(file_of(header), {"no JSON at byte"});
   }
-  expect_refusal(file_of("{\"a\":1e999}"), {"too large"});
-  expect_refusal(file_of(std::string("{}\0 {}", 6)), {"zero byte"});
+  expect_safetensors_refusal(file_of("{\"a\":1e999}"), {"too large"});
+  expect_safetensors_refusal(file_of(std::string("{}\0 {}", 6)), {"zero byte"});
 }
 
 // In time that grows with the file, where its square would be minutes.
@@ -168,39 +146,41 @@ TEST(Safetensors, RefusesDeepNesting) {
   constexpr int kDepth = 1'000'000;
   std::string objects;
   for (int level = 0; level < kDepth; ++level) objects += "{\"a\":";
-  expect_refusal(file_of(objects), {"nested too deep"});
-  expect_refusal(file_of("{\"a\":" + std::string(kDepth, '[')), {"nested too deep"});
-  expect_refusal(file_of(R"({"a":{"shape":[[1]]}})"), {"nested too deep"});
-  expect_refusal(file_of(R"({"__metadata__":{"a":{"b":{}}}})"), {"nested too deep"});
+  expect_safetensors_refusal(file_of(objects), {"nested too deep"});
+  expect_safetensors_refusal(file_of("{\"a\":" + std::string(kDepth, '[')), {"nested too deep"});
+  expect_safetensors_refusal(file_of(R"({"a":{"shape":[[1]]}})"), {"nested too deep"});
+  expect_safetensors_refusal(file_of(R"({"__metadata__":{"a":{"b":{}}}})"), {"nested too deep"});
 }
 
 TEST(Safetensors, RefusesDuplicateKeys) {
   const std::string tensor = entry("a", "U8", "[0]", "[0,0]");
-  expect_refusal(file_of("{" + tensor + "," + tensor + "}"), {"\"a\"", "twice"});
-  expect_refusal(file_of("{" + tensor + "," + entry("\\u0061", "U8", "[0]", "[0,0]") + "}"), {"\"a\"", "twice"});
-  expect_refusal(file_of(R"({"a":{"dtype":"U8","dtype":"I8","shape":[0],"data_offsets":[0,0]}})"),
-                 {"\"dtype\"", "twice"});
-  expect_refusal(file_of(R"({"__metadata__":{"x":"1","x":"2"}})"), {"\"x\"", "twice"});
-  expect_refusal(file_of(R"({"__metadata__":{},"__metadata__":{}})"), {"\"__metadata__\"", "twice"});
+  expect_safetensors_refusal(file_of("{" + tensor + "," + tensor + "}"), {"\"a\"", "twice"});
+  expect_safetensors_refusal(file_of("{" + tensor + "," + entry("\\u0061", "U8", "[0]", "[0,0]") + "}"),
+                             {"\"a\"", "twice"});
+  expect_safetensors_refusal(file_of(R"({"a":{"dtype":"U8","dtype":"I8","shape":[0],"data_offsets":[0,0]}})"),
+                             {"\"dtype\"", "twice"});
+  expect_safetensors_refusal(file_of(R"({"__metadata__":{"x":"1","x":"2"}})"), {"\"x\"", "twice"});
+  expect_safetensors_refusal(file_of(R"({"__metadata__":{},"__metadata__":{}})"), {"\"__metadata__\"", "twice"});
   // The same keys in different tensors are no duplicates.
-  EXPECT_EQ(refusal(file_of("{" + tensor + "," + entry("b", "U8", "[0]", "[0,0]") + "}")), "");
+  EXPECT_EQ(safetensors_refusal(file_of("{" + tensor + "," + entry("b", "U8", "[0]", "[0,0]") + "}")), "");
 }
 
 TEST(Safetensors, RefusesEntries) {
   for (const std::string value : {"1", "null", "[]", "\"F32\""}) {
-    expect_refusal(file_of("{\"w\":" + value + "}"), {"tensor 'w'", value});
+    expect_safetensors_refusal(file_of("{\"w\":" + value + "}"), {"tensor 'w'", value});
   }
-  expect_refusal(file_of(R"({"w":{"dtype":"U8","shape":[0]}})"), {"'w' lacks data_offsets"});
-  expect_refusal(file_of("{\"w\":{}}"), {"'w' lacks dtype"});
-  expect_refusal(file_of(R"({"w":{"dtype":"U8","shape":[0],"data_offsets":[0,0],"x":1}})"), {"'w'", "'x'"});
+  expect_safetensors_refusal(file_of(R"({"w":{"dtype":"U8","shape":[0]}})"), {"'w' lacks data_offsets"});
+  expect_safetensors_refusal(file_of("{\"w\":{}}"), {"'w' lacks dtype"});
+  expect_safetensors_refusal(file_of(R"({"w":{"dtype":"U8","shape":[0],"data_offsets":[0,0],"x":1}})"), {"'w'", "'x'"});
   for (const std::string dtype : {"F8_E4M3", "F8_E5M2", "f32", "C64", "", "F32 "}) {
-    expect_refusal(file_of("{" + entry("w", dtype, "[4]", "[0,4]") + "}", "abcd"),
-                   {"'w'", "'" + dtype + "'", "allowed are F16 BF16 F32"});
+    expect_safetensors_refusal(file_of("{" + entry("w", dtype, "[4]", "[0,4]") + "}", "abcd"),
+                               {"'w'", "'" + dtype + "'", "allowed are F16 BF16 F32"});
   }
-  expect_refusal(file_of(R"({"w":{"dtype":5,"shape":[0],"data_offsets":[0,0]}})"), {"dtype", "'5'"});
+  expect_safetensors_refusal(file_of(R"({"w":{"dtype":5,"shape":[0],"data_offsets":[0,0]}})"), {"dtype", "'5'"});
   const std::string long_name(5000, 'n');
-  expect_refusal(file_of("{" + entry(long_name, "F8_E4M3", "[4]", "[0,4]") + "}", "abcd"), {"nnn...'"});
-  expect_refusal(file_of("{" + entry("\xc3\xa9\\n", "F8_E4M3", "[4]", "[0,4]") + "}", "abcd"), {R"('\xc3\xa9\x0a')"});
+  expect_safetensors_refusal(file_of("{" + entry(long_name, "F8_E4M3", "[4]", "[0,4]") + "}", "abcd"), {"nnn...'"});
+  expect_safetensors_refusal(file_of("{" + entry("\xc3\xa9\\n", "F8_E4M3", "[4]", "[0,4]") + "}", "abcd"),
+                             {R"('\xc3\xa9\x0a')"});
 }
 
 TEST(Safetensors, RefusesShapes) {
@@ -217,45 +197,47 @@ TEST(Safetensors, RefusesShapes) {
                                                                {"[9223372036854775807,9223372036854775807,0]", "most"},
                                                                {"[1,1,1,1,1,1,1,1,4]", "9 dimensions"}};
   for (const auto& [shape, part] : cases) {
-    expect_refusal(file_of("{" + entry("w", "U8", shape, "[0,4]") + "}", "abcd"), {"'w'", part});
+    expect_safetensors_refusal(file_of("{" + entry("w", "U8", shape, "[0,4]") + "}", "abcd"), {"'w'", part});
   }
 }
 
 TEST(Safetensors, RefusesOffsets) {
   for (const std::string offsets : {"[0,5]", "[4,0]", "[0]", "[0,2,4]", "[]", "[0,9223372036854775807]"}) {
-    expect_refusal(file_of("{" + entry("w", "U8", "[4]", offsets) + "}", "abcd"), {"'w'", offsets, "end <= 4"});
+    expect_safetensors_refusal(file_of("{" + entry("w", "U8", "[4]", offsets) + "}", "abcd"),
+                               {"'w'", offsets, "end <= 4"});
   }
-  expect_refusal(file_of("{" + entry("w", "U8", "[4]", "[-4,0]") + "}", "abcd"), {"'-4'"});
-  expect_refusal(file_of("{" + entry("w", "U8", "[4]", "[0.0,4]") + "}", "abcd"), {"'0.0'"});
-  expect_refusal(file_of("{" + entry("w", "U8", "[4]", "\"0,4\"") + "}", "abcd"), {"a list"});
-  expect_refusal(file_of("{" + entry("w", "F32", "[2]", "[0,4]") + "}", "abcd"), {"4 bytes", "(2,)", "exactly 8"});
-  expect_refusal(file_of("{" + entry("w", "U8", "[3]", "[0,4]") + "}", "abcd"), {"4 bytes", "exactly 3"});
+  expect_safetensors_refusal(file_of("{" + entry("w", "U8", "[4]", "[-4,0]") + "}", "abcd"), {"'-4'"});
+  expect_safetensors_refusal(file_of("{" + entry("w", "U8", "[4]", "[0.0,4]") + "}", "abcd"), {"'0.0'"});
+  expect_safetensors_refusal(file_of("{" + entry("w", "U8", "[4]", "\"0,4\"") + "}", "abcd"), {"a list"});
+  expect_safetensors_refusal(file_of("{" + entry("w", "F32", "[2]", "[0,4]") + "}", "abcd"),
+                             {"4 bytes", "(2,)", "exactly 8"});
+  expect_safetensors_refusal(file_of("{" + entry("w", "U8", "[3]", "[0,4]") + "}", "abcd"), {"4 bytes", "exactly 3"});
 }
 
 TEST(Safetensors, RefusesHolesAndOverlaps) {
   const auto two = [](const std::string& first, const std::string& second) {
     return file_of("{" + entry("a", "U8", "[2]", first) + "," + entry("b", "U8", "[2]", second) + "}", "abcdef");
   };
-  expect_refusal(two("[0,2]", "[3,5]"), {"'b'", "byte 3", "byte 2"});
-  expect_refusal(two("[0,2]", "[1,3]"), {"'b'", "byte 1", "byte 2"});
-  expect_refusal(two("[0,2]", "[0,2]"), {"byte 0", "byte 2"});
-  expect_refusal(two("[2,4]", "[4,6]"), {"'a'", "byte 2", "byte 0"});
-  expect_refusal(two("[0,2]", "[2,4]"), {"2 bytes after the last tensor"});
-  expect_refusal(file_of("{}", "x"), {"1 bytes after"});
-  expect_refusal(file_of("{" + entry("z", "U8", "[0]", "[1,1]") + "," + entry("a", "U8", "[2]", "[0,2]") + "}", "ab"),
-                 {"byte 2"});
+  expect_safetensors_refusal(two("[0,2]", "[3,5]"), {"'b'", "byte 3", "byte 2"});
+  expect_safetensors_refusal(two("[0,2]", "[1,3]"), {"'b'", "byte 1", "byte 2"});
+  expect_safetensors_refusal(two("[0,2]", "[0,2]"), {"byte 0", "byte 2"});
+  expect_safetensors_refusal(two("[2,4]", "[4,6]"), {"'a'", "byte 2", "byte 0"});
+  expect_safetensors_refusal(two("[0,2]", "[2,4]"), {"2 bytes after the last tensor"});
+  expect_safetensors_refusal(file_of("{}", "x"), {"1 bytes after"});
+  expect_safetensors_refusal(
+      file_of("{" + entry("z", "U8", "[0]", "[1,1]") + "," + entry("a", "U8", "[2]", "[0,2]") + "}", "ab"), {"byte 2"});
 }
 
 TEST(Safetensors, RefusesEveryTruncation) {
   const Bytes whole = format_safetensors(
       {{"a", random_tensor(ElementType::f32, {2, 3}, 1)}, {"b", random_tensor(ElementType::boolean, {5}, 2)}});
-  EXPECT_EQ(refusal(whole), "");
+  EXPECT_EQ(safetensors_refusal(whole), "");
   for (std::size_t size = 0; size < whole.size(); ++size) {
-    expect_refusal({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)}, {});
+    expect_safetensors_refusal({whole.begin(), whole.begin() + static_cast<std::ptrdiff_t>(size)}, {});
   }
   Bytes longer = whole;
   longer.push_back(std::byte{0});
-  expect_refusal(longer, {"1 bytes after"});
+  expect_safetensors_refusal(longer, {"1 bytes after"});
 }
 
 TEST(Safetensors, SurvivesDamage) {

@@ -51,13 +51,17 @@ void expect_sorted_by_energy(const Block& block, const std::int32_t* order) {
 void expect_sorted_by_hash(const Block& block, std::uint64_t seed, const std::int32_t* order) {
   const auto hashes = reference::hash_columns(block.q, seed);
   const auto d = static_cast<std::size_t>(block.q.columns);
+  std::vector<std::array<float, common::kHashBits>> projection;
+  for (std::int64_t n = 0; n < block.q.rows; ++n) {
+    projection.push_back(common::projection_row(seed, n));
+  }
   std::vector<bool> doubtful(d);
   for (std::size_t c = 0; c < d; ++c) {
     for (std::size_t t = 0; t < common::kHashBits; ++t) {
       double sum = 0;
       double size = 0;
       for (std::int64_t n = 0; n < block.q.rows; ++n) {
-        const double term = static_cast<double>(common::projection_row(seed, n)[t]) * block.q.row(n)[c];
+        const double term = static_cast<double>(projection[static_cast<std::size_t>(n)][t]) * block.q.row(n)[c];
         sum += term;
         size += std::abs(term);
       }

@@ -63,11 +63,13 @@ std::vector<bool> reached(const Strides& s, std::int64_t batch, std::int64_t hea
   return result;
 }
 
-// Differences of the loss when `input` moves, against `gradient`; every element unless they are many.
+// Differences of the loss when `input` moves, against `gradient`; every element unless they are many, and few under
+// sanitizers, to which every forward is the same.
 void expect_gradient(Loss& loss, Buffer& input, const Buffer& gradient, const std::vector<bool>& elements,
                      const char* name) {
   constexpr double kStep = 1e-5;
-  const std::int64_t stride = std::max<std::int64_t>(1, input.count() / 150);
+  constexpr std::int64_t kElements = DISTR_SANITIZED == 0 ? 150 : 10;
+  const std::int64_t stride = std::max<std::int64_t>(1, input.count() / kElements);
   for (std::int64_t n = 0; n < input.count(); n += stride) {
     if (!elements[static_cast<std::size_t>(n)]) {
       EXPECT_TRUE(std::isnan(gradient.at(n))) << name << " wrote into the gap at " << n;
@@ -206,7 +208,11 @@ TEST(ReferenceBackward, FullyHiddenRowsHaveFiniteGradients) {
 
 TEST(ReferenceBackward, IsTheTextbookOnEveryCaseAndType) {
   for (const Case& test_case : test::cases()) {
-    for (const DType dtype : {DType::f64, DType::f32, DType::f16, DType::bf16}) {
+    for (const DType dtype : {DType::f64, DType::bf16, DType::f32, DType::f16}) {
+      // It computes in doubles: under sanitizers a wide dtype and a narrow one show every access.
+      if (DISTR_SANITIZED != 0 && (dtype == DType::f32 || dtype == DType::f16)) {
+        continue;
+      }
       Instance instance(test::with_dtype(test_case, dtype));
       EXPECT_EQ(test::check_backward(reference_backward, instance), "")
           << test_case.name << ", " << test::name_of(dtype);

@@ -301,14 +301,17 @@ std::string judge_skipping(const Instance& instance, const Result& truth) {
 // Checks what a forward wrote: O, and LSE if it was asked for.
 std::string judge_results(const Instance& instance, Result got, Precision rounding, bool with_lse) {
   const Problem& p = instance.test_case.problem;
-  const Result truth = textbook(instance, Precision::float64);
-  if (const std::string skipping = judge_skipping(instance, truth); !skipping.empty()) {
-    return skipping;
-  }
-  except_close_rows(truth, got);
   if (!instance.o.canaries_intact() || !instance.lse.canaries_intact()) {
     return "wrote beside an output";
   }
+  if (!values_are_judged(p.dtype)) {
+    return "";
+  }
+  const Result truth = textbook(instance, Precision::float64);
+  if (std::string skipping = judge_skipping(instance, truth); !skipping.empty()) {
+    return skipping;
+  }
+  except_close_rows(truth, got);
   std::string fault;
   double o_error = 0;
   double lse_error = 0;

@@ -96,12 +96,14 @@ Gradients textbook_backward(const Instance& instance, const Result& forward, con
     for (std::int64_t c = 0; c < p.head_dim_v; ++c) {
       round.add(d_p.size(), d_o[c], rows.v_transposed.data() + c * p.seq_k, d_p.data());
     }
-    // The columns that have a group, each with its q_hat.
+    // The columns that have a group, and the q_hat of every column.
     std::vector<std::int64_t> columns;
-    std::vector<double> q_hat;
+    std::vector<double> q_hat(size(p.head_dim));
     for (std::size_t g = 0; g < rows.groups.size(); ++g) {
       columns.insert(columns.end(), rows.groups[g].begin(), rows.groups[g].end());
-      q_hat.resize(columns.size(), row.q_hat[g]);
+      for (const std::int64_t column : rows.groups[g]) {
+        q_hat[size(column)] = row.q_hat[g];
+      }
     }
     std::vector<double> dq_hat(rows.groups.size());
     std::vector<double> dq_near(size(p.head_dim));
@@ -125,8 +127,12 @@ Gradients textbook_backward(const Instance& instance, const Result& forward, con
       }
       add(far, scaled);
       round.add(dq_hat.size(), scaled, rows.k_hat.data() + size(j) * dq_hat.size(), dq_hat.data());
-      for (std::size_t n_c = 0; n_c < columns.size(); ++n_c) {
-        add(d_k[columns[n_c]], scaled * q_hat[n_c]);
+      if (columns.size() == q_hat.size()) {  // one loop over all of them is several times as quick
+        round.add(q_hat.size(), scaled, q_hat.data(), d_k);
+        continue;
+      }
+      for (const std::int64_t column : columns) {
+        add(d_k[column], scaled * q_hat[size(column)]);
       }
     }
     for (std::size_t g = 0; g < rows.groups.size(); ++g) {
@@ -182,6 +188,9 @@ std::string judge_backward(Backward backward, const Instance& instance, const Re
     if (!buffer->canaries_intact()) {
       return "wrote beside an output";
     }
+  }
+  if (!values_are_judged(p.dtype)) {
+    return "";
   }
   std::vector<double> mask_gradient;
   for (std::int64_t n = 0; additive && n < d_mask.count(); ++n) {
