@@ -11,7 +11,13 @@
 //     O /= row sums
 //     where O is not finite:  again, with V so small that no sum overflows
 //
-// Few tiles and many keys: several tasks share the keys of a tile, and their partial results are merged in order.
+// Near keys (method, 8): tiles of keys that are near to some rows come first, with all columns for these rows, then
+// those that are far. What the means of the keys add to far scores is one more column of q_hat, whose k_hat is 1. With
+// `skip` the far scores of 64 rows are taken first, and 64 keys whose scores stay below every row's bound have no
+// softmax and no P V.
+//
+// Few tiles and many keys: several tasks share the keys of a tile, and their partial results are merged in order; not
+// with `skip`, whose bounds need all near keys.
 #include <algorithm>
 #include <array>
 #include <cmath>
