@@ -8,6 +8,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <utility>
 #include <vector>
 
 #include "kernel.h"
@@ -121,6 +122,39 @@ TEST(CpuNear, KeyMeansOfManyKeysAreAccurate) {
       }
       EXPECT_NEAR(instance.key_means[static_cast<std::size_t>(c)], sum / 100000, 300 * 0x1p-24) << "column " << c;
     }
+  }
+}
+
+void forward_without_key_means(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
+                               const Execution& execution) {
+  const auto shape = key_means_shape(problem, grouping);
+  const std::vector<float> zeros(static_cast<std::size_t>(shape[0] * shape[1] * shape[2] * shape[3]));
+  ForwardTensors wrong = tensors;
+  wrong.key_means = zeros.data();
+  forward(problem, grouping, wrong, execution);
+}
+void forward_with_one_tile_less(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
+                                const Execution& execution) {
+  Grouping wrong = grouping;
+  wrong.sinks = 0;
+  forward(problem, wrong, tensors, execution);
+}
+void forward_that_skips_more(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
+                             const Execution& execution) {
+  Grouping wrong = grouping;
+  wrong.skip = 0.5;
+  forward(problem, wrong, tensors, execution);
+}
+
+TEST(CpuNear, TheSuiteCatchesWrongKernels) {
+  const std::pair<test::Forward, const char*> wrong_kernels[] = {
+      {forward_without_key_means, "near, energy, additive mask, negative key offset"},
+      {forward_with_one_tile_less, "near, energy, additive mask, negative key offset"},
+      {forward_that_skips_more, "skip, lsh"},
+  };
+  for (const auto& [wrong, name] : wrong_kernels) {
+    Instance instance(test::with_dtype(test::find(name), DType::f32));
+    EXPECT_NE(test::check_forward(wrong, instance), "") << name;
   }
 }
 
@@ -246,7 +280,6 @@ TEST(CpuNear, LargeValuesHaveAFiniteMean) {
     ASSERT_NEAR(instance.o.at(n), 3e38, 1e33) << "element " << n;
   }
   const std::vector<std::int32_t> halves = instance.halves;
-  instance.v.set(0, 1);
   for (std::int64_t n = 0; n < instance.v.count(); ++n) {
     instance.v.set(n, 1);
   }
