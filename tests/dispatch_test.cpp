@@ -233,7 +233,9 @@ TEST(Call, WorkspaceMayBeTheCallers) {
 
 // No call writes beside the workspace that it asked for, whatever is in it before.
 TEST(Call, StaysWithinItsWorkspace) {
-  for (const test::Case& original : test::cases()) {
+  std::vector<test::Case> all = test::cases();
+  all.insert(all.end(), test::near_cases().begin(), test::near_cases().end());
+  for (const test::Case& original : all) {
     test::Instance instance(test::with_dtype(original, DType::f32));
     for (const int threads : {1, 3, 1000}) {
       SCOPED_TRACE(original.name + ", " + std::to_string(threads) + " threads");
@@ -247,11 +249,12 @@ TEST(Call, StaysWithinItsWorkspace) {
         execution.workspace_bytes = workspace_bytes(operation, problem, grouping, execution);
         return test::Buffer(static_cast<std::int64_t>(execution.workspace_bytes / sizeof(float)), DType::f32);
       };
-      if (test::makes_order(grouping)) {
+      if (test::makes_order(grouping) || needs_key_means(grouping)) {
         test::Buffer memory = with_workspace(Operation::grouping);
         execution.workspace = memory.data();
         std::vector<std::int32_t> order(instance.order.size());
-        make_grouping(problem, grouping, {instance.q_data(), instance.k_data(), order.data()}, execution);
+        std::vector<float> means(instance.key_means.size());
+        make_grouping(problem, grouping, {instance.q_data(), instance.k_data(), order.data(), means.data()}, execution);
         EXPECT_TRUE(memory.canaries_intact());
       }
       test::Buffer memory = with_workspace(Operation::forward);

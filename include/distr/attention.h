@@ -90,7 +90,8 @@ struct BackwardTensors {
 ///   device_failure: the device reported an error.
 /// Outputs are untouched when a call throws the first three. They are overwritten, not added to, and must not overlap
 /// any input. workspace_bytes() on the CPU: each thread's tiles; for the grouping by `energy` with `previous` also
-/// batch * heads_kv * blocks * head_dim floats; for backward also batch * heads_q * seq_q * head_dim floats.
+/// batch * heads_kv * blocks * head_dim floats; for backward also batch * heads_q * seq_q * head_dim floats, with near
+/// keys twice that.
 
 /// Chooses the order of the columns for every block of Q (paper, Section 3.2: hash and sort; or energies and sort), and
 /// computes the means of the keys where needs_key_means(). Writes the identity for block 0 of `previous`, at G = 1 and

@@ -33,11 +33,24 @@ struct MaskTask {
   MaskAxis batches, heads, tiles, strips;
 };
 
+// A row of dq_hat: the sums by groups of columns, and behind them those of near keys by columns.
+struct DqLayout {
+  DqLayout(const Problem& problem, const Grouping& grouping)
+      : has_near(common::has_near_keys(grouping)),
+        near(has_near ? padded(problem.head_dim) : 0),
+        stride(near + padded(problem.head_dim)) {}
+
+  bool has_near;
+  std::int64_t near;  // where the latter begin
+  std::int64_t stride;
+};
+
 class BackwardTiling {
  public:
   BackwardTiling(const Problem& problem, const Grouping& grouping)
       : problem_(problem),
         tiles_(problem, grouping),
+        dq_stride_(DqLayout(problem, grouping).stride),
         strips_(std::max<std::int64_t>(1, common::ceil_div(problem.seq_k, kTileKeys))),
         mask_strides_(contiguous_mask_strides(problem.mask)) {}
 
@@ -52,9 +65,9 @@ class BackwardTiling {
   [[nodiscard]] std::int64_t strips() const { return strips_; }
   [[nodiscard]] std::int64_t num_tasks() const { return problem_.batch * problem_.heads_kv * strips_; }
 
-  // The shared part of the workspace: dq_hat [batch, heads_q, seq_q, d], then a counter for each tile.
+  // The shared part of the workspace: dq_hat [batch, heads_q, seq_q] rows, then a counter for each tile.
   [[nodiscard]] std::int64_t dq_hat_floats() const {
-    return problem_.batch * problem_.heads_q * problem_.seq_q * padded(problem_.head_dim);
+    return problem_.batch * problem_.heads_q * problem_.seq_q * dq_stride_;
   }
   [[nodiscard]] std::int64_t shared_floats() const { return dq_hat_floats() + padded(num_tiles()); }
 
@@ -84,6 +97,7 @@ class BackwardTiling {
 
   const Problem& problem_;
   ForwardTiling tiles_;
+  std::int64_t dq_stride_;
   std::int64_t strips_;
   std::array<std::int64_t, 4> mask_strides_;
 };

@@ -1,13 +1,14 @@
 // SPDX-License-Identifier: Apache-2.0
 // Orders of the columns on the CPU (method, 2): hash and sort for `lsh`, energies and sort for `energy`, one block of
-// Q a task. The spread of K, which `energy` needs first, is one task for each KV head.
+// Q a task. The spread of K, which `energy` needs first, and the means of the keys, which far scores keep of dropped
+// columns (method, 8), are one task for each KV head.
 #include <algorithm>
 #include <array>
 #include <cmath>
 #include <limits>
 #include <numeric>
 
-#include "common/block.h"
+#include "common/near.h"
 #include "common/parallel.h"
 #include "common/projection.h"
 #include "cpu/entries.h"
@@ -42,6 +43,16 @@ inline void add_squares(const float* x, std::int64_t rows, std::int64_t columns,
   }
 }
 
+// sums[c] = the sum of x[n, c] over the rows.
+inline void add_up_rows(const float* x, std::int64_t rows, std::int64_t columns, Columns& sums) {
+  sums.fill(0);
+  for (std::int64_t n = 0; n < rows; ++n) {
+    for (std::int64_t c = 0; c < columns; ++c) {
+      sums[static_cast<std::size_t>(c)] += x[n * columns + c];
+    }
+  }
+}
+
 // Mean and sum of squared differences from it, column by column, over the rows added so far (Chan, Golub and LeVeque,
 // "Updating formulae and a pairwise algorithm for computing sample variances", 1979).
 struct Moments {
@@ -49,13 +60,8 @@ struct Moments {
   Columns squares{};
   std::int64_t rows = 0;
 
-  void add(const float* x, std::int64_t new_rows, std::int64_t columns) {
-    Columns new_mean{};
-    for (std::int64_t n = 0; n < new_rows; ++n) {
-      for (std::int64_t c = 0; c < columns; ++c) {
-        new_mean[static_cast<std::size_t>(c)] += x[n * columns + c];
-      }
-    }
+  // `new_mean`: the sums of the new rows.
+  void add(const float* x, std::int64_t new_rows, std::int64_t columns, Columns new_mean) {
     scale_row(new_mean.data(), columns, 1.0F / static_cast<float>(new_rows));
     add_squares(x, new_rows, columns, new_mean.data(), squares.data());
     const auto share = static_cast<float>(new_rows) / static_cast<float>(rows + new_rows);
@@ -66,6 +72,23 @@ struct Moments {
       mean[c] += step * share;
     }
     rows += new_rows;
+  }
+};
+
+// Sums of the rows added so far, of more than 128 in fp64: their rounding must not grow with the number of keys.
+struct KeySums {
+  std::array<double, kMaxHeadDim> sums{};
+
+  void add(const Columns& new_sums, std::int64_t columns) {
+    for (std::size_t c = 0; c < static_cast<std::size_t>(columns); ++c) {
+      sums[c] += static_cast<double>(new_sums[c]);
+    }
+  }
+
+  void write_means(std::int64_t rows, std::int64_t columns, float* means) const {
+    for (std::int64_t c = 0; c < columns; ++c) {
+      means[c] = rows == 0 ? 0 : static_cast<float>(sums[static_cast<std::size_t>(c)] / static_cast<double>(rows));
+    }
   }
 };
 
@@ -84,20 +107,35 @@ class GroupingRun {
                                ? problem.batch * problem.heads_kv * moment_blocks_ * stride_
                                : 0)) {}
 
-  // Spread of the keys that decide each block's energies: all keys once, or block by block ever more of them.
+  // Spread and means of the keys that decide each block's energies: all keys once, or block by block ever more of them.
   void find_moments(std::int64_t kv_head, int thread) {
+    const bool needs_spread = traits(grouping_.strategy).reads_keys;
+    const std::int64_t b = kv_head / problem_.heads_kv;
+    const std::int64_t h_kv = kv_head % problem_.heads_kv;
+    std::int64_t done = 0;
+    Columns sums;
+    KeySums key_sums;
     Moments moments;
     float* rows = tile(thread);
-    const T* k = static_cast<const T*>(tensors_.k) + kv_head / problem_.heads_kv * problem_.k.batch +
-                 kv_head % problem_.heads_kv * problem_.k.head;
+    const T* k = static_cast<const T*>(tensors_.k) + b * problem_.k.batch + h_kv * problem_.k.head;
     for (std::int64_t block = 0; block < moment_blocks_; ++block) {
       const std::int64_t end = common::order_keys(problem_, grouping_, block);
-      while (moments.rows < end) {
-        const std::int64_t count = std::min(kTileKeys, end - moments.rows);
-        load_rows(k + moments.rows * problem_.k.row, problem_.k.row, count, problem_.head_dim, stride_, rows, stride_);
-        moments.add(rows, count, stride_);
+      for (std::int64_t count; done < end; done += count) {
+        count = std::min(kTileKeys, end - done);
+        load_rows(k + done * problem_.k.row, problem_.k.row, count, problem_.head_dim, stride_, rows, stride_);
+        add_up_rows(rows, count, stride_, sums);
+        key_sums.add(sums, stride_);
+        if (needs_spread) {
+          moments.add(rows, count, stride_, sums);
+        }
       }
-      std::copy_n(moments.squares.data(), stride_, moments_of(kv_head, block));
+      if (needs_spread) {
+        std::copy_n(moments.squares.data(), stride_, moments_of(kv_head, block));
+      }
+      if (common::has_key_means(grouping_)) {
+        float* means = tensors_.key_means + common::key_means_at(problem_, grouping_, b, h_kv, block);
+        key_sums.write_means(end, problem_.head_dim, means);
+      }
     }
   }
 
@@ -208,9 +246,13 @@ template <class T>
 void grouping_of(const Problem& problem, const Grouping& grouping, const GroupingTensors& tensors,
                  const Execution& execution) {
   GroupingRun<T> run(problem, grouping, tensors, execution.workspace);
-  if (!is_exact(grouping) && traits(grouping.strategy).reads_keys) {
+  const StrategyTraits& strategy = traits(grouping.strategy);
+  if (!is_exact(grouping) && (strategy.reads_keys || common::has_key_means(grouping))) {
     common::parallel_for(execution, problem.batch * problem.heads_kv,
                          [&](std::int64_t kv_head, int thread) { run.find_moments(kv_head, thread); });
+  }
+  if (strategy.order == OrderSource::caller && !is_exact(grouping)) {
+    return;
   }
   common::parallel_for(execution, problem.batch * problem.heads_q * common::num_blocks(problem, grouping),
                        [&](std::int64_t index, int thread) { run.order_block(index, thread); });

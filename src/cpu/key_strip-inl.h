@@ -21,26 +21,36 @@
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
 
-// Writes dQ of one tile by spreading dq_hat over the columns of each group.
+// Writes dQ of one tile: spreads dq_hat over the columns of each group, gives dropped columns what their means have in
+// it, and adds what near keys gave.
 template <class T>
 void write_dq(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, const QueryTile& tile,
               const float* dq_hat) {
-  const std::int64_t stride = padded(problem.head_dim);
+  const DqLayout layout(problem, grouping);
   const std::int64_t first_row = (tile.b * problem.heads_q + tile.h) * problem.seq_q + tile.first;
   T* d_q =
       static_cast<T*>(tensors.d_q) + tile.b * problem.q.batch + tile.h * problem.q.head + tile.first * problem.q.row;
-  for (const Segment& segment : find_segments(problem, grouping, tensors.order, tile)) {
+  for (const Segment& segment : find_segments(problem, grouping, tensors, tile)) {
     const common::Groups& groups = segment.groups;
     for (std::int64_t n = segment.first; n < segment.first + segment.rows; ++n) {
-      T* row = d_q + n * problem.q.row;
-      std::fill_n(row, problem.head_dim, common::from_float<T>(0));
+      const float* sums = dq_hat + (first_row + n) * layout.stride;
+      std::array<float, kMaxHeadDim> row;
+      std::fill_n(row.data(), problem.head_dim, 0.0F);
       for (std::int64_t g = 0; g < groups.count; ++g) {
         const std::int64_t members = grouping.estimator == Estimator::sample ? 1 : groups.size(g);
-        const float share = dq_hat[(first_row + n) * stride + g] / static_cast<float>(members);
+        const float share = sums[g] / static_cast<float>(members);
         for (std::int64_t member = 0; member < members; ++member) {
-          row[groups.column(g, member)] = common::from_float<T>(share);
+          row[static_cast<std::size_t>(groups.column(g, member))] = share;
         }
       }
+      for (std::int64_t position = groups.count; segment.means != nullptr && position < groups.columns; ++position) {
+        const auto c = static_cast<std::size_t>(groups.order[position]);
+        row[c] = segment.means[c] * sums[groups.count];
+      }
+      for (std::int64_t c = 0; layout.has_near && c < problem.head_dim; ++c) {
+        row[static_cast<std::size_t>(c)] += sums[layout.near + c];
+      }
+      store_row(row.data(), problem.head_dim, d_q + n * problem.q.row);
     }
   }
 }
@@ -57,6 +67,7 @@ class KeyStripTask {
         tiling_(tiling),
         d_stride_(padded(problem.head_dim)),
         dv_stride_(padded(problem.head_dim_v)),
+        layout_(problem, grouping),
         dq_hat_(static_cast<float*>(workspace)),
         turns_(reinterpret_cast<std::int32_t*>(dq_hat_ + tiling.dq_hat_floats())),
         scratch_(dq_hat_ + tiling.shared_floats() + thread * BackwardScratch(problem, grouping).total),
@@ -119,8 +130,11 @@ class KeyStripTask {
       add_dk(segment);
     }
     wait_for_turn(index, strip);
+    if (layout_.has_near && strip == 0) {
+      std::fill_n(dq_hat_of(0), tile.rows * layout_.stride, 0.0F);
+    }
     for (const Segment& segment : gradient_.segments) {
-      add_dq(segment, strip > 0);
+      add_dq(segment, layout_.has_near || strip > 0);
     }
     end_turn(index, strip);
     if (strip == last_strip(tile)) {
@@ -148,26 +162,28 @@ class KeyStripTask {
     }
   }
 
+  // Of row n of the tile.
+  [[nodiscard]] float* dq_hat_of(std::int64_t n) const {
+    const QueryTile& tile = gradient_.tile;
+    return dq_hat_ + ((tile.b * problem_.heads_q + tile.h) * problem_.seq_q + tile.first + n) * layout_.stride;
+  }
+
   // dq_hat += dS k_hat.
   void add_dq(const Segment& segment, bool accumulate) {
-    const common::Groups& groups = segment.groups;
-    const QueryTile& tile = gradient_.tile;
     load_k_hat_by_key(segment);
-    float* dq_hat =
-        dq_hat_ + ((tile.b * problem_.heads_q + tile.h) * problem_.seq_q + tile.first + segment.first) * d_stride_;
+    float* dq_hat = dq_hat_of(segment.first) + (gradient_.is_near(segment) ? layout_.near : 0);
     const float* d_s = gradient_.d_s + segment.first * kTileKeys;
     if (k_hat_finite_) {
-      multiply({d_s, kTileKeys, 1, k_hat_by_key_rows_.data(), dq_hat, d_stride_, segment.rows,
-                round_up(groups.count, vector_length()), gradient_.keys, accumulate});
+      multiply({d_s, kTileKeys, 1, k_hat_by_key_rows_.data(), dq_hat, layout_.stride, segment.rows,
+                round_up(segment.columns(), vector_length()), gradient_.keys, accumulate});
     } else {
       add_dq_skipping_zeros(segment, dq_hat, accumulate);
     }
   }
 
-  // Loads k_hat [keys, r]: the transpose of k_hat^T, or in exact attention K itself, which is kept for the next tile.
+  // Loads k_hat [keys, r]: the transpose of k_hat^T, or with all columns K itself, which is kept for the next tile.
   void load_k_hat_by_key(const Segment& segment) {
-    const common::Groups& groups = segment.groups;
-    if (groups.order == nullptr) {
+    if (segment.groups.order == nullptr) {
       if (!holds_k_) {
         gradient_.load_k(k_hat_by_key_, d_stride_);
         k_hat_finite_ = all_finite(k_hat_by_key_, gradient_.keys * d_stride_);
@@ -178,10 +194,10 @@ class KeyStripTask {
     holds_k_ = false;
     k_hat_finite_ = true;
     const float* const* k_hat = gradient_.fuse(segment);
-    for (std::int64_t g = 0; g < groups.count; g += 4) {
+    for (std::int64_t g = 0; g < segment.columns(); g += 4) {
       std::array<const float*, 4> four{};
       for (std::size_t n = 0; n < 4; ++n) {
-        four[n] = k_hat[std::min<std::int64_t>(g + static_cast<std::int64_t>(n), groups.count - 1)];
+        four[n] = k_hat[std::min<std::int64_t>(g + static_cast<std::int64_t>(n), segment.columns() - 1)];
         k_hat_finite_ = k_hat_finite_ && all_finite(four[n], gradient_.padded_keys);
       }
       for (std::int64_t j = 0; j < gradient_.padded_keys; j += 4) {
@@ -220,13 +236,13 @@ class KeyStripTask {
 
   void add_dq_skipping_zeros(const Segment& segment, float* dq_hat, bool accumulate) const {
     for (std::int64_t n = 0; n < segment.rows; ++n) {
-      for (std::int64_t g = 0; g < segment.groups.count; ++g) {
+      for (std::int64_t g = 0; g < segment.columns(); ++g) {
         float sum = 0;
         for (std::int64_t j = 0; j < gradient_.keys; ++j) {
           const std::int64_t at = (segment.first + n) * kTileKeys + j;
           sum = gradient_.p[at] == 0 ? sum : std::fma(gradient_.d_s[at], k_hat_by_key_[j * d_stride_ + g], sum);
         }
-        float& target = dq_hat[n * d_stride_ + g];
+        float& target = dq_hat[n * layout_.stride + g];
         target = accumulate ? target + sum : sum;
       }
     }
@@ -262,7 +278,8 @@ class KeyStripTask {
   const BackwardTensors& tensors_;
   const BackwardTiling& tiling_;
   std::int64_t d_stride_, dv_stride_;
-  float* dq_hat_;        // [batch, heads_q, seq_q, d], shared
+  DqLayout layout_;
+  float* dq_hat_;        // [batch, heads_q, seq_q] rows of that layout, shared
   std::int32_t* turns_;  // [tiles], shared
   float* scratch_;
   ScoreGradient<T> gradient_;

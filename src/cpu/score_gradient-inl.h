@@ -89,16 +89,22 @@ class ScoreGradient {
     load_rows(k_, problem_.k.row, keys, problem_.head_dim, stride, target, stride);
   }
 
+  // The keys are loaded. Rows that they are near to take all columns.
   void load_queries(const QueryTile& query_tile) {
     tile = query_tile;
     const T* q = static_cast<const T*>(tensors_.q) + tile.b * problem_.q.batch + tile.h * problem_.q.head +
                  tile.first * problem_.q.row;
-    segments = find_segments(problem_, grouping_, tensors_.order, tile);
-    for (const Segment& segment : segments) {
+    segments = find_segments(problem_, grouping_, tensors_, tile);
+    for (Segment& segment : segments) {
+      if (is_near(segment)) {
+        segment = segment.exact();
+      }
       estimate_q(problem_, grouping_.estimator, segment, q, q_hat, d_stride_);
     }
     load_rows(o_start(tensors_.d_o), problem_.o.row, tile.rows, problem_.head_dim_v, dv_stride_, d_o, dv_stride_);
   }
+
+  [[nodiscard]] bool is_near(const Segment& segment) const { return segment.near.has_key(first_key_); }
 
   // Computes P and factor * dS from the keys and queries that are loaded.
   void run(float factor) {
@@ -108,7 +114,7 @@ class ScoreGradient {
         const std::int64_t first = segment.first + n;
         const std::int64_t rows = std::min(kRowsPerStep, segment.rows - n);
         multiply({q_hat + first * d_stride_, d_stride_, 1, k_hat, p + first * kTileKeys, kTileKeys, rows, padded_keys,
-                  segment.groups.count, false});
+                  segment.columns(), false});
         multiply({d_o + first * dv_stride_, dv_stride_, 1, v_rows_.data(), d_s + first * kTileKeys, kTileKeys, rows,
                   padded_keys, problem_.head_dim_v, false});
         for (std::int64_t row = first; row < first + rows; ++row) {
@@ -118,9 +124,9 @@ class ScoreGradient {
     }
   }
 
-  // Pointers to the rows of k_hat^T of the segment's groups. They are valid until the next call.
+  // Pointers to the rows of k_hat^T of the segment's columns. They are valid until the next call.
   const float* const* fuse(const Segment& segment) {
-    fuse_k(segment.groups, k_transposed_, padded_keys, k_hat_, k_hat_rows_);
+    fuse_k(segment, k_transposed_, padded_keys, k_hat_, k_hat_rows_);
     return k_hat_rows_.data();
   }
 

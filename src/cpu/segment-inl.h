@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// A tile of queries in segments that share one grouping: q_hat, k_hat and scores. This file is included once for each
-// instruction set.
+// A tile of queries in segments that share one grouping and its near keys: q_hat, k_hat and scores. This file is
+// included once for each instruction set.
 #if defined(DISTR_CPU_SEGMENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DISTR_CPU_SEGMENT_INL_H_
 #undef DISTR_CPU_SEGMENT_INL_H_
@@ -15,8 +15,8 @@
 #include <limits>
 #include <numbers>
 
-#include "common/block.h"
 #include "common/mask.h"
+#include "common/near.h"
 #include "cpu/matmul-inl.h"
 #include "cpu/softmax-inl.h"
 #include "cpu/tile-inl.h"
@@ -25,37 +25,72 @@
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
 
-// The rows of a tile that share one order.
+// The rows of a tile that share one order and have the same near keys.
 struct Segment {
   std::int64_t first;  // within the tile
   std::int64_t rows;
   common::Groups groups;
+  common::NearTiles near;        // whose scores are exact
+  const float* means = nullptr;  // [d], of the keys: what far scores keep of dropped columns; null: nothing
+
+  // Columns of q_hat and k_hat: the groups, and one whose k_hat is 1 and whose q_hat is what the means add to a score.
+  [[nodiscard]] std::int64_t columns() const { return groups.count + (means == nullptr ? 0 : 1); }
+  // The same rows with all columns of Q and K.
+  [[nodiscard]] Segment exact() const { return {first, rows, {nullptr, groups.columns, groups.columns, 1}, near}; }
 };
 
 struct Segments {
   std::array<Segment, kTileQueries> all;
   std::int64_t count = 0;
 
+  [[nodiscard]] Segment* begin() { return all.data(); }
+  [[nodiscard]] Segment* end() { return all.data() + count; }
   [[nodiscard]] const Segment* begin() const { return all.data(); }
   [[nodiscard]] const Segment* end() const { return all.data() + count; }
 };
 
-inline Segments find_segments(const Problem& problem, const Grouping& grouping, const std::int32_t* order,
-                              const QueryTile& tile) {
+// The first row behind i that has another order, other near keys or, where some are skipped, another vote.
+inline std::int64_t segment_end(const Problem& problem, const Grouping& grouping, std::int64_t i) {
+  const auto end_of = [&](std::int64_t rows) { return i + rows - i % rows; };
+  std::int64_t end = end_of(is_exact(grouping) ? problem.seq_q : std::min(grouping.block, problem.seq_q));
+  if (common::has_near_keys(grouping)) {
+    end = std::min(end, end_of(common::near_rows(problem, grouping)));
+  }
+  return grouping.skip > 0 ? std::min(end, end_of(common::kSkipRows)) : end;
+}
+
+template <class Tensors>
+Segments find_segments(const Problem& problem, const Grouping& grouping, const Tensors& tensors,
+                       const QueryTile& tile) {
   Segments segments;
-  const std::int64_t block_rows = is_exact(grouping) ? problem.seq_q : grouping.block;
   for (std::int64_t n = 0; n < tile.rows;) {
-    const std::int64_t block = (tile.first + n) / block_rows;
-    const std::int64_t left_in_block = std::min(block_rows - (tile.first + n) % block_rows, tile.rows - n);
-    segments.all[static_cast<std::size_t>(segments.count++)] = {
-        n, left_in_block, common::block_groups(problem, grouping, order, tile.b, tile.h, block)};
-    n += left_in_block;
+    const std::int64_t i = tile.first + n;
+    const std::int64_t end = std::min(segment_end(problem, grouping, i), tile.first + tile.rows);
+    const std::int64_t block = is_exact(grouping) ? 0 : i / grouping.block;
+    Segment& segment = segments.all[static_cast<std::size_t>(segments.count++)];
+    segment = {n, end - i, common::block_groups(problem, grouping, tensors.order, tile.b, tile.h, block),
+               common::near_tiles(problem, grouping, i)};
+    if (common::has_key_means(grouping) && !common::is_exact_block(grouping, block)) {
+      const std::int64_t h_kv = tile.h / (problem.heads_q / problem.heads_kv);
+      segment.means = tensors.key_means + common::key_means_at(problem, grouping, tile.b, h_kv, block);
+    }
+    n += segment.rows;
   }
   return segments;
 }
 
-// Computes q_hat [rows, stride] of the segment's rows: the sampled column or the mean of each group, padded with 0. `q`
-// is the tile's first row.
+// What a row's far scores keep of the columns that they drop: the sum of q_c times the mean of K's column c.
+inline float dropped_score(const Segment& segment, const float* q) {
+  double sum = 0;
+  for (std::int64_t position = segment.groups.count; position < segment.groups.columns; ++position) {
+    const std::int32_t c = segment.groups.order[position];
+    sum += static_cast<double>(q[c]) * static_cast<double>(segment.means[c]);
+  }
+  return static_cast<float>(sum);
+}
+
+// Computes q_hat [rows, stride] of the segment's rows: the sampled column or the mean of each group, then what the
+// means of the keys add, padded with 0. `q` is the tile's first row.
 template <class T>
 void estimate_q(const Problem& problem, Estimator estimator, const Segment& segment, const T* q, float* q_hat,
                 std::int64_t stride) {
@@ -80,15 +115,26 @@ void estimate_q(const Problem& problem, Estimator estimator, const Segment& segm
     for (std::int64_t g = 0; summed > 1 && g < groups.count; ++g) {
       estimate[g] /= static_cast<float>(groups.size(g));
     }
+    if (segment.means != nullptr) {
+      estimate[groups.count] = dropped_score(segment, row.data());
+    }
   }
 }
+
+// The row of k_hat^T that stands for dropped columns.
+alignas(64) inline constexpr auto kOnes = [] {
+  std::array<float, kTileKeys> ones{};
+  ones.fill(1);
+  return ones;
+}();
 
 // Pointers to the rows of k_hat^T: a row of K^T itself where a group has one column, else a row of sums in k_hat
 // [r, 128].
 using KHatRows = std::array<const float*, kMaxHeadDim>;
 
-inline void fuse_k(const common::Groups& groups, const float* k_transposed, std::int64_t padded_keys, float* k_hat,
+inline void fuse_k(const Segment& segment, const float* k_transposed, std::int64_t padded_keys, float* k_hat,
                    KHatRows& rows) {
+  const common::Groups& groups = segment.groups;
   std::array<const float*, kMaxHeadDim> members;
   for (std::int64_t g = 0; g < groups.count; ++g) {
     for (std::int64_t member = 0; member < groups.size(g); ++member) {
@@ -100,6 +146,9 @@ inline void fuse_k(const common::Groups& groups, const float* k_transposed, std:
       add_rows(members.data(), groups.size(g), padded_keys, k_hat + g * kTileKeys);
       rows[static_cast<std::size_t>(g)] = k_hat + g * kTileKeys;
     }
+  }
+  if (segment.means != nullptr) {
+    rows[static_cast<std::size_t>(groups.count)] = kOnes.data();
   }
 }
 

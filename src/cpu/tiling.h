@@ -7,7 +7,7 @@
 #include <cstddef>
 #include <cstdint>
 
-#include "common/block.h"
+#include "common/near.h"
 #include "kernel.h"
 
 namespace distr::cpu {
@@ -16,13 +16,16 @@ inline constexpr std::int64_t kTileQueries = 128;
 inline constexpr std::int64_t kTileKeys = 128;  // m
 // Rows of a tile whose scores are taken all the way while they lie in the first-level cache: 4 tiles of registers.
 inline constexpr std::int64_t kRowsPerStep = 24;
+static_assert(kTileKeys == common::kNearTile, "the keys of a tile are near or far together");
+static_assert(kTileQueries % common::kSkipRows == 0, "rows that are skipped together are of one tile");
 // Rows of tiles are padded to the longest vector there is, 64 bytes.
 inline constexpr std::int64_t kPadding = 16;
 // Fewer tasks than this share their keys among several tasks each, of at least kMinimumSplit keys.
 inline constexpr std::int64_t kEnoughTasks = 32;
 inline constexpr std::int64_t kMinimumSplit = 2048;
 
-// A task's rows: whole blocks where blocks are short, a part of one block where they are long.
+// A task's rows: whole blocks where blocks are short, a part of one block where they are long, and 128 rows whatever
+// the blocks are where keys are near or far.
 struct QueryTile {
   std::int64_t b, h, first, rows;
 };
@@ -31,7 +34,9 @@ class ForwardTiling {
  public:
   ForwardTiling(const Problem& problem, const Grouping& grouping) : problem_(problem) {
     const std::int64_t block = is_exact(grouping) ? problem.seq_q : std::min(grouping.block, problem.seq_q);
-    if (block <= kTileQueries && !is_exact(grouping)) {
+    if (common::has_near_keys(grouping)) {
+      span_ = kTileQueries;
+    } else if (block <= kTileQueries && !is_exact(grouping)) {
       span_ = block * (kTileQueries / std::max<std::int64_t>(block, 1));
     } else {
       span_ = block;
@@ -40,7 +45,8 @@ class ForwardTiling {
     tile_rows_ = tiles_per_span_ == 0 ? 0 : common::ceil_div(span_, tiles_per_span_);  // 65 + 64, not 128 + 1
     tiles_per_head_ = span_ == 0 ? 0 : common::ceil_div(problem.seq_q, span_) * tiles_per_span_;
     const std::int64_t tiles = num_tiles();
-    if (tiles > 0 && tiles < kEnoughTasks) {
+    // What is skipped depends on all near keys of a row, so one task takes all keys of its rows then.
+    if (tiles > 0 && tiles < kEnoughTasks && grouping.skip == 0) {
       const std::int64_t wanted =
           std::min(common::ceil_div(kEnoughTasks, tiles), std::max<std::int64_t>(1, problem.seq_k / kMinimumSplit));
       split_keys_ = common::ceil_div(common::ceil_div(problem.seq_k, wanted), kTileKeys) * kTileKeys;
@@ -90,14 +96,15 @@ struct ForwardScratch {
     const std::int64_t d = padded(problem.head_dim);
     const std::int64_t dv = padded(problem.head_dim_v);
     q_hat = take(kTileQueries * d);
+    q = take(common::has_near_keys(grouping) && !is_exact(grouping) ? kTileQueries * d : 0);
     k_transposed = take(d * kTileKeys);
     k_hat = take(is_exact(grouping) ? 0 : num_groups(problem, grouping) * kTileKeys);
     v = take(kTileKeys * dv);
-    scores = take(kRowsPerStep * kTileKeys);
+    scores = take((grouping.skip > 0 ? common::kSkipRows : kRowsPerStep) * kTileKeys);
     o = take(kTileQueries * dv);
   }
 
-  std::int64_t q_hat, k_transposed, k_hat, v, scores, o;
+  std::int64_t q_hat, q, k_transposed, k_hat, v, scores, o;
   std::int64_t total = 0;
 
  private:
