@@ -135,7 +135,7 @@ constexpr std::array<BackwardKernel, 5> kBackward{
     not_deterministic(
         entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward_atomics>("sm80/backward_atomics")),
     entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward>("sm80/backward"),
-    entry<BackwardTensors, plain::supports, plain::plan_backward>("plain/backward")};
+    entry<BackwardTensors, plain::supports, plain::plan_backward, NearKeys::served>("plain/backward")};
 
 // Whether Hopper's own kernel would serve with another strategy.
 bool is_served_by_hopper(const Problem& problem, Grouping grouping, Strategy strategy) {

@@ -6,7 +6,9 @@
 //
 // Four kernels, of 16 x 16 threads each, that compute the scores of a tile anew as the forward does:
 //   delta: D, one warp a row;
-//   dQ: a block owns up to 64 rows of one block of Q and 128 groups (grid.y), and meets all keys;
+//   dQ: a block owns up to 64 rows of one block of Q and 128 groups (grid.y), and meets all keys; with near keys it
+//   owns
+//     128 columns (backward_near.cuh);
 //   dK: a block owns 64 keys of a KV head and 128 columns, and meets all tiles of the queries of its heads, in order;
 //   dV: likewise.
 // Thread (y, x) keeps a 4 x 8 piece of the sum in registers. Shared memory: the staged factors (Staged), in turn with
@@ -16,7 +18,7 @@
 
 #include "cuda/launch.h"
 #include "cuda/mask_gradient.h"
-#include "cuda/plain/backward.cuh"
+#include "cuda/plain/backward_near.cuh"
 #include "cuda/plain/plain.h"
 #include "cuda/workspace.h"
 
@@ -25,17 +27,6 @@ namespace {
 
 constexpr int kWarps = kThreads / 32;
 constexpr std::int64_t kMaxDeltaBlocks = 1 << 20;  // more rows than these have warps are taken in turns
-
-struct alignas(16) BackwardShared {
-  union {
-    Staged staged;
-    float wide[kStagedRows * kColumns];
-  };
-  float weights[kSide * kPitch];  // dS^T [key][row] for dQ; P or dS [row][key] for dV and dK
-  std::int32_t order[kMaxHeadDim];
-  std::int32_t group[kMaxHeadDim];  // of each column; from groups.count on: dropped
-};
-static_assert(sizeof(BackwardShared) <= 48 * 1024);
 
 template <class T>
 __global__ void __launch_bounds__(kThreads) delta_kernel(const __grid_constant__ BackwardArguments arguments) {
@@ -61,16 +52,6 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const __grid_constant__
     if (threadIdx.x % kWarp == 0) {
       arguments.delta[row] = sum - (arguments.d_lse == nullptr ? 0.0F : arguments.d_lse[row]);
     }
-  }
-}
-
-// weights [column][row] = the transpose of this thread's piece.
-__device__ void store_transposed(const float (&r_s)[4][4], float* s_weights) {
-  const int y = static_cast<int>(threadIdx.x) / 16;
-  const int x = static_cast<int>(threadIdx.x) % 16;
-  for (int key = 0; key < 4; ++key) {
-    *reinterpret_cast<float4*>(s_weights + (4 * x + key) * kPitch + 4 * y) =
-        make_float4(r_s[0][key], r_s[1][key], r_s[2][key], r_s[3][key]);
   }
 }
 
@@ -171,7 +152,7 @@ __device__ void for_each_tile(const BackwardArguments& arguments, const Owned& o
   for (std::int64_t n = 0; n < heads * arguments.tiles_of_head; ++n) {
     const Tile tile = find_tile(problem, arguments.tiles, first_head * arguments.tiles_of_head + n);
     if (tile.rows > 0 && visible_keys(problem, tile.first + tile.rows - 1) > owned.first_key) {
-      visit(tile);
+      visit(at_keys(problem, tile, owned.first_key));
     }
   }
 }
@@ -281,6 +262,7 @@ BackwardArguments with_tensors(BackwardArguments arguments, const BackwardTensor
   arguments.k = tensors.k;
   arguments.v = tensors.v;
   arguments.order = tensors.order;
+  arguments.key_means = tensors.key_means;
   arguments.o = tensors.o;
   arguments.lse = static_cast<const float*>(tensors.lse);
   arguments.d_o = tensors.d_o;
@@ -302,8 +284,8 @@ struct Work {
             std::min(common::ceil_div(problem.batch * problem.heads_q * problem.seq_q, kWarps), kMaxDeltaBlocks)),
         query_tiles(delta_blocks == 0 ? 0 : num_tiles(problem)),
         key_tiles(problem.batch * problem.heads_kv * common::ceil_div(problem.seq_k, kSide)),
-        // Rows that attend exactly have a group for each column.
-        groups(problem.first_block_is_exact ? problem.head_dim : problem.groups),
+        // Rows that attend exactly have a group for each column, and so have near keys.
+        groups(problem.first_block_is_exact || problem.near.has ? problem.head_dim : problem.groups),
         head_dim(problem.head_dim),
         head_dim_v(problem.head_dim_v) {}
 
@@ -320,7 +302,7 @@ void launch_all(const BackwardArguments& arguments, const Work& work, void* stre
     }
   };
   run(delta_kernel<T>, work.delta_blocks, 1);
-  run(dq_kernel<T>, work.query_tiles, work.groups);
+  run(arguments.problem.near.has ? near_dq_kernel<T> : dq_kernel<T>, work.query_tiles, work.groups);
   run(dk_kernel<T>, work.key_tiles, work.head_dim);
   run(dv_kernel<T>, work.key_tiles, work.head_dim_v);
 }

@@ -6,6 +6,17 @@
 
 namespace distr::cuda::plain {
 
+struct alignas(16) BackwardShared {
+  union {
+    Staged staged;
+    float wide[kStagedRows * kColumns];
+  };
+  float weights[kSide * kPitch];  // dS^T [key][row] for dQ; P or dS [row][key] for dV and dK
+  std::int32_t order[kMaxHeadDim];
+  std::int32_t group[kMaxHeadDim];  // of each column; from groups.count on: dropped
+};
+static_assert(sizeof(BackwardShared) <= 48 * 1024);
+
 struct BackwardArguments {
   DeviceProblem problem;
   std::int64_t tiles;          // of a block
@@ -15,6 +26,7 @@ struct BackwardArguments {
   const void* k;               // [batch, heads_kv, seq_k, d]
   const void* v;               // [batch, heads_kv, seq_k, dv]
   const std::int32_t* order;   // [batch, heads_q, blocks, d]
+  const float* key_means;      // [batch, heads_kv, means, d], where far scores keep them
   const void* o;               // [batch, heads_q, seq_q, dv]
   const float* lse;            // [batch, heads_q, seq_q]
   const void* d_o;             // as o
@@ -49,19 +61,34 @@ __device__ void stage_columns(const T* data, std::int64_t stride, std::int64_t r
   }
 }
 
+// weights [column][row] = the transpose of this thread's piece.
+__device__ inline void store_transposed(const float (&r_s)[4][4], float* s_weights) {
+  const int y = static_cast<int>(threadIdx.x) / 16;
+  const int x = static_cast<int>(threadIdx.x) % 16;
+  for (int key = 0; key < 4; ++key) {
+    *reinterpret_cast<float4*>(s_weights + (4 * x + key) * kPitch + 4 * y) =
+        make_float4(r_s[0][key], r_s[1][key], r_s[2][key], r_s[3][key]);
+  }
+}
+
 // r_p = P = e^(S - LSE) of this thread's 4 rows and 4 keys; 0 where LSE = -inf.
 template <class T>
 __device__ void compute_probabilities(const BackwardArguments& arguments, const Tile& tile, const TileGroups& groups,
                                       std::int64_t first_key, Staged& staged, float (&r_p)[4][4]) {
   const DeviceProblem& problem = arguments.problem;
-  compute_scores(problem, arguments.scale, tile, groups, rows_at<T>(arguments.q, problem.q, tile.b, tile.h, tile.first),
+  const T* q = rows_at<T>(arguments.q, problem.q, tile.b, tile.h, tile.first);
+  compute_scores(problem, arguments.scale, tile, groups, q,
                  rows_at<T>(arguments.k, problem.k, tile.b, tile.h_kv, first_key), first_key, staged, r_p);
+  float r_dropped[4] = {};
+  if (problem.near.has_means && !tile.exact) {
+    dropped_scores(problem, arguments.scale, tile, groups, arguments.key_means, q, r_dropped);
+  }
   const int y = static_cast<int>(threadIdx.x) / 16;
   const float* lse = arguments.lse + (tile.b * problem.heads_q + tile.h) * problem.seq_q + tile.first;
   for (int row = 0; row < 4; ++row) {
     const float of_row = 4 * y + row < tile.rows ? lse[4 * y + row] : kHidden;
     for (float& p : r_p[row]) {
-      p = p == kHidden || of_row == kHidden ? 0.0F : expf(p - of_row);
+      p = p == kHidden || of_row == kHidden ? 0.0F : expf(p + r_dropped[row] - of_row);
     }
   }
 }

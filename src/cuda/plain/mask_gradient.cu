@@ -91,10 +91,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (tile.rows <= 0) {
           continue;
         }
-        const TileGroups groups = load_groups(problem, tile, arguments.order, shared.order);
         for (std::int64_t key_tile = keys.from; key_tile < keys.to; ++key_tile) {
+          const Tile at = at_keys(problem, tile, key_tile * kSide);
+          const TileGroups groups = load_groups(problem, at, arguments.order, shared.order);
           float r_s[4][4];
-          compute_score_gradients<T>(arguments, tile, groups, key_tile * kSide, shared.staged, r_s);
+          compute_score_gradients<T>(arguments, at, groups, key_tile * kSide, shared.staged, r_s);
           for (int element = 0; element < 16; ++element) {
             r_sum[element / 4][element % 4] += r_s[element / 4][element % 4];
           }
@@ -154,6 +155,7 @@ void MaskGradient::write(const BackwardTensors& tensors, float* delta, void* str
   arguments.k = tensors.k;
   arguments.v = tensors.v;
   arguments.order = tensors.order;
+  arguments.key_means = tensors.key_means;
   arguments.lse = static_cast<const float*>(tensors.lse);
   arguments.d_o = tensors.d_o;
   arguments.delta = delta;

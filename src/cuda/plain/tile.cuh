@@ -80,6 +80,15 @@ __device__ inline Tile find_tile(const DeviceProblem& problem, std::int64_t tile
   return result;
 }
 
+// The tile as the keys from `first_key` on meet it: exactly if they are near, which all rows of a tile agree on.
+__device__ inline Tile at_keys(const DeviceProblem& problem, Tile tile, std::int64_t first_key) {
+  if (problem.near.has && !tile.exact) {
+    const auto key_tile = static_cast<int>(first_key / common::kNearTile);
+    tile.exact = near_tiles(problem, tile.first, problem.seq_k).has(key_tile);
+  }
+  return tile;
+}
+
 // The groups of one tile: group g is the columns order[g * members] .. order[g * members + size(g) - 1].
 struct TileGroups {
   const std::int32_t* order;  // [columns], in shared memory
