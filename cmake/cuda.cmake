@@ -67,6 +67,7 @@ if(DISTR_CUDA_FOUND)
     src/cuda/sm80/backward_variants_bf16.cu
     src/cuda/sm80/backward_variants_f16.cu
     src/cuda/sm80/forward_launch.cu
+    src/cuda/sm80/near_launch.cu
     src/cuda/sm80/split_kv.cu
     src/cuda/sm80/variants_bf16.cu
     src/cuda/sm80/variants_f16.cu)

@@ -127,7 +127,7 @@ constexpr ForwardKernel kHopperForward =
 constexpr std::array<ForwardKernel, 4> kForward{
     kHopperForward,
     entry<ForwardTensors, sm90::forward_blocks_supports, sm90::plan_forward, NearKeys::served>("sm90/forward_blocks"),
-    entry<ForwardTensors, sm80::forward_supports, sm80::plan_forward>("sm80/forward"),
+    entry<ForwardTensors, sm80::forward_supports, sm80::plan_forward, NearKeys::served>("sm80/forward"),
     entry<ForwardTensors, plain::supports, plain::plan_forward, NearKeys::served>("plain/forward")};
 constexpr std::array<BackwardKernel, 5> kBackward{
     not_deterministic(

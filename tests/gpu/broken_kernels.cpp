@@ -80,6 +80,13 @@ KernelPlan<Tensors> exact_instead(const Problem& p, const Grouping& g, const Exe
   });
 }
 
+// Near keys end a tile too late.
+template <class Tensors>
+KernelPlan<Tensors> wrong_border(const Problem& p, const Grouping& g, const Execution& execution) {
+  return with_grouping<Tensors>(p, g, execution,
+                                [](Grouping& wrong) { wrong.window = wrong.window.value_or(0) + 128; });
+}
+
 template <class Tensors>
 KernelPlan<Tensors> on_the_default_stream(const Problem& p, const Grouping& g, const Execution& execution) {
   return with_run<Tensors>(p, g, execution, [](const auto& run, const Tensors& tensors, const Execution& with) {
@@ -103,6 +110,19 @@ KernelPlan<Tensors> spoiling(const Problem& p, const Grouping& g, const Executio
     run(tensors, with);
     spoil(tensors.*output, offset, bytes, with);
   });
+}
+
+// Halves that hold a key above the threshold are skipped, or none are.
+KernelPlan<ForwardTensors> skips_too_much(const Problem& p, const Grouping& g, const Execution& execution) {
+  return with_grouping<ForwardTensors>(p, g, execution, [](Grouping& wrong) { wrong.skip = 0.999; });
+}
+
+KernelPlan<ForwardTensors> skips_nothing(const Problem& p, const Grouping& g, const Execution& execution) {
+  return with_grouping<ForwardTensors>(p, g, execution, [](Grouping& wrong) { wrong.skip = 1e-30; });
+}
+
+KernelPlan<ForwardTensors> does_not_finish(const Problem& p, const Grouping& g, const Execution& execution) {
+  return with_grouping<ForwardTensors>(p, g, execution, [](Grouping& wrong) { wrong.finish = false; });
 }
 
 KernelPlan<ForwardTensors> writes_beside(const Problem& p, const Grouping& g, const Execution& execution) {
@@ -170,22 +190,31 @@ std::vector<BrokenKernel<GroupingKernel>> broken_kernels(const GroupingKernel& k
                                              {"the block's own rows", "lsh, previous", own_rows},
                                              {"the block's own rows", "energy, previous", own_rows},
                                              {"less one key", "energy, one column", less_one_key},
+                                             {"means of all keys", "near, given, causal, previous", own_rows},
+                                             {"means of less one key", "near, given", less_one_key},
+                                             {"means of less one key", "near, energy, one column", less_one_key},
                                              {"on the default stream", "energy", on_the_default_stream},
                                              {"on the default stream", "lsh, mean", on_the_default_stream}};
   return with_defects(kernel, defects);
 }
 
 std::vector<BrokenKernel<ForwardKernel>> broken_kernels(const ForwardKernel& kernel) {
-  const Defect<ForwardTensors> defects[] = {{"less one key", "odd sizes", less_one_key},
-                                            {"less the last row", "GQA", less_the_last_row},
-                                            {"a wrong scale", "lsh, mean", wrong_scale},
-                                            {"the other corner", "causal bottom-right, more keys", other_corner},
-                                            {"the other estimator", "lsh, mean", other_estimator},
-                                            {"exact instead of grouped", "energy, G 4", exact_instead},
-                                            {"on the default stream", "GQA", on_the_default_stream},
-                                            {"writes beside O", "GQA", writes_beside},
-                                            {"writes between rows of O", "gaps between rows", writes_between_rows},
-                                            {"one wrong number", "causal, square", one_wrong_number}};
+  const Defect<ForwardTensors> defects[] = {
+      {"less one key", "odd sizes", less_one_key},
+      {"less the last row", "GQA", less_the_last_row},
+      {"a wrong scale", "lsh, mean", wrong_scale},
+      {"the other corner", "causal bottom-right, more keys", other_corner},
+      {"the other estimator", "lsh, mean", other_estimator},
+      {"exact instead of grouped", "energy, G 4", exact_instead},
+      {"a wrong border of near keys", "near, given", wrong_border},
+      {"a wrong border of near keys", "near, lsh, window 100, sinks", wrong_border},
+      {"skips what is to be kept", "skip, energy, one block", skips_too_much},
+      {"keeps what is to be skipped", "skip, energy, one block", skips_nothing},
+      {"keeps approximate scores", "skip, energy, finish, G 4", does_not_finish},
+      {"on the default stream", "GQA", on_the_default_stream},
+      {"writes beside O", "GQA", writes_beside},
+      {"writes between rows of O", "gaps between rows", writes_between_rows},
+      {"one wrong number", "causal, square", one_wrong_number}};
   return with_defects(kernel, defects);
 }
 
@@ -197,6 +226,7 @@ std::vector<BrokenKernel<BackwardKernel>> broken_kernels(const BackwardKernel& k
       {"the other corner", "causal bottom-right, more keys", other_corner},
       {"the other estimator", "lsh, mean", other_estimator},
       {"exact instead of grouped", "energy, G 4", exact_instead},
+      {"a wrong border of near keys", "near, given", wrong_border},
       {"on the default stream", "GQA", on_the_default_stream},
       {"writes beside dK", "GQA", writes_beside_dk},
       {"without the gradient of LSE", "odd sizes", without_lse_gradient},

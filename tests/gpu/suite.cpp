@@ -17,6 +17,7 @@
 #include "gpu/forced_tiles.h"
 #include "gpu/large_cases.h"
 #include "gpu/properties.h"
+#include "gpu/small_cases.h"
 #include "gpu/time_inputs.h"
 #include "gpu/watchdog.h"
 #include "support/magnitudes.h"
@@ -26,31 +27,6 @@ namespace distr::test {
 namespace {
 
 constexpr DType kDTypes[] = {DType::f16, DType::bf16, DType::f32};
-
-// What compute-sanitizer sees: one case for each way that a kernel addresses memory.
-constexpr const char* kSmall[] = {"smallest",
-                                  "no keys",
-                                  "odd sizes",
-                                  "causal bottom-right, rows without keys",
-                                  "boolean mask",
-                                  "additive mask",
-                                  "additive mask, transposed",
-                                  "GQA",
-                                  "packed q, k, v",
-                                  "gaps between rows",
-                                  "one more than a tile",
-                                  "wide values",
-                                  "lsh, short last group",
-                                  "lsh, blocks of 3 rows",
-                                  "lsh, previous",
-                                  "lsh, previous, wide heads, causal",
-                                  "lsh, G 4, previous, wide heads, causal",
-                                  "lsh, G 4, wide heads, blocks without keys",
-                                  "energy, wide heads, low scores",
-                                  "energy, G 3 of 32",
-                                  "energy, G 3 of 64",
-                                  "energy, one column",
-                                  "energy, previous, more queries"};
 
 // Stands for a kernel's name, and for a case's in --filter.
 constexpr const char* kPublic = "public functions";

@@ -39,18 +39,6 @@ struct BackwardArguments {
   std::int64_t mask_shape[4];  // 1 along the axes that repeat
 };
 
-// Rows of a tensor with the strides of Q, K, V or O, from (b, h, row) on.
-template <class T>
-__device__ const T* rows_at(const void* data, const Strides& strides, std::int64_t b, std::int64_t h,
-                            std::int64_t row) {
-  return static_cast<const T*>(data) + b * strides.batch + h * strides.head + row * strides.row;
-}
-
-template <class T>
-__device__ T* rows_at(void* data, const Strides& strides, std::int64_t b, std::int64_t h, std::int64_t row) {
-  return static_cast<T*>(data) + b * strides.batch + h * strides.head + row * strides.row;
-}
-
 // s [kDepth][kPitch] = columns first .. first + kDepth - 1 of up to kSide rows, transposed; 0 where there are none.
 template <class T>
 __device__ void stage_columns(const T* data, std::int64_t stride, std::int64_t rows, int columns, int first, float* s) {

@@ -29,7 +29,7 @@ __device__ float spread_k(const TileGroups& groups, bool mean, const float* mean
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) near_dq_kernel(const __grid_constant__ BackwardArguments arguments) {
+__global__ void __launch_bounds__(kThreads, 1) near_dq_kernel(const __grid_constant__ BackwardArguments arguments) {
   __shared__ BackwardShared shared;
   const DeviceProblem& problem = arguments.problem;
   const Tile tile = find_tile(problem, arguments.tiles, blockIdx.x);

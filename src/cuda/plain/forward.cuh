@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/plain/tile.cuh"
+#include "cuda/ptx.cuh"
 
 namespace distr::cuda::plain {
 
@@ -47,8 +48,8 @@ __device__ inline float row_maximum(float x) {
 
 // r_s becomes P relative to the rows' new maximum, which also goes to shared.p.
 __device__ inline void online_softmax(float (&r_s)[4][4], RowState& rows, ForwardShared& shared) {
-  const int y = static_cast<int>(threadIdx.x) / 16;
-  const int x = static_cast<int>(threadIdx.x) % 16;
+  const int y = static_cast<int>(ptx::opaque(threadIdx.x)) / 16;
+  const int x = static_cast<int>(ptx::opaque(threadIdx.x)) % 16;
   for (int row = 0; row < 4; ++row) {
     const float tile_maximum = fmaxf(fmaxf(r_s[row][0], r_s[row][1]), fmaxf(r_s[row][2], r_s[row][3]));
     const float maximum = fmaxf(rows.maximum[row], row_maximum(tile_maximum));
@@ -72,45 +73,44 @@ __device__ inline void online_softmax(float (&r_s)[4][4], RowState& rows, Forwar
   }
 }
 
-// O += P V of the keys first_key .. first_key + 63, P from shared.p. `v`: key 0, from the block's first column on.
+// O += P V of 64 keys, as far as there are so many; P from shared.p. `v`: the first key, from the block's first column
+// on.
 template <class T>
-__device__ void add_values(const DeviceProblem& problem, const T* v, std::int64_t first_key, int columns,
-                           ForwardShared& shared, RowState& rows) {
+__device__ void add_values(const T* v, std::int64_t stride, std::int64_t keys, int columns, ForwardShared& shared,
+                           RowState& rows) {
   for (int staged = 0; staged < kSide; staged += kStagedRows) {
-    const std::int64_t first = first_key + staged;
     __syncthreads();
-    const bool finite = stage_wide(problem.seq_k - first, columns, true, shared.v, [&](int key, int column) {
-      return to_float(v[(first + key) * problem.v.row + column]);
-    });
+    const bool finite = stage_wide(keys - staged, columns, true, shared.v,
+                                   [&](int key, int column) { return to_float(v[(staged + key) * stride + column]); });
     accumulate(shared.p + staged * kPitch, shared.v, columns, finite, 0, rows.o);
   }
 }
 
-template <class T>
-__device__ void store(const ForwardArguments& arguments, const Tile& tile, int first_column, int columns,
-                      const RowState& rows) {
-  const DeviceProblem& problem = arguments.problem;
+// Writes this thread's part of O: value(row, n) is element n of one of its rows.
+template <class T, class Value>
+__device__ void store_o(const ForwardArguments& arguments, const Tile& tile, int first_column, int columns,
+                        const Value& value) {
   const int y = static_cast<int>(threadIdx.x) / 16;
-  const int x = static_cast<int>(threadIdx.x) % 16;
   for (int row = 0; row < 4; ++row) {
     if (4 * y + row >= tile.rows) {
       break;
     }
-    const std::int64_t i = tile.first + 4 * y + row;
-    const bool hidden = rows.sum[row] == 0;
-    T* o = static_cast<T*>(arguments.o) + tile.b * problem.o.batch + tile.h * problem.o.head + i * problem.o.row +
-           first_column;
+    T* o = rows_at<T>(arguments.o, arguments.problem.o, tile.b, tile.h, tile.first + 4 * y + row) + first_column;
     for (int n = 0; n < 8; ++n) {
       const int column = column_of(n);
       if (column < columns) {
-        o[column] = from_float<T>(hidden ? 0.0F : rows.o[row][n] / rows.sum[row]);
+        o[column] = from_float<T>(value(row, n));
       }
     }
-    if (arguments.lse != nullptr && first_column == 0 && x == 0) {
-      arguments.lse[(tile.b * problem.heads_q + tile.h) * problem.seq_q + i] =
-          hidden ? kHidden : rows.maximum[row] + logf(rows.sum[row]);
-    }
   }
+}
+
+// Writes LSE of one row of a tile.
+__device__ inline void store_lse(const ForwardArguments& arguments, const Tile& tile, int row, float maximum,
+                                 float sum) {
+  const DeviceProblem& problem = arguments.problem;
+  arguments.lse[(tile.b * problem.heads_q + tile.h) * problem.seq_q + tile.first + row] =
+      sum == 0 ? kHidden : maximum + logf(sum);
 }
 
 }  // namespace distr::cuda::plain

@@ -9,20 +9,38 @@
 //   64 at a time: scores from q_hat and k_hat, part by part, and the row's constant of the means. If no row has a score
 //   above L_i + ln p, that is all: one vote of the thread block. Else, with `finish`, scores from all columns; online
 //   softmax, P V.
-// Shared memory: ForwardShared; the columns as they are [512]; the near tiles of each row [64].
+// Shared memory: ForwardShared, and what each row has of its own (NearShared).
 #pragma once
 
 #include "cuda/near.cuh"
 #include "cuda/plain/forward.cuh"
+#include "cuda/ptx.cuh"
 
 namespace distr::cuda::plain {
 
 struct NearShared {
   ForwardShared forward;
   std::int32_t identity[kMaxHeadDim];
-  NearTiles near[kSide];
+  NearTiles near[kSide];             // of each row
+  std::int64_t block[kSide];         // of queries
+  std::int32_t part_end[kSide];      // behind the last row with that block and those near keys
+  float maximum[kSide], sum[kSide];  // what RowState says of them, but for O: there are no registers to keep it
+  float threshold[kSide];            // L_i + ln p
+  float dropped[kSide];              // what the means of dropped columns add to far scores
+  Tile tile;  // the rows; from registers the compiler would keep all that it can compute of them for the whole loop
+  NearTiles near_tile;      // what is near any of them
+  std::int32_t step;        // near halves, then all
+  std::int32_t halves;      // of tiles, that any of them sees
+  std::int64_t loaded;      // the block whose order is there
+  std::int32_t kept, seen;  // far halves that were kept, and in which a row sees a key
 };
 static_assert(sizeof(NearShared) <= 48 * 1024);
+
+// Read anew each time: what follows from it would be kept in registers, of which there are none left.
+__device__ inline int thread() { return static_cast<int>(ptx::opaque(threadIdx.x)); }
+
+// This thread's n-th row of 4.
+__device__ inline int row_of_thread(int n) { return 4 * (thread() / 16) + n; }
 
 // 64 rows that skip together.
 __device__ inline Tile find_rows(const DeviceProblem& problem) {
@@ -38,181 +56,239 @@ __device__ inline Tile find_rows(const DeviceProblem& problem) {
   return result;
 }
 
-// Rows begin .. end - 1 of a tile, which have one order and the same near keys.
-struct Part {
-  Tile tile;  // all rows of the tile, with the part's order
-  int begin, end;
-
-  [[nodiscard]] __device__ bool has(int row) const { return begin <= row && row < end; }
-};
-
-__device__ inline Part part_from(const DeviceProblem& problem, const Tile& rows, int begin) {
-  const std::int64_t row = rows.first + begin;
-  const std::int64_t end = (row / problem.near.rows + 1) * problem.near.rows - rows.first;
-  Part result{rows, begin, static_cast<int>(min(end, rows.rows))};
-  result.tile.block = row / problem.block;
-  result.tile.order_row = (rows.b * problem.heads_q + rows.h) * problem.blocks + result.tile.block;
-  result.tile.exact = problem.exact || (problem.first_block_is_exact && result.tile.block == 0);
-  return result;
+// Finds for each row what it has of its own. Divisions of 64 bits are here alone: in a loop they cost all registers.
+__device__ inline void find_parts(const DeviceProblem& problem, NearShared& shared) {
+  if (thread() == 0) {
+    shared.tile = find_rows(problem);
+  }
+  __syncthreads();
+  const Tile& rows = shared.tile;
+  const std::int64_t keys = visible_keys(problem, rows.first + rows.rows - 1);
+  if (thread() < kSide) {
+    const std::int64_t row = min(rows.first + thread(), rows.first + rows.rows - 1);
+    const std::int64_t end = (row / problem.near.rows + 1) * problem.near.rows - rows.first;
+    shared.near[thread()] = near_tiles(problem, row, keys);
+    shared.block[thread()] = row / problem.block;
+    shared.part_end[thread()] = static_cast<int>(min(end, rows.rows));
+    shared.dropped[thread()] = 0;
+    shared.maximum[thread()] = kHidden;
+    shared.sum[thread()] = 0;
+  }
+  for (int c = thread(); c < problem.head_dim; c += kThreads) {
+    shared.identity[c] = c;
+  }
+  if (thread() == 0) {
+    shared.near_tile = near_tiles(problem, rows.first, rows.first + rows.rows - 1, keys);
+    shared.halves = static_cast<int>((keys + kSide - 1) / kSide);
+    shared.loaded = -1;
+    shared.kept = shared.seen = shared.step = 0;
+  }
+  __syncthreads();
 }
 
-// Scores of this thread's rows with far keys: what the part's rows have of them, others as they are.
-template <class T>
-__device__ void compute_far_scores(const ForwardArguments& arguments, const Part& part, const T* q, const T* k,
-                                   std::int64_t first_key, const float (&dropped)[4], NearShared& shared,
-                                   std::int64_t& loaded, float (&r_s)[4][4]) {
-  const DeviceProblem& problem = arguments.problem;
-  const int d = problem.head_dim;
-  TileGroups groups{shared.identity, d, d, 1};
-  if (!part.tile.exact) {
-    groups = {shared.forward.order, d, problem.groups, problem.members};
-    if (loaded != part.tile.block) {
-      load_groups(problem, part.tile, arguments.order, shared.forward.order);
-      loaded = part.tile.block;
-    }
-  }
-  float r_part[4][4];
-  compute_scores(problem, arguments.scale, part.tile, groups, q, k, first_key, shared.forward.staged, r_part);
-  const int y = static_cast<int>(threadIdx.x) / 16;
-  for (int row = 0; row < 4; ++row) {
-    for (int key = 0; key < 4 && part.has(4 * y + row); ++key) {
-      r_s[row][key] = r_part[row][key] == kHidden ? kHidden : r_part[row][key] + dropped[row];
-    }
-  }
+// The tile with the order of the part that begins at a row of it: rows of one order and the same near keys.
+__device__ inline Tile part_from(const DeviceProblem& problem, Tile tile, int begin, const NearShared& shared) {
+  tile.block = shared.block[begin];
+  tile.order_row = (tile.b * problem.heads_q + tile.h) * problem.blocks + tile.block;
+  tile.exact = problem.exact || (problem.first_block_is_exact && tile.block == 0);
+  return tile;
 }
 
-// What the means of dropped columns add to the far scores of this thread's rows.
+// shared.dropped = what the means of dropped columns add to the far scores of each row.
 template <class T>
-__device__ void compute_dropped(const ForwardArguments& arguments, const Tile& rows, const T* q, NearShared& shared,
-                                float (&dropped)[4]) {
+__device__ void compute_dropped(const ForwardArguments& arguments, NearShared& shared) {
   const DeviceProblem& problem = arguments.problem;
-  const int y = static_cast<int>(threadIdx.x) / 16;
-  for (int begin = 0; problem.near.has_means && begin < rows.rows;) {
-    const Part part = part_from(problem, rows, begin);
-    if (!part.tile.exact) {
-      const TileGroups groups = load_groups(problem, part.tile, arguments.order, shared.forward.order);
-      float r_part[4];
-      dropped_scores(problem, arguments.scale, part.tile, groups, arguments.key_means, q, r_part);
+  const Tile& tile = shared.tile;
+  const T* q = rows_at<T>(arguments.q, problem.q, tile.b, tile.h, tile.first);
+  for (int begin = 0; problem.near.has_means && begin < tile.rows;) {
+    const Tile part = part_from(problem, tile, begin, shared);
+    const int first = begin;
+    begin = shared.part_end[first];
+    if (!part.exact) {
+      const TileGroups groups = load_groups(problem, part, arguments.order, shared.forward.order);
+      float r_dropped[4];
+      dropped_scores(problem, arguments.scale, part, groups, arguments.key_means, q, r_dropped);
       for (int row = 0; row < 4; ++row) {
-        dropped[row] = part.has(4 * y + row) ? r_part[row] : dropped[row];
+        const int of = row_of_thread(row);
+        if (first <= of && of < begin && thread() % 16 == 0) {
+          shared.dropped[of] = r_dropped[row];
+        }
       }
     }
-    begin = part.end;
   }
 }
 
-// Hides a tile of keys from those of this thread's rows for which it is far, or from those for which it is near.
-__device__ inline void keep_only(const NearShared& shared, bool near, int key_tile, float (&r_s)[4][4]) {
-  const int y = static_cast<int>(threadIdx.x) / 16;
-  for (int row = 0; row < 4; ++row) {
-    const bool hidden = shared.near[4 * y + row].has(key_tile) != near;
-    for (int key = 0; key < 4; ++key) {
-      r_s[row][key] = hidden ? kHidden : r_s[row][key];
+// The scores of this thread's rows and keys, in the place of P [key][row]: there are no registers to keep them.
+__device__ inline float* scores_of_key(NearShared& shared, int key) {
+  return shared.forward.p + (4 * (thread() % 16) + key) * kPitch + row_of_thread(0);
+}
+
+__device__ inline void load_scores(NearShared& shared, float (&r_s)[4][4]) {
+  for (int key = 0; key < 4; ++key) {
+    const float4 rows = *reinterpret_cast<const float4*>(scores_of_key(shared, key));
+    r_s[0][key] = rows.x;
+    r_s[1][key] = rows.y;
+    r_s[2][key] = rows.z;
+    r_s[3][key] = rows.w;
+  }
+}
+
+// Computes the scores of 64 keys of a tile from all columns or, of far keys, as the parts of the rows have them; hidden
+// for rows of which the keys are not near, or not far. Returns whether there are others.
+template <class T>
+__device__ bool compute_scores_of(const ForwardArguments& arguments, bool near, bool all_columns, int key_half,
+                                  NearShared& shared) {
+  const DeviceProblem& problem = arguments.problem;
+  const Tile& tile = shared.tile;
+  const int d = problem.head_dim;
+  const int key_tile = key_half / 2;
+  bool any = false;
+#pragma unroll 1
+  for (int begin = 0; begin < tile.rows;) {
+    const int first = begin;
+    begin = all_columns ? static_cast<int>(tile.rows) : shared.part_end[first];
+    if (!all_columns && shared.near[first].has(key_tile)) {
+      continue;
     }
-  }
-}
-
-// How many far halves the 64 rows kept, and in how many one of them sees a far key.
-struct Counts {
-  std::int32_t kept = 0, seen = 0;
-
-  // Whether one of the rows has a score above its threshold.
-  [[nodiscard]] __device__ bool vote(const float (&r_s)[4][4], const float (&threshold)[4]) {
-    bool sees = false;
-    bool keeps = false;
+    TileGroups groups{shared.identity, d, d, 1};
+    const Tile part = part_from(problem, tile, first, shared);
+    if (!all_columns && !part.exact) {
+      groups = {shared.forward.order, d, problem.groups, problem.members};
+      if (shared.loaded != part.block) {
+        __syncthreads();
+#pragma unroll 1
+        for (int c = thread(); c < d; c += kThreads) {
+          shared.forward.order[c] = arguments.order[part.order_row * d + c];
+        }
+        __syncthreads();
+        shared.loaded = part.block;  // all threads write the same, and read it behind the barriers below
+      }
+    }
+    const std::int64_t first_key = std::int64_t{key_half} * kSide;
+    float r_s[4][4];
+    compute_scores(
+        problem, arguments.scale, tile, groups, rows_at<T>(arguments.q, problem.q, tile.b, tile.h, tile.first),
+        rows_at<T>(arguments.k, problem.k, tile.b, tile.h_kv, first_key), first_key, shared.forward.staged, r_s);
     for (int row = 0; row < 4; ++row) {
-      for (const float score : r_s[row]) {
-        sees = sees || score != kHidden;
-        keeps = keeps || (score != kHidden && !(score <= threshold[row]));  // NaN keeps
+      const int of = row_of_thread(row);
+      const bool own = first <= of && of < begin;
+      const bool hidden = !own || shared.near[of].has(key_tile) != near;
+      const float constant = all_columns ? 0.0F : shared.dropped[of];
+      for (int key = 0; key < 4 && (own || !any); ++key) {
+        scores_of_key(shared, key)[row] = hidden || r_s[row][key] == kHidden ? kHidden : r_s[row][key] + constant;
       }
     }
-    const bool kept_by_any = __syncthreads_or(keeps ? 1 : 0) != 0;
-    seen += __syncthreads_or(sees ? 1 : 0) != 0 ? 1 : 0;
-    kept += kept_by_any ? 1 : 0;
-    return kept_by_any;
+    any = true;
   }
-};
+  return any;
+}
+
+// Whether one of the rows has a score above its threshold. Counts the halves that are kept, and those in which a row
+// sees a key.
+__device__ inline bool vote(NearShared& shared) {
+  float r_s[4][4];
+  load_scores(shared, r_s);
+  bool sees = false;
+  bool keeps = false;
+  for (int row = 0; row < 4; ++row) {
+    const float threshold = shared.threshold[row_of_thread(row)];
+    for (const float score : r_s[row]) {
+      sees = sees || score != kHidden;
+      keeps = keeps || (score != kHidden && !(score <= threshold));  // NaN keeps
+    }
+  }
+  const bool kept = __syncthreads_or(keeps ? 1 : 0) != 0;
+  const bool seen = __syncthreads_or(sees ? 1 : 0) != 0;
+  if (thread() == 0) {
+    shared.kept += kept ? 1 : 0;
+    shared.seen += seen ? 1 : 0;
+  }
+  return kept;
+}
+
+__device__ inline void next_step(NearShared& shared) {
+  __syncthreads();
+  if (thread() == 0) {
+    ++shared.step;
+  }
+  __syncthreads();
+}
+
+__device__ inline void load_rows(const NearShared& shared, RowState& rows) {
+  for (int row = 0; row < 4; ++row) {
+    rows.maximum[row] = shared.maximum[row_of_thread(row)];
+    rows.sum[row] = shared.sum[row_of_thread(row)];
+  }
+}
+
+__device__ inline void keep_rows(const RowState& rows, NearShared& shared) {
+  __syncwarp();  // the 16 threads of a row have read it
+  for (int row = 0; row < 4 && thread() % 16 == 0; ++row) {
+    shared.maximum[row_of_thread(row)] = rows.maximum[row];
+    shared.sum[row_of_thread(row)] = rows.sum[row];
+  }
+  __syncwarp();
+}
 
 template <class T>
 __global__ void __launch_bounds__(kThreads, 2) near_forward_kernel(const __grid_constant__ ForwardArguments arguments) {
   __shared__ NearShared shared;
   const DeviceProblem& problem = arguments.problem;
-  const Tile tile = find_rows(problem);
-  const int first_column = static_cast<int>(blockIdx.y) * kColumns;
-  const int columns = min(kColumns, problem.head_dim_v - first_column);
-  const auto* q = static_cast<const T*>(arguments.q) + tile.b * problem.q.batch + tile.h * problem.q.head +
-                  tile.first * problem.q.row;
-  const auto* k = static_cast<const T*>(arguments.k) + tile.b * problem.k.batch + tile.h_kv * problem.k.head;
-  const auto* v =
-      static_cast<const T*>(arguments.v) + tile.b * problem.v.batch + tile.h_kv * problem.v.head + first_column;
-  const std::int64_t last_row = tile.first + tile.rows - 1;
-  const std::int64_t keys = visible_keys(problem, last_row);
-  const auto halves = static_cast<int>((keys + kSide - 1) / kSide);
-  if (threadIdx.x < kSide) {
-    const std::int64_t row = min(tile.first + threadIdx.x, last_row);
-    shared.near[threadIdx.x] = near_tiles(problem, row, keys);
-  }
-  for (int c = static_cast<int>(threadIdx.x); c < problem.head_dim; c += kThreads) {
-    shared.identity[c] = c;
-  }
-  float dropped[4] = {};
-  compute_dropped(arguments, tile, q, shared, dropped);
+  find_parts(problem, shared);
+  const Tile& tile = shared.tile;
+  const auto first_column = [] { return static_cast<int>(blockIdx.y) * kColumns; };
+  const auto columns = [&] { return min(kColumns, problem.head_dim_v - first_column()); };
+  compute_dropped<T>(arguments, shared);
   __syncthreads();
 
   RowState rows;
-  const auto exact_scores = [&](int key_half, bool near, float(&r_s)[4][4]) {
-    const std::int64_t first = std::int64_t{key_half} * kSide;
-    compute_scores(problem, arguments.scale, tile, {shared.identity, problem.head_dim, problem.head_dim, 1}, q,
-                   k + first * problem.k.row, first, shared.forward.staged, r_s);
-    keep_only(shared, near, key_half / 2, r_s);
-  };
-  const auto take = [&](int key_half, float(&r_s)[4][4]) {
-    online_softmax(r_s, rows, shared.forward);
-    add_values(problem, v, std::int64_t{key_half} * kSide, columns, shared.forward, rows);
-  };
-  const NearTiles near = near_tiles(problem, tile.first, last_row, keys);
-  for (int n = 0; n < 2 * near.near_count(); ++n) {
-    const int key_half = 2 * near.near(n / 2) + n % 2;
-    if (key_half < halves) {
-      float r_s[4][4];
-      exact_scores(key_half, true, r_s);
-      take(key_half, r_s);
+#pragma unroll 1
+  for (; shared.step < 2 * shared.near_tile.near_count() + shared.halves; next_step(shared)) {
+    // What follows from the step is computed anew where it is needed: it would take registers.
+    const auto is_near = [&] { return shared.step < 2 * shared.near_tile.near_count(); };
+    const auto key_half = [&] {
+      return is_near() ? 2 * shared.near_tile.near(shared.step / 2) + shared.step % 2
+                       : shared.step - 2 * shared.near_tile.near_count();
+    };
+    if (shared.step == 2 * shared.near_tile.near_count() && thread() < kSide) {
+      shared.threshold[thread()] = shared.maximum[thread()] + logf(shared.sum[thread()]) + problem.near.log_skip;
     }
-  }
-
-  float threshold[4];
-  for (int row = 0; row < 4; ++row) {
-    threshold[row] = rows.maximum[row] + logf(rows.sum[row]) + problem.near.log_skip;
-  }
-  Counts counts;
-  std::int64_t loaded = -1;
-  for (int key_half = 0; key_half < halves; ++key_half) {
-    float r_s[4][4];
-    bool far = false;
-    for (float(&row)[4] : r_s) {
-      row[0] = row[1] = row[2] = row[3] = kHidden;
-    }
-    for (int begin = 0; begin < tile.rows;) {
-      const Part part = part_from(problem, tile, begin);
-      begin = part.end;
-      if (!shared.near[part.begin].has(key_half / 2)) {
-        const std::int64_t first = std::int64_t{key_half} * kSide;
-        compute_far_scores(arguments, part, q, k + first * problem.k.row, first, dropped, shared, loaded, r_s);
-        far = true;
+    bool taken = key_half() < shared.halves;
+#pragma unroll 1
+    for (bool all_columns = is_near(); taken; all_columns = true) {
+      taken = compute_scores_of<T>(arguments, is_near(), all_columns, key_half(), shared);
+      if (all_columns) {
+        break;
+      }
+      taken = taken && (!problem.near.skips || vote(shared));
+      if (!problem.near.finishes) {
+        break;
       }
     }
-    if (!far || (problem.near.skips && !counts.vote(r_s, threshold))) {
-      continue;
+    if (taken) {
+      float r_s[4][4];
+      load_scores(shared, r_s);
+      load_rows(shared, rows);
+      online_softmax(r_s, rows, shared.forward);
+      keep_rows(rows, shared);
+      const std::int64_t first = std::int64_t{key_half()} * kSide;
+      add_values(rows_at<T>(arguments.v, problem.v, tile.b, tile.h_kv, first) + first_column(), problem.v.row,
+                 problem.seq_k - first, columns(), shared.forward, rows);
     }
-    if (problem.near.finishes) {
-      exact_scores(key_half, false, r_s);
-    }
-    take(key_half, r_s);
   }
-  store<T>(arguments, tile, first_column, columns, rows);
-  if (arguments.halves != nullptr && first_column == 0 && threadIdx.x == 0) {
-    arguments.halves[2 * std::int64_t{blockIdx.x}] = counts.kept;
-    arguments.halves[2 * std::int64_t{blockIdx.x} + 1] = counts.seen;
+  if (thread() < tile.rows) {
+    const float sum = shared.sum[thread()];
+    if (arguments.lse != nullptr && blockIdx.y == 0) {
+      store_lse(arguments, tile, thread(), shared.maximum[thread()], sum);
+    }
+    shared.sum[thread()] = sum == 0 ? 0.0F : 1 / sum;
+  }
+  __syncthreads();
+  store_o<T>(arguments, tile, first_column(), columns(),
+             [&](int row, int n) { return rows.o[row][n] * shared.sum[row_of_thread(row)]; });
+  if (arguments.halves != nullptr && blockIdx.y == 0 && thread() == 0) {
+    arguments.halves[2 * std::int64_t{blockIdx.x}] = shared.kept;
+    arguments.halves[2 * std::int64_t{blockIdx.x} + 1] = shared.seen;
   }
 }
 

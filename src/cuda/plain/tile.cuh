@@ -52,6 +52,18 @@ void with_element(DType dtype, Function&& function) {
   }
 }
 
+// Rows of a tensor with the strides of Q, K, V or O, from (b, h, row) on.
+template <class T>
+__device__ const T* rows_at(const void* data, const Strides& strides, std::int64_t b, std::int64_t h,
+                            std::int64_t row) {
+  return static_cast<const T*>(data) + b * strides.batch + h * strides.head + row * strides.row;
+}
+
+template <class T>
+__device__ T* rows_at(void* data, const Strides& strides, std::int64_t b, std::int64_t h, std::int64_t row) {
+  return static_cast<T*>(data) + b * strides.batch + h * strides.head + row * strides.row;
+}
+
 // Up to kSide rows of one block of Q, which share one order.
 struct Tile {
   std::int64_t b, h, h_kv;

@@ -13,6 +13,7 @@
 #include "cuda/prepare/query_rows.h"
 #include "cuda/prepare/transpose.h"
 #include "cuda/sm80/heuristics.h"
+#include "cuda/sm80/near_launch.h"
 
 namespace distr::cuda::sm80 {
 namespace {
@@ -287,7 +288,7 @@ std::vector<LaunchShape> ForwardPlan::launches() const {
 
 }  // namespace
 
-std::string forward_supports(const Problem& problem, const Grouping& /*grouping*/) {
+std::string forward_supports(const Problem& problem, const Grouping& grouping) {
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
     return "takes f16 and bf16";
   }
@@ -300,10 +301,14 @@ std::string forward_supports(const Problem& problem, const Grouping& /*grouping*
   if (std::max(problem.seq_q, problem.seq_k) > std::numeric_limits<std::int32_t>::max() / 512) {
     return "takes sequences up to 4194303";
   }
-  return unsupported_grid_reason(problem);
+  const std::string reason = common::has_near_keys(grouping) ? near_unsupported_reason(problem, grouping) : "";
+  return reason.empty() ? unsupported_grid_reason(problem) : reason;
 }
 
 KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& grouping, const Execution& execution) {
+  if (common::has_near_keys(grouping)) {
+    return plan_near_forward(problem, grouping);
+  }
   return plan_forward_among(variants_of(problem.dtype), problem, grouping, execution);
 }
 

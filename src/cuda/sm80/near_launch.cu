@@ -1,0 +1,119 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a call of the sm_80 forward with near keys does: K^T and packed copies where they are needed, then one launch of
+// the kernel. The kernel is compiled for each element and for d and dv to 64 and to 128; how many columns the grouping
+// keeps is known when it runs. A thread block owns 64 rows of a head (near.cuh says what its warps do, and what is in
+// shared memory). Keys are not split among thread blocks: L_i, which far scores are held against, would have to come
+// first, by a launch of its own, and where rows are so few that a split would pay little is far.
+#include "cuda/sm80/near_launch.h"
+
+#include <algorithm>
+#include <array>
+
+#include "cuda/heuristics.h"
+#include "cuda/launch.h"
+#include "cuda/prepare/operand.h"
+#include "cuda/prepare/transpose.h"
+#include "cuda/sm80/near.cuh"
+
+namespace distr::cuda::sm80 {
+namespace {
+
+constexpr int kRows = 64;
+
+// Positions that Q and K^T have in shared memory (near.cuh).
+std::int64_t positions(const Problem& problem, const Grouping& grouping) {
+  const auto steps = [](std::int64_t columns) { return common::ceil_div(columns, 16) * 16; };
+  const std::int64_t kept = is_exact(grouping) ? problem.head_dim : num_groups(problem, grouping);
+  return std::max({steps(kept) + steps(problem.head_dim - kept), steps(problem.head_dim), problem.head_dim_v});
+}
+
+template <class T, int kDim>
+void launch_near(const NearParameters& parameters, void* stream) {
+  using C = Config<T, kDim, kDim, kRows, 1>;
+  allow_shared_memory<near_forward<C>, sizeof(NearStorage<C>)>();
+  launch_dependent(near_forward<C>, dim3(parameters.forward.scheduler.count()), C::kThreads, sizeof(NearStorage<C>),
+                   stream, parameters);
+}
+
+struct NearVariant {
+  DType dtype;
+  int dim;
+  std::int64_t shared_bytes;
+  void (*launch)(const NearParameters& parameters, void* stream);
+};
+
+template <class T, int kDim>
+constexpr NearVariant variant() {
+  return {kDTypeOf<T>, kDim, sizeof(NearStorage<Config<T, kDim, kDim, kRows, 1>>), launch_near<T, kDim>};
+}
+
+constexpr std::array kVariants = {variant<__half, 64>(), variant<__half, 128>(), variant<__nv_bfloat16, 64>(),
+                                  variant<__nv_bfloat16, 128>()};
+
+const NearVariant* find(const Problem& problem, const Grouping& grouping) {
+  const std::int64_t needed = positions(problem, grouping);
+  const auto* const found = std::find_if(kVariants.begin(), kVariants.end(), [&](const NearVariant& v) {
+    return v.dtype == problem.dtype && v.dim >= needed;
+  });
+  return found == kVariants.end() ? nullptr : found;
+}
+
+}  // namespace
+
+std::string near_unsupported_reason(const Problem& problem, const Grouping& grouping) {
+  if (!is_exact(grouping) && common::members_of(grouping) > 1) {
+    return "has near keys where groups are columns, not sums of them";
+  }
+  if (grouping.block % kRows != 0 && grouping.block < problem.seq_q) {
+    return "has near keys for blocks that 64 divides";
+  }
+  if (find(problem, grouping) == nullptr) {
+    return "has near keys for head_dim_v up to 128, and as many columns, where kept and dropped ones are each counted "
+           "in 16s";
+  }
+  return "";
+}
+
+KernelPlan<ForwardTensors> plan_near_forward(const Problem& problem, const Grouping& grouping) {
+  constexpr int kThreads = 128;
+  KernelPlan<ForwardTensors> result;
+  const NearVariant& variant = *find(problem, grouping);
+  const Extent k_extent{problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim};
+  const Input q = Input::for_cp_async("Q", problem.q, {problem.batch, problem.heads_q, problem.seq_q, problem.head_dim},
+                                      result.workspace);
+  const Input v = Input::for_cp_async(
+      "V", problem.v, {problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim_v}, result.workspace);
+  const Part<std::uint16_t> columns(result.workspace, "K^T", transposed_count(k_extent));
+  NearParameters parameters{};
+  ForwardParameters& forward = parameters.forward;
+  forward.problem = device_problem(problem, grouping);
+  forward.problem.q = q.strides();
+  forward.problem.v = v.strides();
+  forward.column_stride = transposed_stride(problem.seq_k);
+  forward.row_end = problem.seq_q;
+  const std::int64_t tiles = TileScheduler::of_head(0, problem.seq_q, kRows);
+  const int interleaved = interleaved_heads(problem, tiles, std::int64_t{device_properties().num_sms} * 2);
+  forward.scheduler = TileScheduler(forward.problem, interleaved, 0, problem.seq_q, kRows);
+  const TileShape tile{kRows, common::kSkipKeys, variant.dim,
+                       is_exact(grouping) ? variant.dim : num_groups(problem, grouping)};
+  result.tiles = {tile};
+  result.launches = {{tile, std::int64_t{forward.scheduler.count()}, kThreads, variant.shared_bytes}};
+  result.run = [=, launch = variant.launch, caller_k = problem.k](const ForwardTensors& tensors,
+                                                                  const Execution& with) {
+    NearParameters p = parameters;
+    p.forward.problem.mask.data = tensors.mask;
+    p.forward.q = q.read(tensors.q, with.workspace, with.stream).data;
+    p.forward.v = v.read(tensors.v, with.workspace, with.stream).data;
+    p.forward.o = tensors.o;
+    p.forward.lse = static_cast<float*>(tensors.lse);
+    p.forward.order = tensors.order;
+    p.key_means = tensors.key_means;
+    p.halves = tensors.halves;
+    transpose({tensors.k, caller_k, k_extent}, columns.in(with.workspace), with.stream);
+    p.forward.k = columns.in(with.workspace);
+    launch(p, with.stream);
+  };
+  return result;
+}
+
+}  // namespace distr::cuda::sm80

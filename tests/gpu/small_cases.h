@@ -1,0 +1,37 @@
+// SPDX-License-Identifier: Apache-2.0
+// `distr_gpu check --small`.
+#pragma once
+
+namespace distr::test {
+
+// What compute-sanitizer sees: one case for each way that a kernel addresses memory.
+inline constexpr const char* kSmall[] = {"smallest",
+                                         "no keys",
+                                         "odd sizes",
+                                         "causal bottom-right, rows without keys",
+                                         "boolean mask",
+                                         "additive mask",
+                                         "additive mask, transposed",
+                                         "GQA",
+                                         "packed q, k, v",
+                                         "gaps between rows",
+                                         "one more than a tile",
+                                         "wide values",
+                                         "lsh, short last group",
+                                         "lsh, blocks of 3 rows",
+                                         "lsh, previous",
+                                         "lsh, previous, wide heads, causal",
+                                         "lsh, G 4, previous, wide heads, causal",
+                                         "lsh, G 4, wide heads, blocks without keys",
+                                         "energy, wide heads, low scores",
+                                         "energy, G 3 of 32",
+                                         "energy, G 3 of 64",
+                                         "energy, one column",
+                                         "energy, previous, more queries",
+                                         "near, energy, blocks of 100 rows, previous, not causal",
+                                         "near, energy, causal, rows without keys",
+                                         "near, given",
+                                         "skip, energy, blocks of 100 rows, mask",
+                                         "skip, given, finish, additive mask"};
+
+}  // namespace distr::test
