@@ -136,7 +136,7 @@ class replace_sdpa(TorchFunctionMode):
         settings, reason = self.settings, None
         try:
             core.require_tensors((query, key, value), ("query", "key", "value"))
-            if settings.strategy != "exact" and _is_over_channels(*arguments, scale):
+            if not settings.is_exact and _is_over_channels(*arguments, scale):
                 if settings.strategy != "auto":
                     raise NotImplementedError(
                         f"query {list(query.shape)} is, or looks like, attention over channels (XCiT), whose tokens "
@@ -144,7 +144,7 @@ class replace_sdpa(TorchFunctionMode):
                         f"(exact here) up to {core.MAX_HEAD_DIM} tokens, or on_unsupported"
                     )
                 settings, reason = EXACT, "attention over channels"
-            elif settings.strategy != "exact" and _is_decoding(query, key, settings.block_size):
+            elif not settings.is_exact and _is_decoding(query, key, settings.block_size):
                 settings, reason = EXACT, "decoding"
             out = scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa, settings=settings)
             self.calls.count(reason)

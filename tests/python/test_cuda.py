@@ -77,7 +77,7 @@ def test_values_and_gradients(case, dtype, problem, textbook, no_worse_than):
     if settings["strategy"] != "exact":
         q, k = (tensor.to(DEVICE) for tensor in tensors[:2])
         names = ("causal", "strategy", "group_size", "block_size", "order_from")
-        order = ops.make_grouping(q, k, *(settings[name] for name in names)).cpu()
+        order = ops.make_grouping(q, k, *(settings[name] for name in names))[0].cpu()
     weight, weight_lse = steps_of_an_eighth(1, 2, n, tensors[2].shape[3]), steps_of_an_eighth(1, 2, n)
 
     def run(function, device, wide):
@@ -87,7 +87,7 @@ def test_values_and_gradients(case, dtype, problem, textbook, no_worse_than):
         if function is textbook:
             out, lse = textbook(*leaves, other, order=placed, **settings)
         else:
-            out, lse = function(*leaves, other, placed, *settings.values())
+            out, lse = function(*leaves, other, placed, None, *settings.values())
         seen = lse > -torch.inf
         total = (out.double() * weight.to(device)).sum() + (lse[seen] * weight_lse.to(device)[seen]).sum()
         grads = torch.autograd.grad(total, [*leaves, other] if additive else leaves)
@@ -109,9 +109,9 @@ def test_orders_are_the_cpus(dtype, strategy, order_from, block_size, problem):
     q, k, _ = problem(heads_kv=2, n=700, d=64, dtype=dtype)
     causal = "none" if block_size == ALL else "bottom_right"  # one block by "previous" is refused in causal calls
     arguments = (causal, strategy, 2, block_size, order_from, 5)
-    cpu = ops.make_grouping(q, k, *arguments)
-    gpu = ops.make_grouping(q.to(DEVICE), k.to(DEVICE), *arguments)
-    flat = ops.make_grouping(q.to(DEVICE), k.to(DEVICE), *arguments, flat=True)
+    cpu, _ = ops.make_grouping(q, k, *arguments)
+    gpu, _ = ops.make_grouping(q.to(DEVICE), k.to(DEVICE), *arguments)
+    flat, _ = ops.make_grouping(q.to(DEVICE), k.to(DEVICE), *arguments, flat=True)
     assert torch.equal(flat, gpu.flatten(2)) and gpu.dtype == torch.int32 and gpu.is_cuda == (DEVICE == "cuda")
     assert torch.equal(gpu.sort(3).values.cpu(), torch.arange(64, dtype=torch.int32).expand(gpu.shape))
     if order_from == "own" or block_size != ALL:
@@ -151,10 +151,11 @@ def test_layout_changes_no_bit(layout, dtype):
     settings = ("top_left", None, "lsh", 2, 64, "mean", "own")
     results = []
     for q, k, v in (views, [tensor.clone(memory_format=torch.contiguous_format) for tensor in views]):
-        order = ops.make_grouping(q, k, *("top_left", "lsh", 2, 64, "own", 0))
-        out, lse = ops.forward(q, k, v, None, order, *settings)
+        order, _ = ops.make_grouping(q, k, *("top_left", "lsh", 2, 64, "own", 0))
+        out, lse = ops.forward(q, k, v, None, order, None, *settings)
         grad = torch.linspace(-1, 1, out.numel(), device=DEVICE).to(dtype).view(out.shape)
-        results.append((order, out, lse, *ops.backward(grad, None, q, k, v, None, order, out, lse, False, *settings)))
+        grads = ops.backward(grad, None, q, k, v, None, order, None, out, lse, False, *settings)
+        results.append((order, out, lse, *grads))
     for one, other in zip(*results):
         assert torch.equal(one, other)
     assert results[0][1].transpose(1, 2).is_contiguous()
@@ -163,8 +164,8 @@ def test_layout_changes_no_bit(layout, dtype):
 def test_sizes_of_zero():
     for batch, n, m in ((0, 7, 7), (2, 0, 7), (2, 7, 0)):
         q, k, v = (torch.randn(batch, 2, rows, 64, device=DEVICE, requires_grad=True) for rows in (n, m, m))
-        order = ops.make_grouping(q, k, "none", "lsh", 2)
-        out, lse = ops.forward(q, k, v, None, order, "none", None, "lsh", 2)
+        order, _ = ops.make_grouping(q, k, "none", "lsh", 2)
+        out, lse = ops.forward(q, k, v, None, order, None, "none", None, "lsh", 2)
         assert out.shape == (batch, 2, n, 64) and (out == 0).all() and (lse == -torch.inf).all()
         for tensor, grad in zip((q, k, v), torch.autograd.grad(out.sum(), (q, k, v))):
             assert grad.shape == tensor.shape and (grad == 0).all()
@@ -188,12 +189,12 @@ def test_opcheck():
         q, k, v = (torch.randn(2, 2, 33, 64, device=DEVICE, dtype=dtype, requires_grad=True) for _ in range(3))
         grouping, settings = ("none", "lsh", 2, 32, "own", 0), ("none", None, "lsh", 2, 32, "mean", "own")
         torch.library.opcheck(operators.make_grouping.default, (q, k, *grouping))
-        order = ops.make_grouping(q, k, *grouping)
-        torch.library.opcheck(operators.forward.default, (q, k, v, mask, order, *settings))
+        order, _ = ops.make_grouping(q, k, *grouping)
+        torch.library.opcheck(operators.forward.default, (q, k, v, mask, order, None, *settings))
         with torch.no_grad():
-            out, lse = ops.forward(q, k, v, mask, order, *settings)
+            out, lse = ops.forward(q, k, v, mask, order, None, *settings)
         saved = [tensor.detach() for tensor in (torch.randn_like(out), torch.randn_like(lse), q, k, v)]
-        saved += [mask, order, out, lse, mask is not None]
+        saved += [mask, order, None, out, lse, mask is not None]
         torch.library.opcheck(operators.backward.default, (*saved, *settings))
 
 
