@@ -16,8 +16,8 @@ from ..flops import NEAR_TILE
 from ..settings import STRATEGIES, Settings
 from .measure import Call, four_axes
 
-_CHUNK = 1 << 22  # scores held at a time, more only where one row of every head has more
-_HALF = 64  # rows, and keys, that are skipped together
+CHUNK = 1 << 22  # scores held at a time, more only where one row of every head has more
+HALF = 64  # rows, and keys, that are skipped together
 
 Columns = tuple[Tensor | None, Tensor | None]
 
@@ -38,17 +38,17 @@ def total_variations(
     if heads * queries * keys == 0:
         return sums
     k = k.float()
-    together = _HALF if any(setting.skip for setting in settings) else 1
+    together = HALF if any(setting.skip for setting in settings) else 1
     for rows in _sampled(queries, max(1, max_rows // heads), together, heads * keys, q.device):
         count += heads * len(rows)
         q_rows = q[:, :, rows].float()  # [B, Hq, rows, d]
-        exact_scores = _scores(call, q_rows, k, rows)
-        exact = _probabilities(exact_scores)
+        exact_scores = scores_of(call, q_rows, k, rows)
+        exact = probabilities_of(exact_scores)
         for n, (setting, of_setting) in enumerate(zip(settings, columns)):
             if of_setting[0] is None and not setting.skip:
                 continue  # exact
-            scores = _approximate(call, setting, of_setting, q_rows, k, rows, exact_scores)
-            sums[n] += _probabilities(scores).sub_(exact).abs_().sum(dtype=torch.float64).item() / 2
+            scores = approximate(call, setting, of_setting, q_rows, k, rows, exact_scores)
+            sums[n] += probabilities_of(scores).sub_(exact).abs_().sum(dtype=torch.float64).item() / 2
     return [total / count for total in sums]
 
 
@@ -56,33 +56,35 @@ def _sampled(queries: int, count: int, together: int, scores: int, device: torch
     """About `count` of the rows, evenly spread, in runs of `together`, at a time as many as may be held."""
     if together == 1:
         per_head = min(queries, count)
-        yield from (torch.arange(per_head, device=device) * queries // per_head).split(max(1, _CHUNK // scores))
+        yield from (torch.arange(per_head, device=device) * queries // per_head).split(max(1, CHUNK // scores))
         return
     runs = -(-queries // together)
     chosen = min(runs, -(-count // together))
     starts = torch.arange(chosen, device=device) * runs // chosen * together
-    for some in starts.split(max(1, _CHUNK // (scores * together))):
+    for some in starts.split(max(1, CHUNK // (scores * together))):
         rows = (some[:, None] + torch.arange(together, device=device)).flatten()
         yield rows[rows < queries]
 
 
-def _approximate(
-    call: Call, settings: Settings, columns: Columns, q: Tensor, k: Tensor, rows: Tensor, exact: Tensor
-) -> Tensor:
-    """The scores [B, Hq, rows, Nk] of the rows `q`, -inf where keys are hidden or skipped; `exact` are exact ones."""
+def approximate(
+    call: Call, settings: Settings, columns: Columns, q: Tensor, k: Tensor, rows: Tensor, exact: Tensor,
+    together: int = HALF,
+) -> Tensor:  # fmt: skip
+    """The scores [B, Hq, rows, Nk] of the rows `q`, -inf where keys are hidden or skipped; `exact` are exact ones. So
+    many rows are skipped together, of which all or none are among the rows."""
     order, key_means = columns
     scores = exact
     if order is not None:
         spread = _spread(q, order, rows, settings)
-        scores = _scores(call, spread, k, rows)
+        scores = scores_of(call, spread, k, rows)
         if key_means is not None:
             scores = scores + _of_dropped(call, q - spread, key_means, rows, settings)
     if settings.window is None and settings.sinks == 0:
         return scores
-    near = _is_near(call, settings, rows, k.shape[2])
+    near = is_near(call, settings, rows, k.shape[2])
     scores = torch.where(near, exact, scores)
     if settings.skip:
-        kept = near | _is_kept(settings.skip, scores, near, rows)
+        kept = near | _is_kept(settings.skip, scores, near, rows // together)
         scores = (exact if settings.finish else scores).masked_fill(~kept, -torch.inf)
     return scores
 
@@ -117,7 +119,7 @@ def _of_dropped(call: Call, q: Tensor, key_means: Tensor, rows: Tensor, settings
     return _scale(call) * (q * means).sum(-1, keepdim=True)
 
 
-def _is_near(call: Call, settings: Settings, rows: Tensor, keys: int) -> Tensor:
+def is_near(call: Call, settings: Settings, rows: Tensor, keys: int) -> Tensor:
     """Whether a key is near a row, [rows, Nk]."""
     queries = call.query.shape[-2]
     _, length = core.resolve(settings, call.query.shape[-1])
@@ -135,24 +137,24 @@ def _is_near(call: Call, settings: Settings, rows: Tensor, keys: int) -> Tensor:
     return near | (within & (low <= high)[:, None])
 
 
-def _is_kept(skip: float, scores: Tensor, near: Tensor, rows: Tensor) -> Tensor:
-    """Whether far keys are kept, [B, Hq, rows, Nk]: `rows` are whole runs of those that are skipped together."""
+def _is_kept(skip: float, scores: Tensor, near: Tensor, run_of_row: Tensor) -> Tensor:
+    """Whether far keys are kept, [B, Hq, rows, Nk], where rows of one run are skipped together."""
     lse = scores.masked_fill(~near, -torch.inf).logsumexp(-1, keepdim=True)
     is_small = (scores <= lse + math.log(skip)) & (lse > -torch.inf)  # a row that sees no near key keeps all
     votes = ~near & (scores != -torch.inf) & ~is_small
     keys = scores.shape[-1]
-    by_half = F.pad(votes, (0, -keys % _HALF)).unflatten(-1, (-1, _HALF)).any(-1)  # [B, Hq, rows, halves]
-    runs, run = torch.unique_consecutive(rows // _HALF, return_inverse=True)
+    by_half = F.pad(votes, (0, -keys % HALF)).unflatten(-1, (-1, HALF)).any(-1)  # [B, Hq, rows, halves]
+    runs, run = torch.unique_consecutive(run_of_row, return_inverse=True)
     of_runs = by_half.new_zeros((*by_half.shape[:2], len(runs), by_half.shape[-1]), dtype=torch.int32)
     of_runs.index_add_(2, run, by_half.int())
-    return (of_runs > 0)[:, :, run].repeat_interleave(_HALF, -1)[..., :keys]
+    return (of_runs > 0)[:, :, run].repeat_interleave(HALF, -1)[..., :keys]
 
 
 def _scale(call: Call) -> float:
     return call.query.shape[-1] ** -0.5 if call.scale is None else call.scale
 
 
-def _scores(call: Call, q: Tensor, k: Tensor, rows: Tensor) -> Tensor:
+def scores_of(call: Call, q: Tensor, k: Tensor, rows: Tensor) -> Tensor:
     """S [B, Hq, rows, Nk] of the rows `q` [B, Hq, rows, d] with the numbers `rows`; -inf where a key is hidden."""
     batch, heads, count, d = q.shape
     queries, keys = call.query.shape[-2], k.shape[2]
@@ -167,7 +169,7 @@ def _scores(call: Call, q: Tensor, k: Tensor, rows: Tensor) -> Tensor:
     return scores
 
 
-def _probabilities(scores: Tensor) -> Tensor:
+def probabilities_of(scores: Tensor) -> Tensor:
     """P of scores; a row that sees no key is 0."""
     lse = scores.logsumexp(-1, keepdim=True)
     return (scores - lse.clamp_min(torch.finfo(lse.dtype).min)).exp_()
