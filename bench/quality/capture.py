@@ -3,11 +3,11 @@
 """Captures Q, K and V (rotated) of some layers of a pretrained language model on real text, as a .safetensors file that
 `distr` and the benchmarks read, and with --maps which far halves of tiles each head keeps.
 
-    python3 bench/quality/capture.py --out qkv.safetensors --layers 3,15,27
-    python3 bench/quality/capture.py --out qkv.safetensors --maps maps.npz --skip 0.0025
+    python3 bench/quality/capture.py --out qkv.safetensors --layers 3,15,27 --maps maps.npz --skip 0.0025
 
-q is bf16 [layers, Hq, N, d], k and v [layers, Hkv, N, d]. `maps` (.npz) holds for every layer and head `kept` and `seen`, bool [layers, Hq, N / 64, N / 64], and `by_distance`
-[layers, Hq, N / 64]: of the far halves that rows see, the share that is kept, by the distance in halves.
+q is bf16 [layers, Hq, N, d], k and v [layers, Hkv, N, d]. The maps, of all layers, are `kept` and `seen`, bool
+[layers, Hq, N / 64, N / 64], and `by_distance` [layers, Hq, N / 64]: of the far halves that rows see, the share that is
+kept, by how many halves they lie before their rows (NaN where none is seen).
 """
 
 import argparse

@@ -60,7 +60,7 @@ class Clock:
 
 
 def settings_to_measure():
-    """(setting, rows that decide together what is skipped: 64, or 1 where that is emulated), the important ones first."""
+    """(setting, rows that decide together what is skipped: 64, or 1, which is emulated), the important ones first."""
     yield EXACT, 64
     for window in sorted(WINDOWS, key=lambda window: abs(window - 512)):
         for size in (2, 4, 3):
@@ -93,8 +93,8 @@ def pieces_of(tokens, length):
 
 
 def repetitions(tokens, length):
-    """(sequences of the length, where the second copies of passages begin in each): every passage of one document stands
-    twice, DISTANCE tokens apart, between tokens of another. At least one sequence and eight passages."""
+    """(sequences of at most the length, where the second copies of passages begin in each): every passage of one
+    document stands twice, DISTANCE tokens apart, between tokens of another. At least eight passages, if one fits."""
     where = list(tokens)
     passages, others = tokens[where[0]], tokens[where[-1]]
     period = DISTANCE + PASSAGE + SINKS  # the first SINKS tokens of a period are of the other document

@@ -29,7 +29,8 @@ def run(monkeypatch, capsys):
 
 def test_perplexities_go_on_where_they_stopped(run, tmp_path):
     out = tmp_path / "rows.json"
-    sizes = ("--model", "tiny", "--lengths", 512, "--texts", 1, "--tokens", 520, "--dtype", "float32", "--device", "cpu")
+    sizes = ("--model", "tiny", "--lengths", 512, "--texts", 1, "--tokens", 520, "--dtype", "float32")
+    sizes += ("--device", "cpu")
     words = (*sizes, "--json-out", out, "--only", "G=4 window=0 .*skip=0.001 finish|exact window=512 .*0.0025")
     run("perplexity", *words, "--time-limit", 0)
     assert not out.exists()
