@@ -69,7 +69,8 @@ class replace_sdpa(TorchFunctionMode):
         call, and warns once for each kind of refusal; "silent" does so without a word, and gives no other warning
         either.
     settings, fields: a `Settings`, or the fields of one. A mask does not tell whether it is causal: pass
-        order_from="previous" for a model whose causality arrives as a mask.
+        order_from="previous" for a model whose causality arrives as a mask. `window` takes
+        key 0 to stand beside query 0 there.
 
     Blocks nest (the innermost decides), may be entered again, and end with an exception too. A block holds for the
     thread that entered it. Activation checkpointing repeats the forward within the backward: keep both in the block.
