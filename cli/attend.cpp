@@ -249,7 +249,7 @@ void add_attend(CLI::App& app) {
            "The order of columns that was used, i4 [B, H, blocks, d]")
       ->group(kOutputGroup);
   add_path(*command, "--halves-out", options->halves_out, type,
-           "With --skip: for 64 rows, how many halves of far tiles were kept, of how many; i4 [B, H, Nq / 64, 2]")
+           "With --skip: far halves of tiles kept, and all, for 64 rows; i4 [B, H, Nq / 64, 2]")
       ->group(kOutputGroup);
   command->add_flag("--json", options->json, "Print one JSON object instead of a summary")->group(kOutputGroup);
   add_grouping_options(*command, options->grouping);

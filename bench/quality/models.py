@@ -108,7 +108,7 @@ def _tensors(reader, config):
     heads = {"attn_q": config.num_attention_heads, "attn_k": config.num_key_value_heads}
     others = {"token_embd": "model.embed_tokens", "output_norm": "model.norm"}
     for stored in reader.tensors:
-        tensor = torch.from_numpy(dequantize(stored.data, stored.tensor_type))
+        tensor = torch.tensor(dequantize(stored.data, stored.tensor_type))
         name = stored.name.removesuffix(".weight")
         if name in others:
             yield f"{others[name]}.weight", tensor
