@@ -6,11 +6,12 @@ It trains a small byte-level Llama for each d from scratch with exact attention,
 library and of torch, which every machine that runs this has. Then it measures each setting on held-out files: the bits
 per byte with the setting in every layer, and what distrattention.report says of the layers. Then it trains copies of
 the model a little further, exactly and with each of a few settings, on the pieces of text that training began with, and
-measures their bits per byte. order_from "own" sees a little of the future, "previous" does not.
+measures their bits per byte. order_from "own" sees a little of the future, "previous" does not. With --both-ways it
+also trains and measures a model for each d that sees the text before and behind, and guesses bytes that are masked.
 
-Writes {"meta", "models", "rows"} (bench/results/h200/small_model_report.json), anew after each model: a row for each d,
-length and setting. `tuned` says whether the model was trained further with that setting; `relative_to_exact` is the
-ratio of bits to those of the model that had the same steps with exact attention.
+Writes {"meta", "models", "rows", "both_ways"} (bench/results/h200/small_model_report.json), anew after each model: a
+row for each d, length and setting. `tuned` says whether the model was trained further with that setting;
+`relative_to_exact` is the ratio of bits to those of the model that had the same steps with exact attention.
 """
 
 import argparse
@@ -41,6 +42,7 @@ import result_file
 
 BEGIN = time.perf_counter()
 WIDTH, KV_SHARE, ROPE_BASE = 512, 2, 10000.0
+MASKED = 256  # what stands for a byte that is to be guessed
 EXACT = Settings("exact")
 SETTINGS = [
     Settings(strategy, size, block, estimator, order_from)
@@ -48,12 +50,21 @@ SETTINGS = [
         (("energy", "mean"), ("lsh", "mean"), ("lsh", "sample")), (2, 4), (64, 128, 512), ("own", "previous")
     )
 ]
+OWN = [setting for setting in SETTINGS if setting.order_from == "own" and setting.block_size == 128]
+NEAR = [  # near keys, and what is skipped
+    Settings("energy", size, window=window, sinks=128, **skipping)
+    for size, window, skipping in (
+        (2, 128, {}), (2, 512, {}), (4, 512, {}), (2, 512, {"skip": 0.0025}), (4, 512, {"skip": 0.0025}),
+        (2, 512, {"skip": 0.0025, "finish": True}), (4, 512, {"skip": 0.0025, "finish": True}),
+    )
+] + [Settings("exact", window=512, sinks=128, skip=0.0025)]  # fmt: skip
 TUNED = [Settings(*dial, 128, order_from="previous") for dial in (("energy", 2), ("energy", 4), ("lsh", 2))]
 
 
 class Attention(nn.Module):
-    def __init__(self, head_dim):
+    def __init__(self, head_dim, causal):
         super().__init__()
+        self.causal = causal
         self.head_dim, self.heads = head_dim, WIDTH // head_dim
         self.kv_heads = self.heads // KV_SHARE
         self.qkv = nn.Linear(WIDTH, (self.heads + 2 * self.kv_heads) * head_dim, bias=False)
@@ -62,15 +73,16 @@ class Attention(nn.Module):
     def forward(self, x, rotation):
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
         q, k, v = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
-        o = F.scaled_dot_product_attention(rotate(q, rotation), rotate(k, rotation), v, is_causal=True, enable_gqa=True)
+        q, k = rotate(q, rotation), rotate(k, rotation)
+        o = F.scaled_dot_product_attention(q, k, v, is_causal=self.causal, enable_gqa=True)
         return self.out(o.transpose(1, 2).flatten(2))
 
 
 class Layer(nn.Module):
-    def __init__(self, head_dim):
+    def __init__(self, head_dim, causal):
         super().__init__()
         self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
-        self.attention = Attention(head_dim)
+        self.attention = Attention(head_dim, causal)
         self.up, self.down = nn.Linear(WIDTH, 6 * WIDTH, bias=False), nn.Linear(3 * WIDTH, WIDTH, bias=False)
 
     def forward(self, x, rotation):
@@ -80,12 +92,13 @@ class Layer(nn.Module):
 
 
 class Llama(nn.Module):
-    """Bytes [B, N] in; the logits of each next byte [B, N, 256] out."""
+    """Bytes [B, N] in; the logits of each next byte [B, N, 256] out, or, unless causal, of each byte that is MASKED."""
 
-    def __init__(self, layers, head_dim):
+    def __init__(self, layers, head_dim, causal=True):
         super().__init__()
-        self.embedding = nn.Embedding(256, WIDTH)
-        self.layers = nn.ModuleList(Layer(head_dim) for _ in range(layers))
+        self.causal = causal
+        self.embedding = nn.Embedding(256 if causal else 257, WIDTH)
+        self.layers = nn.ModuleList(Layer(head_dim, causal) for _ in range(layers))
         self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
         self.head_dim = head_dim
         for parameter in self.parameters():
@@ -126,7 +139,14 @@ def read_text():
 
 
 def loss_of(model, text):
-    """The mean cross entropy, in nats, of each byte of [B, N + 1] but the first given those before it."""
+    """The mean cross entropy, in nats, of each byte of [B, N + 1] but the first given those before it; of a model both
+    ways, of a byte in seven of [B, N] given the others."""
+    if not model.causal:
+        wanted = text[:, :-1].long()
+        hidden = torch.rand(wanted.shape, generator=torch.Generator().manual_seed(int(wanted[0, :64].sum())))
+        hidden = (hidden < 1 / 7).to(text.device)
+        logits = model(wanted.masked_fill(hidden, MASKED))
+        return F.cross_entropy(logits[hidden].float(), wanted[hidden])
     logits = model(text[:, :-1].long())
     return F.cross_entropy(logits.flatten(0, 1).float(), text[:, 1:].flatten().long())
 
@@ -163,14 +183,15 @@ def bits_per_byte(model, held_out, length, setting):
 
 def has_a_second_block(setting, length):
     """What `previous` needs: its first block is exact, and a longer call that is no more than that is refused."""
-    return setting.order_from == "own" or setting.block_size < length or length <= DEFAULT_BLOCK
+    block_size = setting.block_size or DEFAULT_BLOCK
+    return setting.order_from == "own" or block_size < length or length <= DEFAULT_BLOCK
 
 
-def measure(model, held_out, length):
+def measure(model, held_out, length, settings):
     """The rows of the settings on a model that was trained exactly."""
     exact = bits_per_byte(model, held_out, length, EXACT)
     rows = [{"setting": "exact", "bits_per_byte": exact, "relative_to_exact": 1.0}]
-    settings = [setting for setting in SETTINGS if has_a_second_block(setting, length)]
+    settings = [setting for setting in settings if has_a_second_block(setting, length)]
     layers = report(model, held_out[:1, :length].long(), settings, repeats=3, end_to_end=False).layers
     for n, setting in enumerate(settings):
         bits = bits_per_byte(model, held_out, length, setting)
@@ -180,6 +201,9 @@ def measure(model, held_out, length):
         row |= {"error_median": statistics.median(errors), "error_min": min(errors), "error_max": max(errors)}
         row["total_variation"] = statistics.fmean(measurement.total_variation for measurement in of_layers)
         row["row_cosine_min"] = min(measurement.row_cosine_min for measurement in of_layers)
+        if setting.skip:
+            shares = [measurement.kept_share for measurement in of_layers if measurement.kept_share is not None]
+            row["kept_share"] = statistics.fmean(shares) if shares else None
         row["speed_median"] = statistics.median(layer.exact.ms / layer.measurements[n].time.ms for layer in layers)
         rows.append(row)
     return [{"length": length, "tuned": False, **row} for row in rows]
@@ -236,6 +260,7 @@ def parse_arguments():
     parser.add_argument("--steps", type=int, default=550, help="of the training with exact attention")
     parser.add_argument("--tune-steps", type=int, default=80, help="of the further training")
     parser.add_argument("--rate", type=float, default=1.5e-3, help="largest learning rate")
+    parser.add_argument("--both-ways", action="store_true", help="models that guess masked bytes, too")
     parser.add_argument("--windows", type=int, default=16, help="held-out sequences of the length of training")
     return parser.parse_args()
 
@@ -244,28 +269,34 @@ def main():
     options = parse_arguments()
     device = "cuda" if torch.cuda.is_available() else "cpu"
     contents = read_text()
-    result = {"meta": meta(*contents), "models": [], "rows": []}
+    result = {"meta": meta(*contents), "models": [], "rows": [], "both_ways": []}
     text, held_out = (torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device) for content in contents)
     step = (len(held_out) - 1) // options.windows
     windows = torch.stack([held_out[at : at + options.seq + 1] for at in range(0, step * options.windows, step)])
     lengths = [options.seq // part for part in (4, 2, 1)]
-    for head_dim in map(int, options.head_dims.split(",")):
+    tasks = (True, False) if options.both_ways else (True,)
+    for causal, head_dim in itertools.product(tasks, map(int, options.head_dims.split(","))):
         torch.manual_seed(0)
-        model = Llama(options.layers, head_dim).to(device)
-        log(f"d = {head_dim}")
+        model = Llama(options.layers, head_dim, causal).to(device)
+        log(f"d = {head_dim}{'' if causal else ', both ways'}")
         train(model, text, options.steps, options.rate, options, contextlib.nullcontext())
-        rows = [row for length in lengths for row in measure(model, windows, length)]
+        rows = []
+        for length in lengths if causal else lengths[-1:]:
+            settings = SETTINGS if causal else OWN
+            rows += measure(model, windows, length, settings + (NEAR if length == lengths[-1] else []))
         log("measured")
-        rows += measure_tuned(model, text, windows, lengths, options)
+        if causal:
+            rows += measure_tuned(model, text, windows, lengths, options)
         for row in rows:
             keys = ("bits_per_byte", "relative_to_exact", "error_median", "total_variation")
             numbers = (f"{row[key]:7.3f}" for key in keys if key in row)
-            print(f"  {row['length']:5} {'tuned' if row['tuned'] else '':5} {row['setting']:28}", *numbers)
+            print(f"  {row['length']:5} {'tuned' if row['tuned'] else '':5} {row['setting']:50}", *numbers)
         size = sum(parameter.numel() for parameter in model.parameters())
-        sizes = {"head_dim": head_dim, "heads": WIDTH // head_dim, "kv_heads": WIDTH // head_dim // KV_SHARE}
+        sizes = {"head_dim": head_dim, "causal": causal, "heads": WIDTH // head_dim}
+        sizes |= {"kv_heads": WIDTH // head_dim // KV_SHARE}
         sizes |= {"layers": options.layers, "width": WIDTH, "parameters": size}
         result["models"].append(sizes | {"trained_bytes": options.steps * options.batch * options.seq})
-        result["rows"] += [{"head_dim": head_dim, **row} for row in rows]
+        result["rows" if causal else "both_ways"] += [{"head_dim": head_dim, **row} for row in rows]
         result_file.write(options.json_out, result)
 
 

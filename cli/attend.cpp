@@ -29,7 +29,7 @@ struct AttendOptions {
   InputOptions input;
   RunOptions run;
   GroupingOptions grouping;
-  std::string out, lse, order_out;  // paths; empty: not given
+  std::string out, lse, order_out, halves_out;  // paths; empty: not given
   bool json = false;
 };
 
@@ -38,7 +38,8 @@ struct Result {
   std::string choice;
   std::string kernel;
   Device device = Device::cpu;
-  std::vector<std::int32_t> order;  // empty: not needed
+  std::vector<std::int32_t> order;   // empty: not needed
+  std::vector<std::int32_t> halves;  // empty: nothing is skipped
   Tensor o, lse;
   double seconds_grouping = 0;
   double seconds_forward = 0;
@@ -84,26 +85,34 @@ void clear_first_blocks(const Problem& problem, Result& result) {
 // The plans of a run. They are made first, so that what no kernel serves is refused before anything is computed.
 struct Plans {
   Plan forward;
-  std::optional<Plan> grouping;  // where an order is wanted that was not given
+  bool makes_order = false;      // where an order is wanted that was not given
+  std::optional<Plan> grouping;  // there, and where there are means of the keys
 };
 
 // Runs what is to be run, with a time for each step.
 void run(const Inputs& inputs, const Plans& plans, Computation& computation, Result& result) {
   Progress progress;
-  const bool makes_order = plans.grouping.has_value();
-  if (!makes_order && !result.order.empty()) computation.use_order(result.order);
+  const bool groups = plans.grouping.has_value();
+  const bool skips = result.grouping.skip > 0;
   computation.mark();
-  if (makes_order) {
+  if (groups) {
     computation.execution().progress = progress.step("grouping");
     computation.make_order(*plans.grouping);
   }
   computation.mark();
+  if (!plans.makes_order && !result.order.empty()) computation.use_order(result.order);
   computation.execution().progress = progress.step("attention");
-  computation.forward(plans.forward);
+  computation.mark();
+  if (skips) {
+    computation.forward_counting(plans.forward);
+  } else {
+    computation.forward(plans.forward);
+  }
   computation.mark();
   const std::vector<double> laps = computation.laps();
-  result.seconds_grouping = makes_order ? laps.at(0) * 1e-3 : 0;
-  result.seconds_forward = laps.at(1) * 1e-3;
+  result.seconds_grouping = groups ? laps.at(0) * 1e-3 : 0;
+  result.seconds_forward = laps.at(2) * 1e-3;
+  if (skips) result.halves = computation.halves();
 
   const Problem& problem = inputs.problem;
   const DType lse_type = problem.lse_dtype();
@@ -112,7 +121,7 @@ void run(const Inputs& inputs, const Plans& plans, Computation& computation, Res
               converted(computation.take_o(), problem.dtype, inputs.file_type)};
   result.lse = {ElementType::f32, inputs.shape_like_input({problem.batch, problem.heads_q, problem.seq_q}),
                 converted(computation.take_lse(), lse_type, DType::f32)};
-  if (makes_order) result.order = computation.order();
+  if (plans.makes_order) result.order = computation.order();
 }
 
 Result compute(const AttendOptions& options, const Inputs& inputs, Device device) {
@@ -120,13 +129,16 @@ Result compute(const AttendOptions& options, const Inputs& inputs, Device device
   Execution execution;
   execution.device = device;
   execution.threads = options.run.threads;
-  Plans plans{plan(Operation::forward, inputs.problem, wanted, execution), std::nullopt};
+  Plans plans{plan(Operation::forward, inputs.problem, wanted, execution), false, std::nullopt};
   Result result;
   result.grouping = plans.forward.grouping();
   result.choice = plans.forward.choice();
   result.kernel = plans.forward.kernel().name;
   result.device = device;
-  if (needs_order(options, result.grouping)) plans.grouping = plans.forward.for_operation(Operation::grouping);
+  plans.makes_order = needs_order(options, result.grouping);
+  if (plans.makes_order || needs_key_means(result.grouping)) {
+    plans.grouping = plans.forward.for_operation(Operation::grouping);
+  }
   if (!options.grouping.order.empty()) {
     result.order = read_order(options.grouping.order, inputs, result.grouping);
     const bool is_computed = traits(result.grouping.strategy).order == OrderSource::computed;
@@ -148,6 +160,13 @@ void write_files(const AttendOptions& options, const Inputs& inputs, Result& res
     if (!result.order.empty()) std::memcpy(order.data.data(), result.order.data(), order.data.size());
     files.write(options.order_out, format_file(options.order_out, "order", std::move(order)));
   }
+  if (!options.halves_out.empty()) {
+    const auto shape = halves_shape(inputs.problem);
+    Tensor halves{ElementType::i32, inputs.shape_like_input({shape.begin(), shape.end()}), {}};
+    halves.data.resize(result.halves.size() * sizeof(std::int32_t));
+    if (!result.halves.empty()) std::memcpy(halves.data.data(), result.halves.data(), halves.data.size());
+    files.write(options.halves_out, format_file(options.halves_out, "halves", std::move(halves)));
+  }
   files.commit();
 }
 
@@ -158,6 +177,8 @@ void print_json(const AttendOptions& options, const Inputs& inputs, const Result
   json["mask"] = name_of(inputs.problem.mask.kind);
   json["scale"] = inputs.problem.softmax_scale();
   json.update(grouping_json(inputs.problem, result.grouping));
+  const std::optional<double> kept = kept_share(result.halves);
+  json["kept_share"] = kept.has_value() ? Json(*kept) : Json(nullptr);
   json["strategy_asked"] = name_of(options.grouping.grouping.strategy);
   json["choice"] = result.choice;
   json["seed"] = options.run.seed;
@@ -171,6 +192,7 @@ void print_json(const AttendOptions& options, const Inputs& inputs, const Result
   json["outputs"] = {{"o", options.out}};
   if (!options.lse.empty()) json["outputs"]["lse"] = options.lse;
   if (!options.order_out.empty()) json["outputs"]["order"] = options.order_out;
+  if (!options.halves_out.empty()) json["outputs"]["halves"] = options.halves_out;
   std::cout << json_text(json) << '\n';
 }
 
@@ -178,12 +200,16 @@ void print_summary(const AttendOptions& options, const Inputs& inputs, const Res
   std::cout << "problem   " << sizes_text(inputs.problem) << '\n'
             << "grouping  " << grouping_text(result.grouping) << '\n'
             << "kernel    " << result.kernel << (result.device == Device::cuda ? " on " + cuda_device().name : "")
-            << '\n'
-            << "seconds   grouping " << significant(result.seconds_grouping) << ", attention "
+            << '\n';
+  if (const std::optional<double> kept = kept_share(result.halves); kept.has_value()) {
+    std::cout << "kept      " << significant(*kept, 3) << " of the far halves of tiles\n";
+  }
+  std::cout << "seconds   grouping " << significant(result.seconds_grouping) << ", attention "
             << significant(result.seconds_forward) << ", with files " << significant(seconds_total) << '\n'
             << "output    " << options.out << '\n';
   if (!options.lse.empty()) std::cout << "LSE       " << options.lse << '\n';
   if (!options.order_out.empty()) std::cout << "order     " << options.order_out << '\n';
+  if (!options.halves_out.empty()) std::cout << "halves    " << options.halves_out << '\n';
 }
 
 void attend(const AttendOptions& options) {
@@ -193,6 +219,10 @@ void attend(const AttendOptions& options) {
   reserve(files, "--out", options.out);
   reserve(files, "--lse", options.lse);
   reserve(files, "--order-out", options.order_out);
+  reserve(files, "--halves-out", options.halves_out);
+  if (!options.halves_out.empty() && options.grouping.grouping.skip == 0) {
+    throw InputError("--halves-out: nothing is skipped, so there is nothing to count; allowed: with a --skip above 0");
+  }
   const Inputs inputs = read_inputs(options.input, options.run);
   Result result = compute(options, inputs, device);
   write_files(options, inputs, result, files);
@@ -218,6 +248,9 @@ void add_attend(CLI::App& app) {
   add_path(*command, "--order-out", options->order_out, type,
            "The order of columns that was used, i4 [B, H, blocks, d]")
       ->group(kOutputGroup);
+  add_path(*command, "--halves-out", options->halves_out, type,
+           "With --skip: far halves of tiles kept, and all, for 64 rows; i4 [B, H, Nq / 64, 2]")
+      ->group(kOutputGroup);
   command->add_flag("--json", options->json, "Print one JSON object instead of a summary")->group(kOutputGroup);
   add_grouping_options(*command, options->grouping);
   add_path(*command, "--order", options->grouping.order, type, "Use this order of columns, of any integer type")
@@ -225,7 +258,7 @@ void add_attend(CLI::App& app) {
   add_run_options(*command, options->run);
   command->footer(
       "Example: distr attend --q q.npy --k k.npy --v v.npy --out o.npy --strategy energy --group-size 2\n"
-      "Tensors in .safetensors output are named o, lse and order. Existing files are replaced.");
+      "Tensors in .safetensors output are named o, lse, order and halves. Existing files are replaced.");
   command->callback([options] { attend(*options); });
 }
 

@@ -51,17 +51,19 @@ Work parse_work(const std::string& word) {
 struct Sweep {
   const BenchOptions& options;
   Device device;
-  double peak;  // operations a second; 0 on a GPU, whose peak is not measured
+  double peak;    // operations a second; 0 on a GPU, whose peak is not measured
+  bool has_near;  // whether there are near keys to tell of
   Json rows = Json::array();
   Table table{};
 };
 
-void add_columns(Table& table) {
+void add_columns(Table& table, bool has_near) {
   for (const char* head : {"op", "dtype", "causal", "strategy"}) table.add_column(head, Table::Align::left);
   for (const char* head :
        {"N", "d", "G", "ms", "min", "max", "grouping", "GFLOP/s", "% of peak", "ratio", "O error", "memory MB"}) {
     table.add_column(head, Table::Align::right);
   }
+  if (has_near) add_near_columns(table);
 }
 
 void add_rows(Sweep& sweep, const Problem& problem, Work work, const std::vector<Row>& rows,
@@ -81,15 +83,26 @@ void add_rows(Sweep& sweep, const Problem& problem, Work work, const std::vector
     const bool exact = row.grouping.strategy == Strategy::exact;
     std::string strategy = name_of(row.grouping.strategy);
     if (traits(row.grouping.strategy).has_estimator) strategy += std::string(" ") + name_of(row.grouping.estimator);
-    sweep.table.add_row(
-        {json["op"].get<std::string>(), name_of(problem.dtype), name_of(problem.causal), strategy,
-         std::to_string(problem.seq_q), std::to_string(problem.head_dim),
-         exact ? "-" : std::to_string(row.grouping.group_size), significant(row.median()),
-         significant(row.milliseconds.front(), 3), significant(row.milliseconds.back(), 3),
-         exact ? "-" : significant(row.median_grouping(), 3), products ? significant(rate * 1e-9, 3) : "-",
-         has_share ? significant(100 * rate / sweep.peak, 3) : "-",
-         products ? significant(rows.front().median() / row.median(), 3) : "-",
-         significant(row.errors.output_frobenius, 3), significant(static_cast<double>(memory[i]) / 1e6, 3)});
+    std::vector<std::string> cells{json["op"].get<std::string>(),
+                                   name_of(problem.dtype),
+                                   name_of(problem.causal),
+                                   strategy,
+                                   std::to_string(problem.seq_q),
+                                   std::to_string(problem.head_dim),
+                                   exact ? "-" : std::to_string(row.grouping.group_size),
+                                   significant(row.median()),
+                                   significant(row.milliseconds.front(), 3),
+                                   significant(row.milliseconds.back(), 3),
+                                   exact ? "-" : significant(row.median_grouping(), 3),
+                                   products ? significant(rate * 1e-9, 3) : "-",
+                                   has_share ? significant(100 * rate / sweep.peak, 3) : "-",
+                                   products ? significant(rows.front().median() / row.median(), 3) : "-",
+                                   significant(row.errors.output_frobenius, 3),
+                                   significant(static_cast<double>(memory[i]) / 1e6, 3)};
+    if (sweep.has_near) {
+      for (std::string& cell : near_cells(row)) cells.push_back(std::move(cell));
+    }
+    sweep.table.add_row(std::move(cells));
   }
 }
 
@@ -156,8 +169,12 @@ void bench(const BenchOptions& options) {
   const std::vector<Problem> problems = problems_of(options);
   Execution execution;
   execution.threads = options.run.threads;
-  Sweep sweep{options, device, device == Device::cpu ? fma_peak(execution) : 0};
-  add_columns(sweep.table);
+  const auto& windows = options.settings.windows;
+  const bool has_near =
+      options.settings.sinks > 0 ||
+      std::any_of(windows.begin(), windows.end(), [](const auto& window) { return window.has_value(); });
+  Sweep sweep{options, device, device == Device::cpu ? fma_peak(execution) : 0, has_near};
+  add_columns(sweep.table, has_near);
   for (const Work work : options.works) {
     for (const Problem& problem : problems) bench_problem(sweep, problem, work);
   }
@@ -184,7 +201,11 @@ void bench(const BenchOptions& options) {
          "grouping: what that takes of it.\n"
          "GFLOP/s counts the products of exact attention, so that rates of one shape compare; ratio: time of exact /\n"
          "this time. memory: the largest growth of the process beyond inputs and outputs; on a GPU order and\n"
-         "workspace.\n";
+         "workspace.\n"
+      << (has_near
+              ? "kept: of the far halves of tiles (64 rows, 64 keys) in which a row sees a far key, the share that is "
+                "not\nskipped.\n"
+              : "");
 }
 
 void add_sweep_options(CLI::App& command, BenchOptions& options) {

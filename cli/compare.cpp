@@ -61,19 +61,32 @@ void print_table(const Inputs& inputs, Device device, const std::vector<Row>& ro
                            "|S| error", "signed S error"}) {
     table.add_column(head, Table::Align::right);
   }
+  const bool has_near = has_near_keys(rows);
+  if (has_near) add_near_columns(table);
   for (std::size_t i = 0; i < rows.size(); ++i) {
     const Row& row = rows[i];
     const Grouping& grouping = row.grouping;
     const bool exact = grouping.strategy == Strategy::exact;
-    table.add_row({std::to_string(i), name_of(grouping.strategy),
-                   traits(grouping.strategy).has_estimator ? name_of(grouping.estimator) : "-",
-                   exact ? "-" : name_of(grouping.order_from), exact ? "-" : std::to_string(grouping.group_size),
-                   exact ? "-" : std::to_string(grouping.block), significant(row.median()),
-                   significant(row.milliseconds.front()), significant(row.milliseconds.back()),
-                   exact ? "-" : significant(row.median_grouping(), 3),
-                   significant(rows.front().median() / row.median(), 3), significant(row.errors.output_frobenius, 3),
-                   significant(row.errors.row_cosine_min, 3), significant(row.errors.total_variation, 3),
-                   significant(row.errors.score_elementwise, 3), significant(row.errors.score_signed, 3)});
+    std::vector<std::string> cells{std::to_string(i),
+                                   name_of(grouping.strategy),
+                                   traits(grouping.strategy).has_estimator ? name_of(grouping.estimator) : "-",
+                                   exact ? "-" : name_of(grouping.order_from),
+                                   exact ? "-" : std::to_string(grouping.group_size),
+                                   exact ? "-" : std::to_string(grouping.block),
+                                   significant(row.median()),
+                                   significant(row.milliseconds.front()),
+                                   significant(row.milliseconds.back()),
+                                   exact ? "-" : significant(row.median_grouping(), 3),
+                                   significant(rows.front().median() / row.median(), 3),
+                                   significant(row.errors.output_frobenius, 3),
+                                   significant(row.errors.row_cosine_min, 3),
+                                   significant(row.errors.total_variation, 3),
+                                   significant(row.errors.score_elementwise, 3),
+                                   significant(row.errors.score_signed, 3)};
+    if (has_near) {
+      for (std::string& cell : near_cells(row)) cells.push_back(std::move(cell));
+    }
+    table.add_row(std::move(cells));
   }
   std::cout << sizes_text(inputs.problem) << "; kernel " << rows.front().kernel << "\n\n";
   table.print(std::cout);
@@ -84,7 +97,11 @@ void print_table(const Inputs& inputs, Device device, const std::vector<Row>& ro
       << (device == Device::cuda ? " Errors are against exact attention on the CPU.\n" : "\n")
       << "O error: |O - O exact| / |O exact| (Frobenius); min cosine: smallest between a row of O and of O exact.\n"
          "TV of P: mean over rows of half the sum of |P - P exact|, 0 to 1.\n"
-         "|S| error: mean |S - S exact| / mean |S exact|; signed S error: |mean (S - S exact)| / mean |S exact|.\n";
+         "|S| error: mean |S - S exact| / mean |S exact|; signed S error: |mean (S - S exact)| / mean |S exact|.\n"
+      << (has_near ? "kept: of the far halves of tiles (64 rows, 64 keys) in which a row sees a far key, the share "
+                     "that is not "
+                     "skipped.\n"
+                   : "");
 }
 
 // What tells a setting from the others: without the parts that all have in common.
@@ -95,6 +112,7 @@ PlotPoint point_of(const CompareOptions& options, const Row& row) {
   if (traits(grouping.strategy).has_estimator) point.series += std::string(", ") + name_of(grouping.estimator);
   if (options.settings.blocks.size() > 1) point.series += ", l=" + std::to_string(grouping.block);
   if (options.settings.orders.size() > 1) point.series += std::string(", ") + name_of(grouping.order_from);
+  if (options.settings.windows.size() > 1 || options.settings.skips.size() > 1) point.series += near_text(grouping);
   point.label = "G=" + std::to_string(grouping.group_size);
   return point;
 }

@@ -90,7 +90,7 @@ std::vector<Row> Comparison::errors(const std::vector<Grouping>& settings, Truth
   const Operation operation = operation_of(work_);
   for (const Grouping& grouping : settings) {
     const Plan plan = computation_.decide(operation, grouping);
-    rows.push_back({work_, plan.grouping(), plan.kernel().name, {}, {}, {}});
+    rows.push_back({work_, plan.grouping(), plan.kernel().name, {}, {}, {}, {}});
   }
   execution.progress = progress.step("exact attention");
   const std::vector<std::byte> o_exact = exact_output(settings.front(), truth);
@@ -100,11 +100,18 @@ std::vector<Row> Comparison::errors(const std::vector<Grouping>& settings, Truth
     if (i == 0 && (truth == Truth::same_device || execution.device == Device::cpu)) continue;
     const Plan plan = computation_.decide(Operation::forward, rows[i].grouping);
     find_order(plan);
-    computation_.forward(plan);
+    if (rows[i].grouping.skip > 0) {
+      computation_.forward_counting(plan);
+      rows[i].kept_share = kept_share(computation_.halves());
+    } else {
+      computation_.forward(plan);
+    }
     const std::vector<std::int32_t> order = computation_.order();
+    const std::vector<float> key_means = computation_.key_means();
     std::vector<std::byte> o = computation_.o();
     ForwardTensors tensors = inputs_.tensors();
     tensors.order = order.data();
+    tensors.key_means = key_means.data();
     tensors.o = o.data();
     Execution on_cpu;
     on_cpu.threads = execution.threads;
@@ -137,9 +144,29 @@ std::vector<double> Comparison::probabilities_of(const Grouping& grouping, std::
                                                  std::int64_t size, std::int64_t& rows, std::int64_t& columns) {
   find_order(computation_.decide(Operation::forward, grouping));
   const std::vector<std::int32_t> order = computation_.order();
+  const std::vector<float> key_means = computation_.key_means();
   ForwardTensors tensors = inputs_.tensors();
   tensors.order = order.data();
+  tensors.key_means = key_means.data();
   return probabilities(inputs_.problem, grouping, tensors, batch, head, size, rows, columns);
+}
+
+bool has_near_keys(const std::vector<Row>& rows) {
+  return std::any_of(rows.begin(), rows.end(),
+                     [](const Row& row) { return row.grouping.window.has_value() || row.grouping.sinks > 0; });
+}
+
+void add_near_columns(Table& table) {
+  for (const char* head : {"window", "sinks", "skip", "kept"}) table.add_column(head, Table::Align::right);
+}
+
+std::vector<std::string> near_cells(const Row& row) {
+  const Grouping& grouping = row.grouping;
+  const std::string finish = grouping.finish ? " finish" : "";
+  return {grouping.window.has_value() ? std::to_string(*grouping.window) : "-",
+          grouping.sinks > 0 ? std::to_string(grouping.sinks) : "-",
+          grouping.skip > 0 ? general(grouping.skip, 4) + finish : "-",
+          row.kept_share.has_value() ? significant(*row.kept_share, 3) : "-"};
 }
 
 Json row_json(const Problem& problem, const Row& row, double exact_ms) {
@@ -158,6 +185,7 @@ Json row_json(const Problem& problem, const Row& row, double exact_ms) {
   json["score_error_elementwise"] = row.errors.score_elementwise;
   json["score_error_signed"] = row.errors.score_signed;
   json["rows_measured"] = row.errors.rows;
+  json["kept_share"] = row.kept_share.has_value() ? Json(*row.kept_share) : Json(nullptr);
   return json;
 }
 

@@ -4,6 +4,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -12,6 +13,7 @@
 #include "inputs.h"
 #include "progress.h"
 #include "report.h"
+#include "text.h"
 
 namespace distr::cli {
 
@@ -25,6 +27,7 @@ struct Row {
   Errors errors;
   std::vector<double> milliseconds;           // ascending
   std::vector<double> milliseconds_grouping;  // the grouping's part of them; ascending
+  std::optional<double> kept_share;           // of far halves of tiles; empty: nothing is skipped
 
   [[nodiscard]] double median() const { return median_of(milliseconds); }
   [[nodiscard]] double median_grouping() const { return median_of(milliseconds_grouping); }
@@ -73,6 +76,11 @@ class Comparison {
   Work work_;
   Computation computation_;  // holds order and outputs of the last setting that ran
 };
+
+// Columns of what is near, and of what is kept, where some row has such keys.
+[[nodiscard]] bool has_near_keys(const std::vector<Row>& rows);
+void add_near_columns(Table& table);
+[[nodiscard]] std::vector<std::string> near_cells(const Row& row);
 
 // A row as an object of a result file.
 [[nodiscard]] Json row_json(const Problem& problem, const Row& row, double exact_ms);

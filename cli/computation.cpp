@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "computation.h"
 
+#include <array>
 #include <cstring>
 #include <utility>
 
@@ -10,6 +11,19 @@ namespace distr::cli {
 namespace {
 
 constexpr std::size_t kCaches = 4;  // so much is written over; it also keeps the GPU busy while calls are prepared
+
+template <typename Element>
+std::size_t bytes_of(const std::array<std::int64_t, 4>& shape) {
+  return static_cast<std::size_t>(count_of(shape)) * sizeof(Element);
+}
+
+template <typename Element>
+std::vector<Element> content_of(const Buffer& buffer) {
+  const std::vector<std::byte> bytes = buffer.read();
+  std::vector<Element> content(bytes.size() / sizeof(Element));
+  if (!content.empty()) std::memcpy(content.data(), bytes.data(), bytes.size());
+  return content;
+}
 
 }  // namespace
 
@@ -54,6 +68,8 @@ void* Buffer::data() {
 Computation::Computation(const Inputs& inputs, Outputs outputs, Device device, int threads)
     : inputs_(inputs),
       order_(device),
+      key_means_(device),
+      halves_(device),
       o_(device),
       lse_(device),
       d_q_(device),
@@ -104,19 +120,38 @@ void Computation::use_order(std::span<const std::int32_t> order) { order_.write(
 
 void Computation::make_order(const Plan& plan) {
   const Plan own = prepared(plan, Operation::grouping);
-  order_.resize(static_cast<std::size_t>(count_of(order_shape(own.problem(), own.grouping()))) * sizeof(std::int32_t));
-  own.run(GroupingTensors{tensors_.q, tensors_.k, static_cast<std::int32_t*>(order_.data())}, execution_);
+  GroupingTensors tensors;
+  tensors.q = tensors_.q;
+  tensors.k = tensors_.k;
+  if (traits(own.grouping().strategy).order != OrderSource::caller) {
+    order_.resize(bytes_of<std::int32_t>(order_shape(own.problem(), own.grouping())));
+    tensors.order = static_cast<std::int32_t*>(order_.data());
+  }
+  key_means_.resize(0);
+  if (needs_key_means(own.grouping())) {
+    key_means_.resize(bytes_of<float>(key_means_shape(own.problem(), own.grouping())));
+    tensors.key_means = static_cast<float*>(key_means_.data());
+  }
+  own.run(tensors, execution_);
 }
 
 ForwardTensors Computation::forward_tensors() {
   ForwardTensors tensors = tensors_;
   tensors.order = order_data();
+  tensors.key_means = means_data();
   tensors.o = o_.data();
   tensors.lse = lse_.data();
   return tensors;
 }
 
 void Computation::forward(const Plan& plan) { prepared(plan, Operation::forward).run(forward_tensors(), execution_); }
+
+void Computation::forward_counting(const Plan& plan) {
+  halves_.resize(bytes_of<std::int32_t>(halves_shape(plan.problem())));
+  ForwardTensors tensors = forward_tensors();
+  tensors.halves = static_cast<std::int32_t*>(halves_.data());
+  prepared(plan, Operation::forward).run(tensors, execution_);
+}
 
 void Computation::backward(const Plan& plan) {
   const Plan own = prepared(plan, Operation::backward);
@@ -126,6 +161,7 @@ void Computation::backward(const Plan& plan) {
   tensors.v = tensors_.v;
   tensors.mask = tensors_.mask;
   tensors.order = order_data();
+  tensors.key_means = means_data();
   tensors.o = tensors.d_o = o_.data();
   tensors.lse = lse_.data();
   tensors.d_q = d_q_.data();
@@ -134,12 +170,11 @@ void Computation::backward(const Plan& plan) {
   own.run(tensors, execution_);
 }
 
-std::vector<std::int32_t> Computation::order() const {
-  const std::vector<std::byte> bytes = order_.read();
-  std::vector<std::int32_t> order(bytes.size() / sizeof(std::int32_t));
-  if (!order.empty()) std::memcpy(order.data(), bytes.data(), bytes.size());
-  return order;
-}
+std::vector<std::int32_t> Computation::order() const { return content_of<std::int32_t>(order_); }
+
+std::vector<float> Computation::key_means() const { return content_of<float>(key_means_); }
+
+std::vector<std::int32_t> Computation::halves() const { return content_of<std::int32_t>(halves_); }
 
 void Computation::mark() {
   if (stopwatch_) {
@@ -166,12 +201,25 @@ void Computation::flush_caches() {
 }
 
 std::int64_t Computation::extra_bytes() const {
-  return execution_.device == Device::cpu ? 0 : static_cast<std::int64_t>(order_.size() + workspace_.size());
+  return execution_.device == Device::cpu
+             ? 0
+             : static_cast<std::int64_t>(order_.size() + key_means_.size() + workspace_.size());
 }
 
 void Computation::release() {
   order_ = Buffer(execution_.device);
+  key_means_ = Buffer(execution_.device);
   workspace_ = Buffer(execution_.device);
+}
+
+std::optional<double> kept_share(std::span<const std::int32_t> halves) {
+  std::int64_t kept = 0, seen = 0;
+  for (std::size_t n = 0; n + 1 < halves.size(); n += 2) {
+    kept += halves[n];
+    seen += halves[n + 1];
+  }
+  if (seen == 0) return std::nullopt;
+  return static_cast<double>(kept) / static_cast<double>(seen);
 }
 
 }  // namespace distr::cli

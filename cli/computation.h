@@ -48,14 +48,18 @@ class Computation {
   // The plan of a setting, which is decided once for all of its operations. Throws Error if no kernel serves it.
   [[nodiscard]] Plan decide(Operation operation, const Grouping& grouping) const;
 
-  // The operations of a setting, by a plan of any of them. The order is kept for those that read one.
+  // The operations of a setting, by a plan of any of them. The order, and the means of the keys where the setting has
+  // some, are kept for those that read them. In `given` there are only means to make.
   void use_order(std::span<const std::int32_t> order);
   void make_order(const Plan& plan);
   void forward(const Plan& plan);
-  void backward(const Plan& plan);  // any upstream gradient will do: dO = O
+  void forward_counting(const Plan& plan);  // of a setting that skips; it fills halves()
+  void backward(const Plan& plan);          // any upstream gradient will do: dO = O
 
   // Copies of the results.
   [[nodiscard]] std::vector<std::int32_t> order() const;
+  [[nodiscard]] std::vector<float> key_means() const;
+  [[nodiscard]] std::vector<std::int32_t> halves() const;
   [[nodiscard]] std::vector<std::byte> o() const { return o_.read(); }
   [[nodiscard]] std::vector<std::byte> take_o() { return o_.take(); }
   [[nodiscard]] std::vector<std::byte> take_lse() { return lse_.take(); }
@@ -80,6 +84,7 @@ class Computation {
 
   const void* place(const std::vector<std::byte>& tensor);
   [[nodiscard]] const std::int32_t* order_data() { return static_cast<const std::int32_t*>(order_.data()); }
+  [[nodiscard]] const float* means_data() { return static_cast<const float*>(key_means_.data()); }
   // The operation's plan, for which the workspace is large enough then.
   [[nodiscard]] Plan prepared(const Plan& plan, Operation operation);
   [[nodiscard]] ForwardTensors forward_tensors();
@@ -88,10 +93,13 @@ class Computation {
   Execution execution_;
   std::vector<Buffer> placed_;  // the inputs, on a GPU
   ForwardTensors tensors_;      // the inputs
-  Buffer order_, o_, lse_, d_q_, d_k_, d_v_, workspace_;
+  Buffer order_, key_means_, halves_, o_, lse_, d_q_, d_k_, d_v_, workspace_;
   std::vector<Clock::time_point> marks_;     // CPU
   std::optional<CudaStopwatch> stopwatch_;   // CUDA
   std::optional<CudaMemory> other_content_;  // larger than the caches
 };
+
+// Of the far halves of tiles in which a row sees a far key, the share that was kept; empty: there are none.
+[[nodiscard]] std::optional<double> kept_share(std::span<const std::int32_t> halves);
 
 }  // namespace distr::cli

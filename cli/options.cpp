@@ -32,6 +32,26 @@ void require_unset_for_exact(const GroupingOptions& options) {
   require("--order", options.order.empty(), options.order, "no order");
 }
 
+// Near keys and what is skipped.
+void add_near_options(CLI::App& app, Grouping& grouping) {
+  const auto add_distance = [&app](const char* flag, const char* help, const auto& store) {
+    add_integer(app, flag, help, 0, kMaxDistance, store)->group(kGroupingGroup);
+  };
+  add_distance("--window", "Keys within so many of a block's rows are exact, in whole tiles of 128 keys [none]",
+               [&grouping](std::int64_t value) { grouping.window = value; });
+  add_distance("--sinks", (std::string(kSinksHelp) + " [0]").c_str(),
+               [&grouping](std::int64_t value) { grouping.sinks = value; });
+  add_parsed(app, "--key-offset", "INT", kKeyOffsetHelp, [&grouping](const std::string& word) {
+    grouping.key_offset = parse_key_offset(word);
+  })->group(kGroupingGroup);
+  add_parsed(app, "--skip", "P",
+             "Leave out far keys, 64 at a time, that no row of 64 gives such a probability [0: none]",
+             [&grouping](const std::string& word) { grouping.skip = parse_skip(word); })
+      ->group(kGroupingGroup);
+  app.add_flag("--finish", grouping.finish, "With --skip: what is kept is exact, approximate scores only decide")
+      ->group(kGroupingGroup);
+}
+
 }  // namespace
 
 CLI::Option* add_parsed(CLI::App& app, const std::string& flag, const std::string& type, const std::string& help,
@@ -121,6 +141,20 @@ void add_grouping_options(CLI::App& app, GroupingOptions& options) {
   add_choice(app, "--order-from", options.grouping.order_from,
              "Rows an order comes from; auto: previous with --causal, else own")
       ->group(kGroupingGroup);
+  add_near_options(app, options.grouping);
+}
+
+double parse_skip(const std::string& word) {
+  const double skip = parse_finite("--skip", word);
+  if (skip >= 0 && skip < 1) return skip;
+  throw InputError("--skip: " + quoted(word) +
+                   " is not allowed; allowed: 0 (nothing is skipped), or a probability below 1");
+}
+
+std::int64_t parse_key_offset(const std::string& word) {
+  const bool is_negative = word.starts_with('-');
+  const std::int64_t size = parse_integer("--key-offset", is_negative ? word.substr(1) : word, 0, kMaxDistance);
+  return is_negative ? -size : size;
 }
 
 Grouping grouping_of(const GroupingOptions& options, std::int64_t head_dim, std::uint64_t seed) {

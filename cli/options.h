@@ -71,6 +71,12 @@ CLI::Option* add_choice(CLI::App& app, const std::string& flag, Enum& target, co
 CLI::Option* add_integer(CLI::App& app, const std::string& flag, const std::string& help, std::int64_t low,
                          std::int64_t high, const std::function<void(std::int64_t)>& store);
 
+// What --skip and --key-offset take. Throw InputError for other words.
+[[nodiscard]] double parse_skip(const std::string& word);
+[[nodiscard]] std::int64_t parse_key_offset(const std::string& word);
+inline constexpr const char* kSinksHelp = "The first keys that are exact for all rows, in whole tiles of 128 keys";
+inline constexpr const char* kKeyOffsetHelp = "The key beside the first row of Q, for --window without --causal [0]";
+
 [[nodiscard]] Grouping grouping_of(const GroupingOptions& options, std::int64_t head_dim, std::uint64_t seed);
 
 // Whether the kernels read the order at all.

@@ -2,6 +2,7 @@
 #include "report.h"
 
 #include "names.h"
+#include "text.h"
 
 namespace distr::cli {
 
@@ -26,6 +27,12 @@ Json grouping_json(const Problem& problem, const Grouping& grouping) {
     json["block"] = grouping.block;
   }
   json["order_from"] = exact ? Json(nullptr) : Json(name_of(grouping.order_from));
+  const bool has_near = grouping.window.has_value() || grouping.sinks > 0;
+  json["window"] = grouping.window.has_value() ? Json(*grouping.window) : Json(nullptr);
+  json["sinks"] = has_near ? Json(grouping.sinks) : Json(nullptr);
+  json["key_offset"] = grouping.key_offset.has_value() ? Json(*grouping.key_offset) : Json(nullptr);
+  json["skip"] = grouping.skip > 0 ? Json(grouping.skip) : Json(nullptr);
+  json["finish"] = grouping.skip > 0 ? Json(grouping.finish) : Json(nullptr);
   json["num_groups"] = exact ? problem.head_dim : num_groups(problem, grouping);
   return json;
 }
@@ -41,12 +48,21 @@ std::string sizes_text(const Problem& problem) {
   return text;
 }
 
+std::string near_text(const Grouping& grouping) {
+  std::string text;
+  if (grouping.window.has_value()) text += ", window " + std::to_string(*grouping.window);
+  if (grouping.sinks > 0) text += ", sinks " + std::to_string(grouping.sinks);
+  if (grouping.key_offset.has_value()) text += ", key offset " + std::to_string(*grouping.key_offset);
+  if (grouping.skip > 0) text += ", skip " + general(grouping.skip, 4);
+  return text + (grouping.finish ? ", finish" : "");
+}
+
 std::string grouping_text(const Grouping& grouping) {
   std::string text = name_of(grouping.strategy);
-  if (grouping.strategy == Strategy::exact) return text;
+  if (grouping.strategy == Strategy::exact) return text + near_text(grouping);
   if (traits(grouping.strategy).has_estimator) text += std::string(" (") + name_of(grouping.estimator) + ")";
   text += ", G " + std::to_string(grouping.group_size) + ", l " + std::to_string(grouping.block);
-  return text + ", order from " + name_of(grouping.order_from);
+  return text + ", order from " + name_of(grouping.order_from) + near_text(grouping);
 }
 
 std::string json_text(const Json& json) { return json.dump(2, ' ', false, Json::error_handler_t::replace); }

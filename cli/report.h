@@ -20,6 +20,9 @@ using Json = nlohmann::ordered_json;
 // "lsh (mean), G 2, l 128, order from own"; "exact"
 [[nodiscard]] std::string grouping_text(const Grouping& grouping);
 
+// ", window 512, sinks 128, skip 0.0025, finish"; what is off is left out
+[[nodiscard]] std::string near_text(const Grouping& grouping);
+
 // Indented; bytes that are no UTF-8, as in odd file names, are replaced.
 [[nodiscard]] std::string json_text(const Json& json);
 

@@ -2,9 +2,6 @@
 #include "settings.h"
 
 #include <algorithm>
-#include <limits>
-#include <set>
-#include <tuple>
 
 #include "names.h"
 #include "tensor.h"
@@ -48,6 +45,32 @@ void require_what_groups(const SettingLists& lists) {
   }
 }
 
+void require_near_keys(const SettingLists& lists) {
+  const bool has_near = lists.sinks > 0 || std::any_of(lists.windows.begin(), lists.windows.end(),
+                                                       [](const auto& window) { return window.has_value(); });
+  const bool skips = std::any_of(lists.skips.begin(), lists.skips.end(), [](double skip) { return skip > 0; });
+  if (skips && !has_near) {
+    throw InputError("--skip: without near keys, against which it is measured; allowed: with --window or --sinks, too");
+  }
+  if (lists.finish && !skips) throw InputError("--finish: without --skip, which it is about; allowed: with --skip");
+}
+
+// Adds the setting with these near keys, unless it is there.
+void add_with_near_keys(Grouping setting, const std::optional<std::int64_t>& window, double skip,
+                        const SettingLists& lists, std::vector<Grouping>& settings) {
+  const bool has_near = window.has_value() || lists.sinks > 0;
+  if (skip > 0 && !has_near) return;
+  const bool is_exact = setting.strategy == Strategy::exact;
+  if (is_exact && skip == 0) return;
+  setting.window = window;
+  setting.sinks = lists.sinks;
+  setting.skip = skip;
+  setting.finish = lists.finish && skip > 0 && !is_exact && setting.group_size > 1 &&
+                   traits(setting.strategy).members == Members::one;
+  if (window.has_value()) setting.key_offset = lists.key_offset;
+  if (std::find(settings.begin(), settings.end(), setting) == settings.end()) settings.push_back(setting);
+}
+
 }  // namespace
 
 bool is_setting(Strategy strategy) {
@@ -64,21 +87,33 @@ bool is_setting(Strategy strategy) {
 
 std::vector<Grouping> settings_of(const SettingLists& lists, std::int64_t head_dim, std::uint64_t seed) {
   require_what_groups(lists);
+  require_near_keys(lists);
   Grouping exact;
   exact.strategy = Strategy::exact;
   exact.group_size = 1;
   exact.seed = seed;
   std::vector<Grouping> settings{exact};
-  std::set<std::tuple<Strategy, std::int64_t, std::int64_t, Estimator, OrderFrom>> seen;
+  const auto add = [&settings, &lists](Grouping setting) {
+    for (const auto& window : lists.windows) {
+      for (const double skip : lists.skips) {
+        add_with_near_keys(setting, window, skip, lists, settings);
+      }
+    }
+  };
   for (const Strategy strategy : lists.strategies) {
-    if (strategy == Strategy::exact) continue;
+    if (strategy == Strategy::exact) {
+      for (const std::int64_t block : lists.blocks) {
+        exact.block = block;
+        add(exact);
+      }
+      continue;
+    }
     for (const Estimator estimator : lists.estimators) {
       for (const OrderFrom order_from : lists.orders) {
         for (const std::int64_t block : lists.blocks) {
           for (const std::int64_t group_size : group_sizes_of(lists, head_dim)) {
             const Estimator relevant = traits(strategy).has_estimator ? estimator : Grouping{}.estimator;
-            if (!seen.emplace(strategy, group_size, block, relevant, order_from).second) continue;
-            settings.push_back({strategy, group_size, block, relevant, order_from, seed});
+            add({strategy, group_size, block, relevant, order_from, seed});
           }
         }
       }
@@ -86,6 +121,31 @@ std::vector<Grouping> settings_of(const SettingLists& lists, std::int64_t head_d
   }
   return settings;
 }
+
+namespace {
+
+void add_near_settings(CLI::App& command, SettingLists& lists) {
+  add_list(command, "--window", "INT|none",
+           "Keys within so many of a block's rows are exact, in whole tiles of 128 keys", lists.windows,
+           [](const std::string& word) -> std::optional<std::int64_t> {
+             if (word == "none") return std::nullopt;
+             return parse_integer("--window", word, 0, kMaxDistance);
+           })
+      ->default_str("none");
+  add_integer(command, "--sinks", kSinksHelp, 0, kMaxDistance, [&lists](std::int64_t value) { lists.sinks = value; })
+      ->default_str("0")
+      ->group(kGroupingGroup);
+  add_parsed(command, "--key-offset", "INT", kKeyOffsetHelp, [&lists](const std::string& word) {
+    lists.key_offset = parse_key_offset(word);
+  })->group(kGroupingGroup);
+  add_list(command, "--skip", "P", "Leave out far keys, 64 at a time, that no row of 64 gives such a probability",
+           lists.skips, parse_skip)
+      ->default_str("0");
+  command.add_flag("--finish", lists.finish, "With --skip: what is kept is exact, approximate scores only decide")
+      ->group(kGroupingGroup);
+}
+
+}  // namespace
 
 void add_setting_options(CLI::App& command, SettingLists& lists) {
   const std::vector<Strategy> settings = all_settings();
@@ -111,6 +171,7 @@ void add_setting_options(CLI::App& command, SettingLists& lists) {
            "Rows an order comes from; auto: previous with --causal, else own", lists.orders,
            [](const std::string& word) { return parse_name<OrderFrom>("--order-from", word); })
       ->default_str(names_of(lists.orders));
+  add_near_settings(command, lists);
   add_integer(command, "--repeats", "Timed runs of each setting, in turn [5, on a GPU 50]", 1, 100000,
               [&lists](std::int64_t value) { lists.repeats = static_cast<int>(value); });
 }

@@ -21,6 +21,11 @@ struct SettingLists {
   std::vector<std::int64_t> blocks{Grouping{}.block};
   std::vector<Estimator> estimators{Estimator::sample, Estimator::mean};
   std::vector<OrderFrom> orders{Grouping{}.order_from};
+  std::vector<std::optional<std::int64_t>> windows{Grouping{}.window};
+  std::vector<double> skips{Grouping{}.skip};  // those above 0 are for settings with near keys
+  std::int64_t sinks = Grouping{}.sinks;
+  std::optional<std::int64_t> key_offset;
+  bool finish = false;         // for settings that skip and drop columns
   std::optional<int> repeats;  // timed runs of each setting; empty: the device's default
 
   [[nodiscard]] int repeats_on(Device device) const { return repeats.value_or(device == Device::cpu ? 5 : 50); }
@@ -32,7 +37,8 @@ struct SettingLists {
 // Adds the options. The help shows the lists as they are when this is called.
 void add_setting_options(CLI::App& command, SettingLists& lists);
 
-// The cross product, exact attention first, without settings that would be the same.
+// The cross product, exact attention first, without settings that would be the same. Strategy exact is more than that
+// where keys are skipped. Throws InputError where nothing has near keys, and something is to be skipped.
 [[nodiscard]] std::vector<Grouping> settings_of(const SettingLists& lists, std::int64_t head_dim, std::uint64_t seed);
 
 // An option that takes a list, each part of which `parse` turns into a value.

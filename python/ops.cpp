@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The torch operators distrattention::{make_grouping, forward, backward}, {attend}, which is the first two in one, for
-// eager code, and {explain, describe, decisions}, which tell what would run and what was built. Written against
+// eager code, {forward_counting}, a forward that tells what it skipped, and {explain, describe, decisions}, which tell
+// what would run and what was built. Written against
 // LibTorch's stable ABI: one binary serves every torch from the version on that CMakeLists.txt targets. Fake kernels
 // and autograd formulas are in distrattention/ops.py.
 #include <torch/csrc/stable/library.h>
@@ -21,29 +22,64 @@ namespace distr::binding {
 namespace {
 
 const void* data(const OptionalTensor& tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
+void* mutable_data(const OptionalTensor& tensor) { return tensor ? tensor->mutable_data_ptr() : nullptr; }
 const std::int32_t* order_data(const OptionalTensor& order) { return static_cast<const std::int32_t*>(data(order)); }
+const float* means_data(const OptionalTensor& key_means) { return static_cast<const float*>(data(key_means)); }
 
-// order int32 [B, Hq, blocks, d], or [B, Hq, blocks * d] when `flat`: an axis that is 1 for short sequences alone would
-// make torch.export refuse a range of lengths. The plan is of the grouping.
-Tensor order_of(const Call& call, const Plan& plan, const Tensor& q, const Tensor& k, bool flat) {
-  const auto shape = order_shape(plan.problem(), plan.grouping());
-  Tensor order = flat ? empty(q, {q.size(0), q.size(1), shape[2] * q.size(3)}, ScalarType::Int)
-                      : empty(q, {q.size(0), q.size(1), shape[2], q.size(3)}, ScalarType::Int);
-  plan.run(GroupingTensors{.q = q.const_data_ptr(),
-                           .k = k.const_data_ptr(),
-                           .order = static_cast<std::int32_t*>(order.mutable_data_ptr())},
-           call.execution);
-  return order;
+// Of `blocks` blocks of d values for each head: [B, heads, blocks, d], or [B, heads, blocks * d] when `flat`: an axis
+// that is 1 for short sequences alone would make torch.export refuse a range of lengths.
+Tensor empty_blocks(const Tensor& q, std::int64_t heads, std::int64_t blocks, ScalarType type, bool flat) {
+  return flat ? empty(q, {q.size(0), heads, blocks * q.size(3)}, type)
+              : empty(q, {q.size(0), heads, blocks, q.size(3)}, type);
 }
 
-Tensor make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& causal, const std::string& strategy,
-                     std::int64_t group_size, std::int64_t block_size, const std::string& order_from, std::int64_t seed,
-                     bool flat) {
+struct Columns {
+  OptionalTensor order;      // int32; none in `given`, whose order the caller has
+  OptionalTensor key_means;  // float32, where needs_key_means()
+};
+
+// The plan is of the grouping.
+Columns columns_of(const Call& call, const Plan& plan, const Tensor& q, const Tensor& k, bool flat) {
+  const Grouping& grouping = plan.grouping();
+  Columns columns;
+  if (!plan.reads_order() || traits(grouping.strategy).order == OrderSource::computed) {
+    const auto shape = order_shape(plan.problem(), grouping);
+    columns.order = empty_blocks(q, q.size(1), shape[2], ScalarType::Int, flat);
+  }
+  if (needs_key_means(grouping)) {
+    const auto shape = key_means_shape(plan.problem(), grouping);
+    columns.key_means = empty_blocks(q, k.size(1), shape[2], ScalarType::Float, flat);
+  }
+  plan.run(GroupingTensors{.q = q.const_data_ptr(),
+                           .k = k.const_data_ptr(),
+                           .order = static_cast<std::int32_t*>(mutable_data(columns.order)),
+                           .key_means = static_cast<float*>(mutable_data(columns.key_means))},
+           call.execution);
+  return columns;
+}
+
+// The order, [0] in `given`, and the means of the keys, [0] where the grouping as it was asked for needs none, and
+// zeros where `auto` came to one that needs none: the shapes depend on the settings alone.
+std::tuple<Tensor, Tensor> make_grouping(const Tensor& q_in, const Tensor& k_in, const std::string& causal,
+                                         const std::string& strategy, std::int64_t group_size, std::int64_t block_size,
+                                         const std::string& order_from, std::int64_t seed, bool flat,
+                                         std::optional<std::int64_t> window, std::int64_t sinks,
+                                         std::optional<std::int64_t> key_offset, double skip, bool finish) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in);
-  Call call = make_call(q, k, k, settings_of(causal, {}, strategy, group_size, block_size, "mean", order_from, seed));
+  const NearKeys near{window, sinks, key_offset, skip, finish};
+  Call call =
+      make_call(q, k, k, settings_of(causal, {}, strategy, group_size, block_size, "mean", order_from, seed, near));
   const Plan plan = plan_of(Operation::grouping, call);
   const OptionalTensor workspace = add_workspace(call, plan.workspace_bytes(), q);
-  return order_of(call, plan, q, k, flat);
+  Columns columns = columns_of(call, plan, q, k, flat);
+  if (!columns.key_means && needs_key_means(call.grouping)) {
+    call.grouping.order_from = plan.grouping().order_from;
+    const auto shape = key_means_shape(call.problem, call.grouping);
+    columns.key_means = empty_blocks(q, k.size(1), shape[2], ScalarType::Float, flat);
+    torch::stable::zero_(*columns.key_means);
+  }
+  return {columns.order ? *columns.order : empty(q, {0}, ScalarType::Int),
+          columns.key_means ? *columns.key_means : empty(q, {0}, ScalarType::Float)};
 }
 
 // O [B, Hq, Nq, dv], in memory [B, Nq, Hq, dv]: the transpose that follows attention in models then costs nothing.
@@ -53,48 +89,92 @@ Tensor output_of(Call& call, const Tensor& q, const Tensor& v) {
   return o;
 }
 
-// Writes O and returns LSE [B, Hq, Nq], if wanted. The plan is of the forward.
-OptionalTensor attend_by(const Call& call, const Plan& plan, const Tensor& q, const Tensor& k, const Tensor& v,
-                         const OptionalTensor& mask, const OptionalTensor& order, const Tensor& o, bool with_lse) {
-  OptionalTensor lse;
-  if (with_lse) {
-    lse = empty(q, {q.size(0), q.size(1), q.size(2)}, lse_type(call.problem));
-  }
-  plan.run(ForwardTensors{.q = q.const_data_ptr(),
-                          .k = k.const_data_ptr(),
-                          .v = v.const_data_ptr(),
-                          .mask = data(mask),
-                          .order = order_data(order),
+// What a forward reads.
+struct ForwardInputs {
+  const Tensor &q, &k, &v;
+  const OptionalTensor& mask;
+  OptionalTensor order, key_means;
+};
+
+// Writes O, LSE [B, Hq, Nq] and the counts of halves, if wanted. The plan is of the forward.
+void attend_by(const Call& call, const Plan& plan, const ForwardInputs& inputs, const Tensor& o,
+               const OptionalTensor& lse, const OptionalTensor& halves) {
+  plan.run(ForwardTensors{.q = inputs.q.const_data_ptr(),
+                          .k = inputs.k.const_data_ptr(),
+                          .v = inputs.v.const_data_ptr(),
+                          .mask = data(inputs.mask),
+                          .order = order_data(inputs.order),
                           .o = o.mutable_data_ptr(),
-                          .lse = lse ? lse->mutable_data_ptr() : nullptr},
+                          .lse = mutable_data(lse),
+                          .key_means = means_data(inputs.key_means),
+                          .halves = static_cast<std::int32_t*>(mutable_data(halves))},
            call.execution);
-  return lse;
 }
 
-// `deterministic` is for the backward, which takes the settings of its forward.
-std::tuple<Tensor, Tensor> forward(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
-                                   const OptionalTensor& mask, const OptionalTensor& order_in,
-                                   const std::string& causal, std::optional<double> scale, const std::string& strategy,
-                                   std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
-                                   const std::string& order_from, bool /*deterministic*/) {
+Tensor empty_lse(const Call& call, const Tensor& q) {
+  return empty(q, {q.size(0), q.size(1), q.size(2)}, lse_type(call.problem));
+}
+
+// forward(), and with `counting` the counts of halves.
+std::tuple<Tensor, Tensor, OptionalTensor> forward_of(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+                                                      const OptionalTensor& mask, const OptionalTensor& order,
+                                                      const OptionalTensor& key_means, const Settings& settings,
+                                                      bool counting) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
-  Call call =
-      make_call(q, k, v, settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0));
+  Call call = make_call(q, k, v, settings);
   add_mask(call, q, mask);
   Tensor o = output_of(call, q, v);
   const Plan forward = plan_of(Operation::forward, call);
   const OptionalTensor workspace = add_workspace(call, forward.workspace_bytes(), q);
-  OptionalTensor lse = attend_by(call, forward, q, k, v, mask, order_for(forward, q, order_in), o, true);
-  return {std::move(o), *std::move(lse)};
+  Tensor lse = empty_lse(call, q);
+  OptionalTensor halves;
+  if (counting) {
+    halves = empty(q, {q.size(0), q.size(1), halves_shape(call.problem)[2], 2}, ScalarType::Int);
+  }
+  attend_by(call, forward, {q, k, v, mask, order_for(forward, q, order), key_means_for(forward, q, key_means)}, o, lse,
+            halves);
+  return {std::move(o), std::move(lse), std::move(halves)};
 }
 
-// make_grouping() and forward() in one; `settings`: unpack(). The order, flat, is the third result where columns are
-// grouped, which under `auto` they may not be.
-std::tuple<Tensor, OptionalTensor, OptionalTensor> attend(const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
-                                                          const OptionalTensor& mask, std::optional<double> scale,
-                                                          std::int64_t settings, std::int64_t seed, bool with_lse) {
+// `deterministic` is for the backward, which takes the settings of its forward.
+std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask,
+                                   const OptionalTensor& order, const OptionalTensor& key_means,
+                                   const std::string& causal, std::optional<double> scale, const std::string& strategy,
+                                   std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
+                                   const std::string& order_from, std::optional<std::int64_t> window,
+                                   std::int64_t sinks, std::optional<std::int64_t> key_offset, double skip, bool finish,
+                                   bool /*deterministic*/) {
+  const Settings settings = settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
+                                        {window, sinks, key_offset, skip, finish});
+  auto [o, lse, halves] = forward_of(q, k, v, mask, order, key_means, settings, false);
+  return {std::move(o), std::move(lse)};
+}
+
+// forward() with `skip`, and halves int32 [B, Hq, ceil(Nq / 64), 2]: of the far halves of tiles in which a row sees a
+// far key, how many were kept, and how many there are.
+std::tuple<Tensor, Tensor, Tensor> forward_counting(const Tensor& q, const Tensor& k, const Tensor& v,
+                                                    const OptionalTensor& mask, const OptionalTensor& order,
+                                                    const OptionalTensor& key_means, const std::string& causal,
+                                                    std::optional<double> scale, const std::string& strategy,
+                                                    std::int64_t group_size, std::int64_t block_size,
+                                                    const std::string& estimator, const std::string& order_from,
+                                                    std::optional<std::int64_t> window, std::int64_t sinks,
+                                                    std::optional<std::int64_t> key_offset, double skip, bool finish) {
+  const Settings settings = settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
+                                        {window, sinks, key_offset, skip, finish});
+  auto [o, lse, halves] = forward_of(q, k, v, mask, order, key_means, settings, true);
+  return {std::move(o), std::move(lse), *std::move(halves)};
+}
+
+// make_grouping() and forward() in one; `settings`, `near`, `key_offset` and `skip`: unpack(). The order, flat, is the
+// third result where columns are grouped, which under `auto` they may not be, and the means of the keys, flat, the
+// fourth where there are some.
+std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> attend(
+    const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const OptionalTensor& mask, std::optional<double> scale,
+    std::int64_t settings, std::int64_t near, std::optional<std::int64_t> key_offset, double skip, std::int64_t seed,
+    bool with_lse) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
-  Call call = make_call(q, k, v, unpack(settings, scale, seed));
+  Call call = make_call(q, k, v, unpack(settings, near, key_offset, skip, scale, seed));
   add_mask(call, q, mask);
   Tensor o = output_of(call, q, v);
   const Plan forward = plan_of(Operation::forward, call);
@@ -105,29 +185,33 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor> attend(const Tensor& q_in, co
     bytes = std::max(bytes, of_order->workspace_bytes());
   }
   const OptionalTensor workspace = add_workspace(call, bytes, q);  // of one after the other
-  OptionalTensor order;
+  Columns columns;
   if (of_order) {
-    order = order_of(call, *of_order, q, k, true);
+    columns = columns_of(call, *of_order, q, k, true);
   }
-  OptionalTensor lse = attend_by(call, forward, q, k, v, mask, order, o, with_lse);
-  return {std::move(o), std::move(lse), std::move(order)};
+  OptionalTensor lse;
+  if (with_lse) {
+    lse = empty_lse(call, q);
+  }
+  attend_by(call, forward, {q, k, v, mask, columns.order, columns.key_means}, o, lse, {});
+  return {std::move(o), std::move(lse), std::move(columns.order), std::move(columns.key_means)};
 }
 
 // dQ, dK, dV, laid out like Q, K, V without their holes; dMask in the mask's shape and LSE's dtype, [0] when not
 // wanted.
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& d_o_in, const OptionalTensor& d_lse_in,
-                                                    const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
-                                                    const OptionalTensor& mask, const OptionalTensor& order_in,
-                                                    const Tensor& o_in, const Tensor& lse_in, bool mask_gradient,
-                                                    const std::string& causal, std::optional<double> scale,
-                                                    const std::string& strategy, std::int64_t group_size,
-                                                    std::int64_t block_size, const std::string& estimator,
-                                                    const std::string& order_from, bool deterministic) {
+std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
+    const Tensor& d_o_in, const OptionalTensor& d_lse_in, const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
+    const OptionalTensor& mask, const OptionalTensor& order_in, const OptionalTensor& key_means_in, const Tensor& o_in,
+    const Tensor& lse_in, bool mask_gradient, const std::string& causal, std::optional<double> scale,
+    const std::string& strategy, std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
+    const std::string& order_from, std::optional<std::int64_t> window, std::int64_t sinks,
+    std::optional<std::int64_t> key_offset, double skip, bool finish, bool deterministic) {
   // The library writes dQ, dK and dV with the strides that it reads Q, K and V with.
   Tensor d_q = dense_like(q_in), d_k = dense_like(k_in), d_v = dense_like(v_in);
   const Tensor q = laid_out_like(d_q, q_in), k = laid_out_like(d_k, k_in), v = laid_out_like(d_v, v_in);
-  Call call =
-      make_call(q, k, v, settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0));
+  Call call = make_call(q, k, v,
+                        settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
+                                    {window, sinks, key_offset, skip, finish}));
   add_mask(call, q, mask);
 
   const std::array lse_shape{q.size(0), q.size(1), q.size(2)};
@@ -149,7 +233,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& d_o_in, const 
   Tensor d_mask = want_mask ? empty(q, mask->sizes(), type_of_lse) : empty(q, {0}, type_of_lse);
   call.execution.deterministic = deterministic;
   const Plan backward = plan_of(Operation::backward, call);
-  const OptionalTensor order = order_for(backward, q, order_in);
+  const OptionalTensor order = order_for(backward, q, order_in), key_means = key_means_for(backward, q, key_means_in);
   const OptionalTensor workspace = add_workspace(call, backward.workspace_bytes(), q);
   backward.run(BackwardTensors{.q = q.const_data_ptr(),
                                .k = k.const_data_ptr(),
@@ -163,7 +247,8 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(const Tensor& d_o_in, const 
                                .d_q = d_q.mutable_data_ptr(),
                                .d_k = d_k.mutable_data_ptr(),
                                .d_v = d_v.mutable_data_ptr(),
-                               .d_mask = want_mask ? d_mask.mutable_data_ptr() : nullptr},
+                               .d_mask = want_mask ? d_mask.mutable_data_ptr() : nullptr,
+                               .key_means = means_data(key_means)},
                call.execution);
   return {d_q, d_k, d_v, d_mask};
 }
@@ -180,9 +265,12 @@ using Strings = std::vector<std::string>;
 std::tuple<std::string, std::string, std::string, std::string, Strings, Strings> explain(
     const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask, const std::string& operation,
     const std::string& causal, std::optional<double> scale, const std::string& strategy, std::int64_t group_size,
-    std::int64_t block_size, const std::string& estimator, const std::string& order_from, bool deterministic) {
-  Call call =
-      make_call(q, k, v, settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0));
+    std::int64_t block_size, const std::string& estimator, const std::string& order_from,
+    std::optional<std::int64_t> window, std::int64_t sinks, std::optional<std::int64_t> key_offset, double skip,
+    bool finish, bool deterministic) {
+  Call call = make_call(q, k, v,
+                        settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
+                                    {window, sinks, key_offset, skip, finish}));
   add_mask(call, q, mask);
   const Operation wanted = named("operation", operation, kOperations).value;
   const Explanation found = distr::explain(wanted, call.problem, call.grouping, call.execution.device, deterministic);
@@ -239,23 +327,29 @@ std::string with_defaults(std::string schema) {
 
 STABLE_TORCH_LIBRARY(distrattention, m) {
   const auto define = [&m](const std::string& schema) { m.def(with_defaults(schema).c_str()); };
+  const std::string near = "int? window=None, int sinks=0, int? key_offset=None, float skip=0., bool finish=False";
   const std::string settings =
       "str causal='none', float? scale=None, str strategy='$strategy', int group_size=$group_size, "
-      "int block_size=$block_size, str estimator='$estimator', str order_from='$order_from', bool deterministic=True";
+      "int block_size=$block_size, str estimator='$estimator', str order_from='$order_from', " +
+      near;
   define(
       "make_grouping(Tensor q, Tensor k, str causal='none', str strategy='$strategy', int group_size=$group_size, "
-      "int block_size=$block_size, str order_from='$order_from', int seed=$seed, bool flat=False) -> Tensor");
-  define("forward(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? order=None, " + settings +
-         ") -> (Tensor out, Tensor lse)");
+      "int block_size=$block_size, str order_from='$order_from', int seed=$seed, bool flat=False, " +
+      near + ") -> (Tensor order, Tensor key_means)");
+  const std::string inputs =
+      "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? order=None, Tensor? key_means=None, ";
+  define("forward" + inputs + settings + ", bool deterministic=True) -> (Tensor out, Tensor lse)");
+  define("forward_counting" + inputs + settings + ") -> (Tensor out, Tensor lse, Tensor halves)");
   define(
-      "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, int settings, int seed, bool with_lse) "
-      "-> (Tensor out, Tensor? lse, Tensor? order)");
+      "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, int settings, int near, int? key_offset, "
+      "float skip, int seed, bool with_lse) -> (Tensor out, Tensor? lse, Tensor? order, Tensor? key_means)");
   define(
       "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? order, "
-      "Tensor out, Tensor lse, bool mask_gradient=False, " +
-      settings + ") -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_mask)");
+      "Tensor? key_means, Tensor out, Tensor lse, bool mask_gradient=False, " +
+      settings + ", bool deterministic=True) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_mask)");
   define("explain(Tensor q, Tensor k, Tensor v, Tensor? mask=None, str operation='forward', " + settings +
-         ") -> (str strategy, str order_from, str choice, str kernel, str[] kernels, str[] reasons)");
+         ", bool deterministic=True) -> (str strategy, str order_from, str choice, str kernel, str[] kernels, str[] "
+         "reasons)");
   define(
       "describe() -> (str version, str instruction_set, str cuda_build, str[] cuda_devices, str cuda_unusable, "
       "str[] operations, str[] kernels)");
@@ -265,6 +359,7 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
 STABLE_TORCH_LIBRARY_IMPL(distrattention, CPU, m) {
   m.impl("make_grouping", TORCH_BOX(&make_grouping));
   m.impl("forward", TORCH_BOX(&forward));
+  m.impl("forward_counting", TORCH_BOX(&forward_counting));
   m.impl("attend", TORCH_BOX(&attend));
   m.impl("backward", TORCH_BOX(&backward));
 }
@@ -273,6 +368,7 @@ STABLE_TORCH_LIBRARY_IMPL(distrattention, CPU, m) {
 STABLE_TORCH_LIBRARY_IMPL(distrattention, CUDA, m) {
   m.impl("make_grouping", TORCH_BOX(&make_grouping));
   m.impl("forward", TORCH_BOX(&forward));
+  m.impl("forward_counting", TORCH_BOX(&forward_counting));
   m.impl("attend", TORCH_BOX(&attend));
   m.impl("backward", TORCH_BOX(&backward));
 }

@@ -40,7 +40,10 @@ int main(int count, char** arguments) {
   out << "DEFAULTS = {\"strategy\": \"" << traits(defaults.strategy).name
       << "\", \"group_size\": " << defaults.group_size << ", \"block_size\": " << defaults.block
       << ", \"estimator\": \"" << name_in(kEstimators, defaults.estimator) << "\", \"order_from\": \""
-      << name_in(kOrdersFrom, defaults.order_from) << "\", \"seed\": " << defaults.seed << "}\n";
+      << name_in(kOrdersFrom, defaults.order_from) << "\", \"seed\": " << defaults.seed
+      << ", \"window\": None, \"sinks\": " << defaults.sinks << ", \"skip\": " << defaults.skip
+      << ", \"finish\": " << (defaults.finish ? "True" : "False") << "}\n"
+      << "MAX_DISTANCE = " << kMaxDistance << "\n";
   out.close();
   if (!out) {
     std::cerr << "distrattention_tables: FILE cannot be written\n";

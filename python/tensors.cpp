@@ -161,6 +161,25 @@ Mask make_mask(const Tensor& q, const Tensor& tensor) {
   return mask;
 }
 
+void set_near(Grouping& grouping, const NearKeys& near) {
+  grouping.window = near.window;
+  grouping.sinks = near.sinks;
+  grouping.key_offset = near.key_offset;
+  grouping.skip = near.skip;
+  grouping.finish = near.finish;
+}
+
+// A tensor of some blocks of d values for each head, contiguous; it may be flat.
+Tensor by_blocks(const Tensor& q, const char* name, const Tensor& tensor, ScalarType type,
+                 const std::array<std::int64_t, 4>& shape) {
+  if (tensor.dim() == 3) {
+    require(q, name, tensor, type, {q.size(0), shape[1], shape[2] * shape[3]});
+  } else {
+    require(q, name, tensor, type, {q.size(0), shape[1], shape[2], shape[3]});
+  }
+  return packed(tensor);
+}
+
 PlanKey key_of(Operation operation, const Call& call) {
   return {operation,
           call.problem,
@@ -241,7 +260,7 @@ Tensor laid_out_like(const Tensor& layout, const Tensor& tensor) {
 
 Settings settings_of(const std::string& causal, std::optional<double> scale, const std::string& strategy,
                      std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
-                     const std::string& order_from, std::int64_t seed) {
+                     const std::string& order_from, std::int64_t seed, const NearKeys& near) {
   Grouping grouping;
   grouping.strategy = named("strategy", strategy, kStrategies).strategy;
   grouping.group_size = group_size;
@@ -249,10 +268,16 @@ Settings settings_of(const std::string& causal, std::optional<double> scale, con
   grouping.estimator = named("estimator", estimator, kEstimators).value;
   grouping.order_from = named("order_from", order_from, kOrdersFrom).value;
   grouping.seed = static_cast<std::uint64_t>(seed);
+  set_near(grouping, near);
   return {named("causal", causal, kCorners).value, scale, grouping, true};
 }
 
-Settings unpack(std::int64_t packed, std::optional<double> scale, std::int64_t seed) {
+Settings unpack(std::int64_t packed, std::int64_t packed_near, std::optional<std::int64_t> key_offset, double skip,
+                std::optional<double> scale, std::int64_t seed) {
+  if (packed < 0 || packed_near < 0) {
+    invalid("the settings are " + std::to_string(std::min(packed, packed_near)) +
+            "; allowed: 0 and above, as pack() and pack_near() make them");
+  }
   const auto take = [&packed](std::int64_t values) {
     const std::int64_t value = packed % values;
     packed /= values;
@@ -261,9 +286,6 @@ Settings unpack(std::int64_t packed, std::optional<double> scale, std::int64_t s
   const auto take_of = [&take](const auto& values) {
     return values[static_cast<std::size_t>(take(std::ssize(values)))];
   };
-  if (packed < 0) {
-    invalid("the settings are " + std::to_string(packed) + "; allowed: 0 and above, as pack() makes them");
-  }
   Grouping grouping;
   const Causal causal = take_of(kCorners).value;
   grouping.strategy = take_of(kStrategies).strategy;
@@ -273,6 +295,15 @@ Settings unpack(std::int64_t packed, std::optional<double> scale, std::int64_t s
   grouping.group_size = take(1024);
   grouping.block = take(std::int64_t{1} << 40);
   grouping.seed = static_cast<std::uint64_t>(seed);
+  packed = packed_near;
+  NearKeys near;
+  near.finish = take(2) == 1;
+  const std::int64_t window = take(std::int64_t{1} << 31);  // 0: none
+  near.window = window == 0 ? std::nullopt : std::optional(window - 1);
+  near.sinks = packed;
+  near.key_offset = key_offset;
+  near.skip = skip;
+  set_near(grouping, near);
   return {causal, scale, grouping, grouped_heads};
 }
 
@@ -311,13 +342,17 @@ OptionalTensor order_for(const Plan& plan, const Tensor& q, const OptionalTensor
   if (!order) {
     return {};
   }
-  const auto shape = order_shape(plan.problem(), plan.grouping());
-  if (order->dim() == 3) {
-    require(q, "the order", *order, ScalarType::Int, {q.size(0), q.size(1), shape[2] * q.size(3)});
-  } else {
-    require(q, "the order", *order, ScalarType::Int, {q.size(0), q.size(1), shape[2], q.size(3)});
+  auto shape = order_shape(plan.problem(), plan.grouping());
+  shape[1] = q.size(1);
+  return by_blocks(q, "the order", *order, ScalarType::Int, shape);
+}
+
+OptionalTensor key_means_for(const Plan& plan, const Tensor& q, const OptionalTensor& key_means) {
+  if (!needs_key_means(plan.grouping()) || !key_means) {
+    return {};
   }
-  return packed(*order);
+  const auto shape = key_means_shape(plan.problem(), plan.grouping());
+  return by_blocks(q, "key_means", *key_means, ScalarType::Float, shape);
 }
 
 OptionalTensor add_workspace(Call& call, std::size_t bytes, const Tensor& q) {

@@ -61,6 +61,15 @@ void require(const Tensor& q, const char* name, const Tensor& tensor, ScalarType
 // The tensor with the strides of `layout`, copied where it has others, or on CUDA an address that 16 does not divide.
 [[nodiscard]] Tensor laid_out_like(const Tensor& layout, const Tensor& tensor);
 
+// What Grouping says of near keys and skipped tiles.
+struct NearKeys {
+  std::optional<std::int64_t> window;
+  std::int64_t sinks = 0;
+  std::optional<std::int64_t> key_offset;
+  double skip = 0;
+  bool finish = false;
+};
+
 // Everything but the tensors that says what attention is wanted, as the operators take it.
 struct Settings {
   Causal causal = Causal::none;
@@ -70,9 +79,11 @@ struct Settings {
 };
 [[nodiscard]] Settings settings_of(const std::string& causal, std::optional<double> scale, const std::string& strategy,
                                    std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
-                                   const std::string& order_from, std::int64_t seed);
-// The same from one number (pack() in distrattention/ops.py), which takes less time to pass than the names.
-[[nodiscard]] Settings unpack(std::int64_t packed, std::optional<double> scale, std::int64_t seed);
+                                   const std::string& order_from, std::int64_t seed, const NearKeys& near);
+// The same from two numbers (pack() and pack_near() in distrattention/ops.py), which take less time to pass than the
+// names.
+[[nodiscard]] Settings unpack(std::int64_t packed, std::int64_t packed_near, std::optional<std::int64_t> key_offset,
+                              double skip, std::optional<double> scale, std::int64_t seed);
 
 struct Call {
   Problem problem;
@@ -94,6 +105,8 @@ void add_mask(Call& call, const Tensor& q, const OptionalTensor& mask);
 // The order as the library wants it, contiguous, if there is one. It may come as [B, Hq, blocks, d] or flat,
 // [B, Hq, blocks * d].
 [[nodiscard]] OptionalTensor order_for(const Plan& plan, const Tensor& q, const OptionalTensor& order);
+// The means of the keys likewise, [B, H, blocks or 1, d] or flat; none where the plan reads none.
+[[nodiscard]] OptionalTensor key_means_for(const Plan& plan, const Tensor& q, const OptionalTensor& key_means);
 // On CUDA, gives the call a workspace of so many bytes from torch's caching allocator; on the CPU the library allocates
 // its own. It goes back to torch with the result: what reuses it comes later on the same stream.
 [[nodiscard]] OptionalTensor add_workspace(Call& call, std::size_t bytes, const Tensor& q);

@@ -124,7 +124,7 @@ class Contender:
         """The part of forward() that makes the order."""
         corner = "top_left" if causal else "none"
         settings = self.strategy, self.group_size, self.block(q.shape[2]), self.order_from(causal)
-        return ops.make_grouping(q, k, corner, *settings, 0, True)
+        return ops.make_grouping(q, k, corner, *settings, 0, True)[0]
 
 
 CONTENDERS = [*map(Contender, PEERS), *(Contender("distr", *setting) for setting in SETTINGS)]

@@ -20,15 +20,15 @@ struct Errors {
 };
 
 /// Compares `tensors.o`, as forward() wrote it, with `o_exact` (same type and strides), and the scores and
-/// probabilities that `grouping` and `tensors.order` give with the exact ones. About `max_rows` rows of P and S,
-/// evenly spread over each head, and at least one a head, are looked at. `tensors.v` and `tensors.lse` are not read.
-/// Throws Error(invalid_argument). CPU memory.
+/// probabilities that `grouping`, `tensors.order` and `tensors.key_means` give with the exact ones; skipped keys have a
+/// probability of 0 and no score. About `max_rows` rows of P and S, evenly spread over each head, and at least one a
+/// head, are looked at. `tensors.v` and `tensors.lse` are not read. Throws Error(invalid_argument). CPU memory.
 [[nodiscard]] Errors measure(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
                              const void* o_exact, std::int64_t max_rows = 1 << 14, const Execution& execution = {});
 
 /// P [rows, columns] of one head in float64, block means of the full matrix where it is larger than `size`, for
 /// pictures. Returns the side lengths through `rows` and `columns`. Reads Q, K, the
-/// mask and the order of `tensors`. Throws Error(invalid_argument). CPU memory.
+/// mask, the order and the means of the keys of `tensors`. Throws Error(invalid_argument). CPU memory.
 [[nodiscard]] std::vector<double> probabilities(const Problem& problem, const Grouping& grouping,
                                                 const ForwardTensors& tensors, std::int64_t batch, std::int64_t head,
                                                 std::int64_t size, std::int64_t& rows, std::int64_t& columns);

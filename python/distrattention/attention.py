@@ -4,8 +4,19 @@
 from typing import Any
 
 from distrattention import core  # first, for it says in words what is missing
-from distrattention.settings import DEFAULT_BLOCK, EXACT, Fields, Settings, chosen, fields_of, require_name
+from distrattention.settings import (
+    DEFAULT_BLOCK,
+    EXACT,
+    MAX_DISTANCE,
+    Fields,
+    Settings,
+    chosen,
+    fields_of,
+    require_int,
+    require_name,
+)
 
+import torch  # isort: skip
 from torch import Tensor  # isort: skip
 from torch.nn.attention.bias import CausalBias, CausalVariant  # isort: skip
 from typing_extensions import Unpack  # isort: skip  # torch brings it
@@ -30,8 +41,14 @@ def scaled_dot_product_attention(
     estimator: str = Settings.estimator,
     order_from: str = Settings.order_from,
     seed: int = Settings.seed,
+    window: int | None = Settings.window,
+    sinks: int = Settings.sinks,
+    skip: float | None = Settings.skip,
+    finish: bool = Settings.finish,
     order: Tensor | None = Settings.order,
+    key_offset: int | None = None,
     return_lse: bool = False,
+    return_halves: bool = False,
 ) -> Tensor | Any:
     """softmax(scale * q_hat k_hat^T + mask) V (paper, Equation 2), called like PyTorch's function of this name.
 
@@ -46,35 +63,48 @@ def scaled_dot_product_attention(
     approximated. A causal call by "lsh" or "energy" that is one block of more than 128 rows is refused unless
     order_from="own" is named: the first block of "previous" is exact, and with it the call would be.
 
+    key_offset: the key that stands beside the first query, for `window` in calls that are not causal, as where a mask
+    holds the causality of a chunk of a prompt; None: key 0. Causal calls know it by their corner.
+
     Returns out [..., Hq, L, Ev] of the query's dtype. With return_lse also the natural logarithm of the softmax's
-    denominators, [..., Hq, L] in float32 (float64 for float64), -inf where no key is seen; it is differentiable.
+    denominators, [..., Hq, L] in float32 (float64 for float64), -inf where no key is seen; it is differentiable. With
+    return_halves, which `skip` needs, last of all int32 [..., Hq, ceil(L / 64), 2]: for 64 queries, of the 64 far keys
+    each in which one of them sees a far key, how many were kept, and how many there are.
 
     Sizes before the last two broadcast, those of the heads not with enable_gqa. Other than in PyTorch's, the three have
     as many axes as each other, and E and Ev may not be 0.
 
     Raises ValueError (shapes, settings, scale), TypeError (dtypes, devices), NotImplementedError (dropout, nested and
-    sparse tensors, forward-mode and second derivatives), and RuntimeError where no kernel of the device serves, or for
-    such a causal call.
+    sparse tensors, forward-mode and second derivatives, gradients with `skip`), and RuntimeError where no kernel of the
+    device serves, or for such a causal call.
     """
-    fields = (strategy, group_size, block_size, estimator, order_from, seed, order)
+    fields = (
+        strategy, group_size, block_size, estimator, order_from, seed, window, sinks, skip, finish, order,
+    )  # fmt: skip
     if settings is not None:
         fields = fields_of(settings, fields)
-    if attn_mask is None and dropout_p == 0:
+    if attn_mask is None and dropout_p == 0 and key_offset is None and not return_halves:
         results = core.attend_simply(query, key, value, is_causal, scale, enable_gqa, fields, return_lse)
         if results is not None:
             return results if return_lse else results[0]
     settings = core.settings_of(*fields)
     if dropout_p != 0:
         raise NotImplementedError(f"dropout_p is {dropout_p}; allowed: 0, as there is no dropout")
+    if return_halves and not settings.skip:
+        raise ValueError("return_halves is True without skip, whose halves are counted; allowed: with a skip above 0")
     *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, enable_gqa)
-    out, lse = core.attend(*tensors, causal, scale, settings, with_lse=return_lse)
-    return (out, lse) if return_lse else out
+    _check_key_offset(key_offset, causal)
+    options = {"with_lse": return_lse, "key_offset": key_offset, "counting": return_halves}
+    out, lse, *halves = core.attend(*tensors, causal, scale, settings, **options)
+    results = (out, *((lse,) if return_lse else ()), *halves)
+    return results if len(results) > 1 else out
 
 
 def attention_of_prompts(query, key, value, *, settings, **others):
     """scaled_dot_product_attention(), but exact in decoding; the integration in transformers calls it."""
     if is_decoding(query.shape[-2], key.shape[-2], settings.block_size):
         settings = EXACT
+        others["key_offset"] = None
     return scaled_dot_product_attention(query, key, value, settings=settings, **others)
 
 
@@ -92,6 +122,7 @@ def explain(
     scale: float | None = None,
     *,
     operation: str = "forward",
+    key_offset: int | None = None,
     settings: Settings | None = None,
     **fields: Unpack[Fields],
 ) -> dict[str, Any]:
@@ -105,7 +136,19 @@ def explain(
     require_name("operation", operation, OPERATIONS)
     settings = chosen(settings, fields)
     *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, True)
-    return core.explain(*tensors, causal, scale, settings, operation)
+    _check_key_offset(key_offset, causal)
+    return core.explain(*tensors, causal, scale, settings, operation, key_offset)
+
+
+def _check_key_offset(key_offset, causal):
+    if key_offset is None:
+        return
+    if not isinstance(key_offset, torch.SymInt):
+        require_int("key_offset", key_offset, -MAX_DISTANCE, MAX_DISTANCE)
+    if causal != "none":
+        raise ValueError(
+            f"key_offset is {key_offset} in a causal call, whose corner says where queries stand; allowed: None"
+        )
 
 
 def _prepare(query, key, value, mask, is_causal, scale, grouped_heads):

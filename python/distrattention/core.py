@@ -7,7 +7,7 @@ import numbers
 import sys
 
 from distrattention import ops  # first, for it says in words what is missing
-from distrattention import flops  # noqa: F401; registers what torch counts
+from distrattention import flops, vmap  # noqa: F401; they register what torch counts, and what it maps
 from distrattention.determinism import is_nondeterministic_backward_allowed
 from distrattention.settings import DEFAULT_BLOCK, Settings, chosen, counted
 
@@ -61,26 +61,36 @@ def attend_simply(query, key, value, is_causal, scale, grouped_heads, fields, wi
     ):
         return None
     try:
-        packed, seed = _packed("top_left" if is_causal else "none", bool(grouped_heads), *fields)
+        numbers = _packed("top_left" if is_causal else "none", bool(grouped_heads), *fields)
     except (TypeError, ValueError):  # they cannot be looked up, or are no settings
         return None
     deterministic = not is_nondeterministic_backward_allowed()
     try:
-        return ops.attend_eagerly(query, key, value, None, scale, packed, seed, deterministic, with_lse)
+        return ops.attend_eagerly(query, key, value, None, scale, numbers, deterministic, with_lse)
     except RuntimeError:
         return None
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
 def _packed(causal, grouped_heads, *fields):
-    """(what ops.pack() makes of the settings, the seed)."""
+    """The numbers of ops.attend_eagerly()."""
     settings = _known_settings(*fields)
     options = options_of(settings, MAX_HEAD_DIM)  # a smaller d is the operator's to refuse
-    return ops.pack(causal, *options, grouped_heads), settings.seed
+    return _numbers(causal, options, settings.seed, grouped_heads)
 
 
-def attend(query, key, value, mask, causal, scale, settings, deterministic=False, with_lse=True):
-    """(out [..., Hq, N, dv], lse [..., Hq, N]) of tensors that check() lets pass, with any number of axes from 2 on.
+def _numbers(causal, options, seed, grouped_heads=True):
+    window, sinks, key_offset, skip, finish = options[_NEAR:]
+    near = ops.pack_near(window, sinks, finish)
+    return ops.pack(causal, *options[:_NEAR], grouped_heads), near, key_offset, skip, seed
+
+
+def attend(
+    query, key, value, mask, causal, scale, settings, deterministic=False, with_lse=True, key_offset=None,
+    counting=False,
+):  # fmt: skip
+    """(out [..., Hq, N, dv], lse [..., Hq, N]) of tensors that check() lets pass, with any number of axes from 2 on;
+    `counting`, also the counts of halves, int32 [..., Hq, ceil(N / 64), 2].
 
     causal: "none", "top_left" or "bottom_right"; anything but "none" excludes a mask. Hq may be a multiple of H.
     deterministic: whether the backward is, whatever the process allows. Without with_lse lse may be None.
@@ -89,35 +99,55 @@ def attend(query, key, value, mask, causal, scale, settings, deterministic=False
     plain = eager and _is_plain()
     if eager:
         ops.refuse_tangents((query, key, value, mask))
+    if settings.skip and torch.is_grad_enabled() and ops.any_requires_grad((query, key, value, mask)):
+        ops.refuse_gradients(settings.skip)
     (q, k, v), mask = four_axes((query, key, value), mask)
-    options = options_of(settings, query.shape[-1])
+    options = options_of(settings, query.shape[-1], key_offset)
     deterministic = deterministic or not is_nondeterministic_backward_allowed()
     if settings.strategy == "auto" and eager and _LOG.isEnabledFor(logging.INFO):
         _log_choice(q, k, v, mask, "forward", causal, scale, "auto", *options[1:], deterministic)
-    if plain and settings.order is None:
-        packed = ops.pack(causal, *options)
-        out, lse = ops.attend_eagerly(q, k, v, mask, scale, packed, settings.seed, deterministic, with_lse)
+    if plain and settings.order is None and not counting:
+        numbers = _numbers(causal, options, settings.seed)
+        results = ops.attend_eagerly(q, k, v, mask, scale, numbers, deterministic, with_lse)
     else:
-        order = None
-        strategy, group_size, block_size, _, order_from = options
-        if settings.order is not None:
-            order = ops.order_of_caller(settings.order, q, block_size) if strategy != "exact" else None
-        elif strategy != "exact":
-            grouping = (strategy, group_size, block_size, order_from, settings.seed)
-            order = ops.make_grouping(q, k, causal, *grouping, flat=True)
-        run = ops.forward if not eager or not torch._C._are_functorch_transforms_active() else ops.forward_of_func
-        out, lse = run(q, k, v, mask, order, causal, scale, *options, deterministic)
+        tensors = (q, k, v, mask, *columns_of(q, k, causal, settings, options))
+        if counting:
+            results = ops.forward_counting(*tensors, causal, scale, *options)
+        else:
+            plainly = not eager or not torch._C._are_functorch_transforms_active()
+            run = ops.forward if plainly else ops.forward_of_func
+            results = run(*tensors, causal, scale, *options, deterministic)
     if query.dim() == 4:
-        return out, lse
-    out = out.reshape(*query.shape[:-1], value.shape[-1])
-    return out, lse.reshape(query.shape[:-1]) if with_lse else None
+        return results
+    out, *others = results
+    leading = query.shape[:-2]
+    others = (None if other is None else other.reshape(*leading, *other.shape[2:]) for other in others)
+    return out.reshape(*query.shape[:-1], value.shape[-1]), *others
 
 
-def explain(query, key, value, mask, causal, scale, settings, operation="forward"):
+def columns_of(q, k, causal, settings, options, flat=True):
+    """(order, means of the keys) as forward takes them, None where it reads none, for q and k with four axes."""
+    strategy, group_size, block_size, _, order_from, *near = options
+    if strategy == "exact":
+        return None, None
+    order = None
+    if settings.order is not None:
+        order = ops.order_of_caller(settings.order, q, block_size)
+        strategy = "given"
+    needs_means = ops.needs_key_means(options[0], group_size, *near)
+    if order is not None and not needs_means:
+        return order, None
+    grouping = (strategy, group_size, block_size, order_from, settings.seed, flat)
+    computed, key_means = ops.make_grouping(q, k, causal, *grouping, *near)
+    return computed if order is None else order, key_means if needs_means else None
+
+
+def explain(query, key, value, mask, causal, scale, settings, operation="forward", key_offset=None):
     """What attend() would do with these tensors, as the dict that attention.explain() describes."""
     four, mask = four_axes((query, key, value), mask)
-    options = (*options_of(settings, query.shape[-1])[1:], not is_nondeterministic_backward_allowed())
-    found = ops.explain(*four, mask, operation, causal, scale, settings.strategy, *options)
+    options = options_of(settings, query.shape[-1], key_offset)[1:]
+    deterministic = not is_nondeterministic_backward_allowed()
+    found = ops.explain(*four, mask, operation, causal, scale, settings.strategy, *options, deterministic)
     return _explanation(*found)
 
 
@@ -126,18 +156,22 @@ def _explanation(strategy, order_from, choice, kernel, kernels, reasons):
     return found | {"kernels": dict(zip(kernels, reasons))}
 
 
-def options_of(settings, head_dim):
-    """(strategy, group_size, block_size, estimator, order_from) as the operators take them, "exact" where there is
-    nothing to group."""
+_NEAR = 5  # where what is near begins among the options
+
+
+def options_of(settings, head_dim, key_offset=None):
+    """(strategy, group_size, block_size, estimator, order_from, window, sinks, key_offset, skip, finish) as the
+    operators take them, "exact" where there is nothing to group."""
     group_size, block_size = resolve(settings, head_dim)
     strategy = settings.strategy if group_size > 1 else "exact"
-    return strategy, group_size, block_size, settings.estimator, settings.order_from
+    near = (settings.window, settings.sinks, key_offset, settings.skip, settings.finish and strategy != "exact")
+    return strategy, group_size, block_size, settings.estimator, settings.order_from, *near
 
 
 def resolve(settings, head_dim):
     """(group_size, block_size) as the operators take them: group_size 1 where there is nothing to group."""
     if settings.strategy == "exact" or head_dim <= 1:
-        return 1, DEFAULT_BLOCK
+        return 1, settings.block_size or DEFAULT_BLOCK if settings.skip else DEFAULT_BLOCK
     group_size = settings.taken_group_size
     if group_size > head_dim:
         raise ValueError(f"group_size is {group_size}; allowed: 1 to {head_dim}, the last size of query")

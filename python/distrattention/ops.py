@@ -1,19 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The operators torch.ops.distrattention.{make_grouping, forward, backward}: library, fake kernels, gradients, vmap.
-`attend` is make_grouping and forward in one, without a gradient or vmap of its own.
+"""The operators torch.ops.distrattention.{make_grouping, forward, backward}: library, fake kernels and gradients.
+`attend` is make_grouping and forward in one, and `forward_counting` a forward that counts what it keeps; they have no
+gradient or vmap of their own.
 
 Schemas and kernels are in C++ (python/ops.cpp). Tensors are [B, H, N, d] with any strides, a mask of rank 0 to 4
 broadcasts to [B, Hq, Nq, Nk]; an order of the columns is int32 [B, Hq, blocks, d] or flat, [B, Hq, blocks * d] (what
-torch.export can trace for lengths below and above block_size alike). Operators are functional: they return new tensors
+torch.export can trace for lengths below and above block_size alike), and the means of the keys are float32 [B, H,
+blocks or 1, d] or flat, [0] where there are none. Operators are functional: they return new tensors
 and change none. The settings that follow the tensors are those of distrattention.Settings, resolved.
 """
 
-import functools
 import typing
 from pathlib import Path
 
 import distrattention
-from distrattention.settings import ESTIMATORS, ORDERS_FROM, STRATEGIES
+from distrattention.packing import pack, pack_near, unpack, unpack_near  # noqa: F401; they belong to `attend`
+from distrattention.settings import STRATEGIES
 
 try:
     import torch
@@ -47,6 +49,7 @@ def _load():
 _load()
 make_grouping = torch.ops.distrattention.make_grouping
 forward = torch.ops.distrattention.forward
+forward_counting = torch.ops.distrattention.forward_counting
 attend = torch.ops.distrattention.attend.default  # not looked up by its arguments
 backward = torch.ops.distrattention.backward
 explain = torch.ops.distrattention.explain
@@ -95,35 +98,6 @@ def order_of_caller(order, q, block_size):
     return order.to(torch.int32).expand(shape).contiguous()
 
 
-# The settings of `attend` in one number, which takes less time to pass than their names.
-
-_CORNERS = ("none", "top_left", "bottom_right")
-_NAMES = (_CORNERS, tuple(STRATEGIES), ESTIMATORS, ORDERS_FROM, (False, True))  # as in python/tensors.cpp
-_GROUP_SIZES, _BLOCK_SIZES = 2**10, 2**40
-
-
-def pack(causal, strategy, group_size, block_size, estimator, order_from, grouped_heads=True):
-    """The settings in one number. A block of more than 2^40 - 1 rows is one of so many. grouped_heads: whether Hq may
-    be a multiple of H."""
-    packed, place = 0, 1
-    for name, names in zip((causal, strategy, estimator, order_from, grouped_heads), _NAMES):
-        packed += names.index(name) * place
-        place *= len(names)
-    return packed + place * (group_size + _GROUP_SIZES * min(block_size, _BLOCK_SIZES - 1))
-
-
-@functools.lru_cache
-def unpack(packed):
-    """(causal, strategy, group_size, block_size, estimator, order_from) of what pack() returned."""
-    found = []
-    for names in _NAMES:
-        packed, index = divmod(packed, len(names))
-        found.append(names[index])
-    causal, strategy, estimator, order_from, _ = found
-    block_size, group_size = divmod(packed, _GROUP_SIZES)
-    return causal, strategy, group_size, block_size, estimator, order_from
-
-
 def lse_dtype(dtype):
     """The dtype of LSE and of a mask's gradient: float32, and float64 for float64 tensors."""
     return torch.float64 if dtype == torch.float64 else torch.float32
@@ -140,27 +114,54 @@ def _complete(operator, arguments):
 
 @torch.library.register_fake("distrattention::make_grouping")
 def _(*arguments):
-    q, *_, block_size, _, _, flat = _complete(make_grouping.default, arguments)
+    q, k, causal, strategy, group_size, block_size, order_from, _, flat, *near = _complete(
+        make_grouping.default, arguments
+    )
     blocks, d = (q.shape[2] + block_size - 1) // block_size, q.shape[3]
-    return q.new_empty((*q.shape[:2], *((blocks * d,) if flat else (blocks, d))), dtype=torch.int32)
+
+    def empty(heads, count, dtype):
+        shape = (q.shape[0], heads, count * d) if flat else (q.shape[0], heads, count, d)
+        return q.new_empty(shape, dtype=dtype)
+
+    is_callers = STRATEGIES[strategy].order == "caller" and group_size > 1
+    order = q.new_empty((0,), dtype=torch.int32) if is_callers else empty(q.shape[1], blocks, torch.int32)
+    if not needs_key_means(strategy, group_size, *near):
+        return order, q.new_empty((0,), dtype=torch.float32)
+    is_previous = order_from == "previous" or (order_from == "auto" and causal != "none")
+    return order, empty(k.shape[1], blocks if is_previous else 1, torch.float32)
+
+
+def needs_key_means(strategy, group_size, window=None, sinks=0, *_):
+    """Whether far scores keep the means of dropped columns; under `auto`, where it takes such a strategy."""
+    row = STRATEGIES[strategy]
+    return (window is not None or sinks > 0) and row.members == "one" and row.order != "none" and group_size > 1
 
 
 @torch.library.register_fake("distrattention::forward")
-def _(q, k, v, mask=None, order=None, *settings):
+def _(q, k, v, mask=None, order=None, key_means=None, *settings):
     b, h, n, _ = q.shape
     return q.new_empty((b, n, h, v.shape[3])).transpose(1, 2), q.new_empty((b, h, n), dtype=lse_dtype(q.dtype))
 
 
+@torch.library.register_fake("distrattention::forward_counting")
+def _(q, k, v, *others):
+    halves = q.new_empty((*q.shape[:2], (q.shape[2] + 63) // 64, 2), dtype=torch.int32)
+    return *forward(q, k, v), halves
+
+
 @torch.library.register_fake("distrattention::attend")
-def _(q, k, v, mask, scale, settings, seed, lse):
+def _(q, k, v, mask, scale, settings, near, key_offset, skip, seed, lse):
     if not q.device == k.device == v.device:  # one of them a meta tensor beside real ones
         raise RuntimeError(f"q, k and v are on {q.device}, {k.device} and {v.device}; allowed: one device")
     causal, strategy, group_size, block_size, estimator, order_from = unpack(settings)
-    order = None  # under `auto` there may be none, too, but that is for a device to say
+    order = key_means = None  # under `auto` there may be none, too, but that is for a device to say
     if strategy != "exact" and group_size > 1:
-        order = make_grouping(q, k, causal, strategy, group_size, block_size, order_from, seed, flat=True)
+        window, sinks, finish = unpack_near(near)
+        grouping = (strategy, group_size, block_size, order_from, seed, True)
+        order, key_means = make_grouping(q, k, causal, *grouping, window, sinks, key_offset, skip, finish)
+        key_means = key_means if needs_key_means(strategy, group_size, window, sinks) else None
     out, lse_of_all = forward(q, k, v, mask)
-    return out, lse_of_all if lse else None, order
+    return out, lse_of_all if lse else None, order, key_means
 
 
 def _dense_like(tensor):
@@ -169,12 +170,13 @@ def _dense_like(tensor):
 
 
 @torch.library.register_fake("distrattention::backward")
-def _(grad_out, grad_lse, q, k, v, mask, order, out, lse, mask_gradient=False, *settings):
+def _(grad_out, grad_lse, q, k, v, mask, order, key_means, out, lse, mask_gradient=False, *settings):
     shape = mask.shape if mask is not None and mask_gradient else (0,)
     return _dense_like(q), _dense_like(k), _dense_like(v), q.new_empty(shape, dtype=lse_dtype(q.dtype))
 
 
-# Gradients: of O and LSE with respect to Q, K, V and an additive mask, the order held constant; no forward mode.
+# Gradients: of O and LSE with respect to Q, K, V and an additive mask, the order and the means of the keys held
+# constant; no forward mode.
 
 
 def refuse_tangents(arguments):
@@ -191,6 +193,8 @@ def _refuse_forward_mode(*_):
 
 
 _autograd_kernels = torch.library.Library("distrattention", "IMPL")  # they last as long as it does
+# Orders and means are constants; without this, autograd would take the means for a result that lacks a derivative.
+_autograd_kernels.impl(make_grouping.default, torch.library.fallthrough_kernel, "Autograd")
 
 
 def _register_autograd(operator, function, tensors):
@@ -233,29 +237,39 @@ class _Backward(torch.autograd.Function):
         )
 
 
-_backward = _register_autograd(backward.default, _Backward, 9)
+_backward = _register_autograd(backward.default, _Backward, 10)
 
 
-_DETERMINISTIC = 7  # its place among the settings of forward and backward
+_SKIP, _DETERMINISTIC = 10, 12  # their places among the settings of forward and backward
+
+
+def refuse_gradients(skip):
+    """Raises NotImplementedError where a call that records gradients is to skip keys."""
+    if skip:
+        raise NotImplementedError(
+            f"skip is {skip} in a call with gradients; allowed: 0, as skipping is for the forward alone, or a call in "
+            "torch.no_grad()"
+        )
 
 
 class _Forward(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, mask=None, order=None, *settings):
-        out, lse = _below_autograd(forward, q, k, v, mask, order, *settings)
-        _save(ctx, (q, k, v, mask, order, out, lse), settings)
+    def forward(ctx, q, k, v, mask=None, order=None, key_means=None, *settings):
+        refuse_gradients(*settings[_SKIP : _SKIP + 1] or (0,))
+        out, lse = _below_autograd(forward, q, k, v, mask, order, key_means, *settings)
+        _save(ctx, (q, k, v, mask, order, key_means, out, lse), settings)
         return out, lse
 
     @staticmethod
     def backward(ctx, grad_out, grad_lse=None):
-        q, k, v, mask, order, out, lse = ctx.saved_tensors
+        q, k, v, mask, order, key_means, out, lse = ctx.saved_tensors
         inputs = len(ctx.needs_input_grad)
         if grad_out is None and grad_lse is None:
             return (None,) * inputs
         if grad_out is None:
             grad_out = torch.zeros_like(out)
         mask_gradient = mask is not None and ctx.needs_input_grad[3]
-        tensors = (grad_out, grad_lse, q, k, v, mask, order, out, lse)
+        tensors = (grad_out, grad_lse, q, k, v, mask, order, key_means, out, lse)
         settings = ctx.settings
         if torch.are_deterministic_algorithms_enabled():
             settings = settings[:_DETERMINISTIC]  # left out, it is true
@@ -271,10 +285,17 @@ class _Forward(torch.autograd.Function):
 
 class _Attend(_Forward):
     @staticmethod
-    def forward(ctx, q, k, v, mask, scale, packed, seed, deterministic, with_lse):
-        out, lse, order = attend(q, k, v, mask, scale, packed, seed, True)
+    def forward(ctx, q, k, v, mask, scale, numbers, deterministic, with_lse):
+        packed, near, key_offset, skip, _ = numbers
+        refuse_gradients(skip)
+        out, lse, order, key_means = attend(q, k, v, mask, scale, *numbers, True)
         causal, *settings = unpack(packed)
-        _save(ctx, (q, k, v, mask, order, out, lse), (causal, scale, *settings, deterministic))
+        if near:
+            window, sinks, finish = unpack_near(near)
+            settings += (window, sinks, key_offset, skip, finish)
+        else:
+            settings += (None, 0, key_offset, skip, False)
+        _save(ctx, (q, k, v, mask, order, key_means, out, lse), (causal, scale, *settings, deterministic))
         return (out, lse) if with_lse else out  # every output costs time
 
 
@@ -299,8 +320,8 @@ class _ForwardOfFunc(_Forward):
 
     @staticmethod
     def setup_context(ctx, inputs, output):
-        q, k, v, mask, order, *settings = inputs
-        _save(ctx, (q, k, v, mask, order, *output), settings)
+        q, k, v, mask, order, key_means, *settings = inputs
+        _save(ctx, (q, k, v, mask, order, key_means, *output), settings)
 
 
 class _BackwardOfFunc(_Backward):
@@ -323,69 +344,11 @@ forward_of_func = _ForwardOfFunc.apply
 _record_attend = super(torch.autograd.Function, _Attend).apply
 
 
-def attend_eagerly(q, k, v, mask, scale, packed, seed, deterministic, with_lse):
+def attend_eagerly(q, k, v, mask, scale, numbers, deterministic, with_lse):
     """(out, lse) by `attend`, with gradients: the shortest way in eager code, unless torch.func transforms it. Without
-    with_lse lse may be None."""
+    with_lse lse may be None. numbers: (what pack() and pack_near() make of the settings, key_offset, skip, seed)."""
     if torch.is_grad_enabled() and any_requires_grad((q, k, v, mask)):
-        results = _record_attend(q, k, v, mask, scale, packed, seed, deterministic, with_lse)
+        results = _record_attend(q, k, v, mask, scale, numbers, deterministic, with_lse)
         return results if with_lse else (results, None)
-    out, lse, _ = attend(q, k, v, mask, scale, packed, seed, with_lse)
+    out, lse, _, _ = attend(q, k, v, mask, scale, *numbers, with_lse)
     return out, lse
-
-
-# vmap: the mapped axis becomes a part of the batch.
-
-
-def _fold(tensor, axis, size):
-    """[V * B, ...] of a tensor [B, ...] that is mapped along `axis`, or shared by all V samples where that is None."""
-    if tensor is None:
-        return None
-    mapped = tensor.unsqueeze(0).expand(size, *tensor.shape) if axis is None else tensor.movedim(axis, 0)
-    return mapped.flatten(0, 1)
-
-
-def _fold_mask(mask, axis, size, batch, own_gradient):
-    """The mask of the folded call; one that all samples share stays as it is unless each needs its own gradient."""
-    if mask is None or (axis is None and not own_gradient and (mask.dim() < 4 or mask.shape[0] == 1)):
-        return mask
-    mapped = mask.unsqueeze(0).expand(size, *mask.shape) if axis is None else mask.movedim(axis, 0)
-    mapped = mapped.reshape(size, *(1,) * (5 - mapped.dim()), *mapped.shape[1:])
-    return mapped.expand(size, batch, *mapped.shape[2:]).flatten(0, 1)
-
-
-def _unfold(tensor, size):
-    return tensor.unflatten(0, (size, tensor.shape[0] // size))
-
-
-@torch.library.register_vmap("distrattention::make_grouping")
-def _(info, axes, q, k, *settings):
-    size = info.batch_size
-    return _unfold(make_grouping(_fold(q, axes[0], size), _fold(k, axes[1], size), *settings), size), 0
-
-
-@torch.library.register_vmap("distrattention::forward")
-def _(info, axes, q, k, v, mask=None, order=None, *settings):
-    size = info.batch_size
-    axes = (*axes, None, None)  # of a mask and an order that were left out
-    q, k, v = (_fold(tensor, axis, size) for tensor, axis in zip((q, k, v), axes))
-    mask = _fold_mask(mask, axes[3], size, q.shape[0] // size, False)
-    results = forward(q, k, v, mask, _fold(order, axes[4], size), *settings)
-    return tuple(_unfold(result, size) for result in results), (0, 0)
-
-
-@torch.library.register_vmap("distrattention::backward")
-def _(info, axes, grad_out, grad_lse, q, k, v, mask, order, out, lse, mask_gradient=False, *settings):
-    size = info.batch_size
-    grad_out, grad_lse, q, k, v, order, out, lse = (
-        _fold(tensor, axes[at], size)
-        for at, tensor in ((0, grad_out), (1, grad_lse), (2, q), (3, k), (4, v), (6, order), (7, out), (8, lse))
-    )
-    batch = q.shape[0] // size
-    folded = _fold_mask(mask, axes[5], size, batch, mask_gradient)
-    tensors = (grad_out, grad_lse, q, k, v, folded, order, out, lse)
-    *grads, grad_mask = (_unfold(grad, size) for grad in backward(*tensors, mask_gradient, *settings))
-    if mask_gradient and mask is not None:
-        shape = mask.shape if axes[5] is None else mask.movedim(axes[5], 0).shape[1:]
-        repeated = len(shape) < 4 or shape[0] == 1  # over the batch
-        grad_mask = (grad_mask.sum(1) if repeated else grad_mask).reshape(size, *shape)
-    return (*grads, grad_mask), (0, 0, 0, 0)

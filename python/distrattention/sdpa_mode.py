@@ -69,7 +69,8 @@ class replace_sdpa(TorchFunctionMode):
         call, and warns once for each kind of refusal; "silent" does so without a word, and gives no other warning
         either.
     settings, fields: a `Settings`, or the fields of one. A mask does not tell whether it is causal: pass
-        order_from="previous" for a model whose causality arrives as a mask.
+        order_from="previous" for a model whose causality arrives as a mask. `window` takes
+        key 0 to stand beside query 0 there.
 
     Blocks nest (the innermost decides), may be entered again, and end with an exception too. A block holds for the
     thread that entered it. Activation checkpointing repeats the forward within the backward: keep both in the block.
@@ -136,7 +137,7 @@ class replace_sdpa(TorchFunctionMode):
         settings, reason = self.settings, None
         try:
             core.require_tensors((query, key, value), ("query", "key", "value"))
-            if settings.strategy != "exact" and _is_over_channels(*arguments, scale):
+            if not settings.is_exact and _is_over_channels(*arguments, scale):
                 if settings.strategy != "auto":
                     raise NotImplementedError(
                         f"query {list(query.shape)} is, or looks like, attention over channels (XCiT), whose tokens "
@@ -144,7 +145,7 @@ class replace_sdpa(TorchFunctionMode):
                         f"(exact here) up to {core.MAX_HEAD_DIM} tokens, or on_unsupported"
                     )
                 settings, reason = EXACT, "attention over channels"
-            elif settings.strategy != "exact" and _is_decoding(query, key, settings.block_size):
+            elif not settings.is_exact and _is_decoding(query, key, settings.block_size):
                 settings, reason = EXACT, "decoding"
             out = scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa, settings=settings)
             self.calls.count(reason)

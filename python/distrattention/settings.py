@@ -2,6 +2,7 @@
 """How attention is approximated: the dial."""
 
 import dataclasses
+import numbers
 import operator
 from collections.abc import Mapping
 from typing import Any, NamedTuple, TypedDict
@@ -22,6 +23,7 @@ class StrategyTraits(NamedTuple):
 STRATEGIES = {name: StrategyTraits(*row) for name, row in _tables.STRATEGIES.items()}
 ESTIMATORS, ORDERS_FROM = _tables.ESTIMATORS, _tables.ORDERS_FROM
 DEFAULT_BLOCK = _tables.DEFAULTS["block_size"]  # l, the rows of Q that share one order of the columns
+MAX_DISTANCE = _tables.MAX_DISTANCE  # of window, sinks and key_offset
 _DEFAULTS = _tables.DEFAULTS
 
 
@@ -40,6 +42,13 @@ class Settings:
         "previous" (the block before: strictly causal, and the first block is exact). "auto": "previous" in causal calls
         under "lsh", "energy" and "auto", else "own". A mask does not tell whether it is causal.
     seed: of the projections of "lsh", 0 to 2^63 - 1.
+    window, sinks: near keys, which are exact whatever the strategy: those at most `window` keys from a row of the
+        block, and the first `sinks` keys, in whole tiles of 128 keys. None and 0: none are near. With them, columns
+        that "energy" drops keep their mean over the keys. 512 and 128 serve language models well.
+    skip: a probability from 0 to below 1, for calls without gradients: 64 far keys are left out for 64 rows where each
+        of them would have less, by its score against the row's near keys alone, which window or sinks have to name.
+        With "exact", too. None or 0: nothing is left out. Which far keys a row keeps depends on the 63 rows beside it.
+    finish: with `skip`, where columns are dropped: far scores only decide what is left out, and what is kept is exact.
     order: an order of the columns to take instead of one that is computed: an integer tensor [B or 1, Hq, blocks or 1,
         d], each row a permutation of 0 to d - 1, for "given" and "energy" the heaviest first. On CUDA a row that is
         none gives wrong results, or an error of the device. It is not copied: do not change it while the settings are
@@ -55,6 +64,10 @@ class Settings:
     estimator: str = _DEFAULTS["estimator"]
     order_from: str = _DEFAULTS["order_from"]
     seed: int = _DEFAULTS["seed"]
+    window: int | None = _DEFAULTS["window"]
+    sinks: int = _DEFAULTS["sinks"]
+    skip: float | None = float(_DEFAULTS["skip"])
+    finish: bool = _DEFAULTS["finish"]
     order: Any = None  # a torch.Tensor
 
     def __post_init__(self) -> None:
@@ -70,11 +83,29 @@ class Settings:
                 if getattr(self, name) not in allowed:
                     found = f"{name} is {getattr(self, name)!r} with strategy 'exact'"
                     raise ValueError(f"{found}; allowed: {', '.join(map(repr, allowed))}, as nothing is grouped")
+        self._check_near_keys()
         if self.order is not None:
             _check_order(self.strategy, self.order)
         elif STRATEGIES[self.strategy].order == "caller":
             allowed = "a tensor, [B or 1, Hq, blocks or 1, d]"
             raise ValueError(f"strategy is {self.strategy!r} and order None; allowed: {allowed}")
+
+    def _check_near_keys(self) -> None:
+        window = None if self.window is None else require_int("window", self.window, 0, MAX_DISTANCE)
+        object.__setattr__(self, "window", window)
+        object.__setattr__(self, "sinks", require_int("sinks", self.sinks, 0, MAX_DISTANCE))
+        object.__setattr__(self, "skip", _probability("skip", 0.0 if self.skip is None else self.skip))
+        if not isinstance(self.finish, bool):
+            raise TypeError(f"finish is {self.finish!r}; allowed: True or False")
+        if self.skip and window is None and self.sinks == 0:
+            raise ValueError(
+                f"skip is {self.skip} without near keys, against which it is measured; allowed: with window or sinks"
+            )
+        if self.finish and not self.skip:
+            raise ValueError("finish is True without skip, which it is about; allowed: with a skip above 0")
+        if self.finish and not self.drops_columns:
+            found = f"finish is True with strategy {self.strategy!r} and group_size {self.taken_group_size}"
+            raise ValueError(f"{found}, which drop no columns; allowed: 'energy', 'given' or 'auto' and 2 and above")
 
     def __eq__(self, other: object) -> bool:
         return self._key() == other._key() if isinstance(other, Settings) else NotImplemented
@@ -89,6 +120,17 @@ class Settings:
     def taken_group_size(self) -> int:
         """G, by the default of the strategy where none is named."""
         return self.group_size or (1 if self.strategy in ("auto", "exact") else 2)
+
+    @property
+    def drops_columns(self) -> bool:
+        """Whether far scores leave out columns of Q and K, as those of "energy" do ("auto": where it takes that)."""
+        row = STRATEGIES[self.strategy]
+        return row.members == "one" and row.order != "none" and self.taken_group_size > 1
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether this is exact attention by its name: strategy "exact", and nothing is skipped."""
+        return self.strategy == "exact" and not self.skip
 
     def asdict(self) -> dict[str, Any]:
         """The settings as keywords of scaled_dot_product_attention()."""
@@ -107,6 +149,10 @@ class Fields(TypedDict, total=False):
     estimator: str
     order_from: str
     seed: int
+    window: int | None
+    sinks: int
+    skip: float | None
+    finish: bool
     order: Any
 
 
@@ -147,15 +193,23 @@ def require_name(name, value, allowed):
         raise ValueError(f"{name} is {value!r}; allowed: {', '.join(map(repr, allowed))}")
 
 
-def require_int(name, value, low):
+def require_int(name, value, low, high=_INT64_MAX):
     """The value as an int, which may be one of numpy's; raises TypeError or ValueError naming it."""
     try:
         number = operator.index(None if isinstance(value, bool) else value)
     except TypeError:
         raise TypeError(f"{name} is {value!r}; allowed: an int from {low} on") from None
-    if not low <= number <= _INT64_MAX:
-        raise ValueError(f"{name} is {number}; allowed: {low} to 2^63 - 1")
+    if not low <= number <= high:
+        raise ValueError(f"{name} is {number}; allowed: {low} to {'2^63 - 1' if high == _INT64_MAX else high}")
     return number
+
+
+def _probability(name, value):
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name} is {value!r}; allowed: None, or a probability from 0 to below 1")
+    if not 0 <= value < 1:
+        raise ValueError(f"{name} is {value}; allowed: 0 (nothing is skipped), or a probability below 1")
+    return float(value)
 
 
 def _check_order(strategy, order):

@@ -19,11 +19,21 @@ class Setting:
     estimator: str = "mean"
     order_from: str = "own"  # the command's "auto", but in causal calls
     seed: int = 0
+    window: int | None = None
+    sinks: int = 0
+    key_offset: int | None = None
+    skip: float = 0
+    finish: bool = False
 
     def flags(self):
         """The command's options for this setting."""
+        near = [] if self.window is None else ["--window", str(self.window)]
+        near += ["--sinks", str(self.sinks)] if self.sinks else []
+        near += [] if self.key_offset is None else ["--key-offset", str(self.key_offset)]
+        near += ["--skip", str(self.skip)] if self.skip else []
+        near += ["--finish"] if self.finish else []
         if self.strategy == "exact":
-            return ["--strategy", "exact"]
+            return ["--strategy", "exact", "--block", str(self.block), *near]
         pairs = (
             ("--strategy", self.strategy),
             ("--group-size", self.group_size),
@@ -32,12 +42,15 @@ class Setting:
             ("--order-from", self.order_from),
             ("--seed", self.seed),
         )
-        return [str(word) for pair in pairs for word in pair]
+        return [str(word) for pair in pairs for word in pair] + near
 
     def is_exact(self, block=1):
         """Whether that block of rows takes exact attention."""
         first_is_exact = self.order_from == "previous" and self.strategy in ("lsh", "energy")
         return self.strategy == "exact" or self.group_size == 1 or (first_is_exact and block == 0)
+
+    def has_near_keys(self):
+        return self.window is not None or self.sinks > 0
 
 
 def as_bf16(values):
@@ -135,24 +148,95 @@ def _approximate(q_block, keys, setting, order):
     return product
 
 
+def near_keys(setting, seq_q, seq_k, causal="none"):
+    """Whether a key is near a row, [Nq, Nk]."""
+    near = np.zeros((seq_q, seq_k), bool)
+    near[:, : min(-(-setting.sinks // 128) * 128, seq_k)] = True
+    if setting.window is None:
+        return near
+    offset = seq_k - seq_q if causal == "bottom-right" else setting.key_offset or 0
+    length = 128 if setting.block >= seq_q else setting.block
+    for start in range(0, seq_q, length):
+        end = min(start + length, seq_q)
+        for tile in range(0, seq_k, 128):
+            distances = np.arange(tile, min(tile + 128, seq_k)) - offset
+            near[start:end, tile : tile + 128] |= np.any(
+                (distances >= start - setting.window) & (distances <= end - 1 + setting.window)
+            )
+    return near
+
+
+def _of_dropped(q_block, keys, setting, order, index, corner):
+    """What the columns that are dropped add to far scores: those of Q with the means of those of K."""
+    if setting.strategy == "lsh" or not setting.has_near_keys():
+        return 0
+    if setting.order_from == "previous":
+        keys = keys[: max(0, min(len(keys), index * setting.block + corner))]
+    dropped = order[-(-q_block.shape[1] // setting.group_size) :]
+    means = keys.mean(axis=0) if len(keys) else np.zeros(q_block.shape[1])
+    return (q_block[:, dropped] @ means[dropped])[:, None]
+
+
+def skipped(s, near, skip):
+    """The far keys of each row that are skipped, with its 64 rows, and the counts of halves [B, Hq, rows / 64, 2]."""
+    batch, heads, seq_q, seq_k = s.shape
+    _, bound = probabilities(np.where(near, s, -np.inf))
+    bound = bound + np.log(skip)
+    far_seen = ~near & (s != -np.inf)
+    keeps = far_seen & ((s > bound[..., None]) | (bound == -np.inf)[..., None])
+    result, counts = np.zeros(s.shape, bool), np.zeros((batch, heads, -(-seq_q // 64), 2), int)
+    for row in range(0, seq_q, 64):
+        for key in range(0, seq_k, 64):
+            half = np.s_[:, :, row : row + 64, key : key + 64]
+            kept = keeps[half].any(axis=(2, 3))
+            result[half] = ~near[row : row + 64, key : key + 64] & ~kept[:, :, None, None]
+            counts[:, :, row // 64, 0] += kept
+            counts[:, :, row // 64, 1] += far_seen[half].any(axis=(2, 3))
+    return result, counts
+
+
 def scores(q, k, setting, order=None, scale=None, causal="none", mask=None):
-    """S [B, Hq, Nq, Nk]; -inf where a key is hidden."""
+    """S [B, Hq, Nq, Nk]; -inf where a key is hidden or skipped."""
+    return scores_and_halves(q, k, setting, order, scale, causal, mask)[0]
+
+
+def scores_and_halves(q, k, setting, order=None, scale=None, causal="none", mask=None):
+    """S, and the counts of halves where keys are skipped."""
+    q, k = widened(q), widened(k)
+    exact = Setting(block=setting.block)
+    s = _scores(q, k, setting, order, scale, causal, mask)
+    if not setting.has_near_keys():
+        return s, None
+    of_all = _scores(q, k, exact, None, scale, causal, mask)
+    near = near_keys(setting, q.shape[2], k.shape[2], causal)
+    s = np.where(near, of_all, s)
+    if not setting.skip:
+        return s, None
+    gone, counts = skipped(s, near, setting.skip)
+    return np.where(gone, -np.inf, of_all if setting.finish else s), counts
+
+
+def _scores(q, k, setting, order, scale, causal, mask):
+    """S with all keys far."""
     batch, heads, seq_q, head_dim = q.shape
     seq_k, share = k.shape[2], heads // k.shape[1]
+    corner = seq_k - seq_q if causal == "bottom-right" else 0
     result = np.empty((batch, heads, seq_q, seq_k))
     for b, h in np.ndindex(batch, heads):
         keys = k[b, h // share]
         for index, start in enumerate(range(0, seq_q, setting.block)):
             rows = slice(start, min(seq_q, start + setting.block))
+            q_block = q[b, h, rows]
             if setting.is_exact(index):
-                result[b, h, rows] = q[b, h, rows] @ keys.T
+                result[b, h, rows] = q_block @ keys.T
             else:
-                result[b, h, rows] = _approximate(q[b, h, rows], keys, setting, order[b, h, index])
+                columns = order[b, h, index]
+                result[b, h, rows] = _approximate(q_block, keys, setting, columns)
+                result[b, h, rows] += _of_dropped(q_block, keys, setting, columns, index, corner)
     result *= head_dim**-0.5 if scale is None else scale
     if mask is not None:
         result += np.where(mask, 0.0, -np.inf) if mask.dtype == bool else mask.astype(np.float64)
     if causal != "none":
-        corner = seq_k - seq_q if causal == "bottom-right" else 0
         hidden = np.arange(seq_k)[None, :] > np.arange(seq_q)[:, None] + corner
         result[..., hidden] = -np.inf
     return result

@@ -8,9 +8,10 @@ from conftest import ROOT
 from strategies import STRATEGIES
 
 INPUTS = ["--q", "--k", "--v", "--mask", "--input"]
-GROUPING = ["--strategy", "--group-size", "--block", "--estimator", "--order-from"]
+GROUPING = ["--strategy", "--group-size", "--block", "--estimator", "--order-from",
+            "--window", "--sinks", "--key-offset", "--skip", "--finish"]
 RUN = ["--causal", "--scale", "--seed", "--threads", "--device", "--dtype"]
-ATTEND = [*INPUTS, *GROUPING, *RUN, "--out", "--lse", "--order-out", "--order", "--json"]
+ATTEND = [*INPUTS, *GROUPING, *RUN, "--out", "--lse", "--order-out", "--halves-out", "--order", "--json"]
 COMPARE = [*INPUTS, *GROUPING, *RUN, "--plot", "--json", "--json-out"]
 INFO = ["--batch", "--heads", "--kv-heads", "--seq-q", "--seq-k", "--head-dim", "--head-dim-v", "--dtype", "--json"]
 BENCH = ["--seq", "--head-dim", "--dtypes", "--causal", "--op", "--heads", *GROUPING, "--threads", "--json-out",

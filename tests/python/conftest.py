@@ -58,12 +58,21 @@ def textbook_attention(
     block_size=128,
     estimator="mean",
     order_from="own",
+    key_means=None,
+    window=None,
+    sinks=0,
+    key_offset=None,
+    skip=0.0,
+    finish=False,
 ):
-    """(out, lse) by the paper's equations over N x N scores, differentiable in q, k, v and mask; the order is given.
+    """(out, lse) by the method's equations over N x N scores, differentiable in q, k, v and mask; the order and the
+    means of the keys are given. With `skip` also how many halves of tiles were kept, and how many there are.
 
     Works in the dtype of q, with S and the softmax in float32 at least.
     """
     group_heads = q.shape[1] // k.shape[1]
+    if key_means is not None:
+        key_means = key_means.to(q.dtype).repeat_interleave(group_heads, 1)
     k, v = (tensor.repeat_interleave(group_heads, 1) for tensor in (k, v))
     n, m, d = q.shape[2], k.shape[2], q.shape[3]
     rows = []
@@ -76,25 +85,72 @@ def textbook_attention(
             k_b = k_b.gather(3, index.expand(-1, -1, m, -1))
             groups = math.ceil(d / group_size)
             if STRATEGIES[strategy].members == "one":
-                q_b, k_b = q_b[..., :groups], k_b[..., :groups]
+                if key_means is not None:  # [B, H, 1, d]
+                    means = key_means[:, :, min(block, key_means.shape[2] - 1)].unsqueeze(2).gather(3, index)
+                    k_b = torch.cat([k_b[..., :groups], means[..., groups:].expand(-1, -1, m, -1)], 3)
+                else:
+                    q_b, k_b = q_b[..., :groups], k_b[..., :groups]
             else:
                 q_runs, k_runs = q_b.split(group_size, 3), k_b.split(group_size, 3)
                 q_b = torch.stack([run.mean(3) if estimator == "mean" else run[..., 0] for run in q_runs], 3)
                 k_b = torch.stack([run.sum(3) for run in k_runs], 3)
         rows.append(q_b @ k_b.transpose(2, 3))
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
-    scores = torch.cat(rows, 2).to(wide) * (1 / math.sqrt(d) if scale is None else scale)
+    scale = 1 / math.sqrt(d) if scale is None else scale
+    scores, of_all = torch.cat(rows, 2).to(wide) * scale, (q @ k.transpose(2, 3)).to(wide) * scale
+    near = None
+    if window is not None or sinks > 0:
+        offset = m - n if causal == "bottom_right" else key_offset or 0
+        near = near_keys(n, m, block_size if block_size < n else 128, window, sinks, offset)
+        scores = torch.where(near, of_all, scores)
     if causal != "none":
         offset = m - n if causal == "bottom_right" else 0
         mask = torch.ones(n, m, dtype=torch.bool).tril(offset)
     if mask is not None and mask.dtype == torch.bool:
-        scores = scores.masked_fill(~mask, -math.inf)
+        scores, of_all = (s.masked_fill(~mask, -math.inf) for s in (scores, of_all))
     elif mask is not None:
-        scores = scores + mask
+        scores, of_all = scores + mask, of_all + mask
+    halves = ()
+    if skip:
+        gone, *halves = skipped_keys(scores, near, skip)
+        scores = torch.where(gone, -math.inf, of_all if finish else scores)
     lse = scores.logsumexp(3)
     seen = lse > -math.inf
     weights = torch.exp(scores - torch.where(seen, lse, 0).unsqueeze(3)) * seen.unsqueeze(3)
-    return weights.to(q.dtype) @ v, lse
+    return weights.to(q.dtype) @ v, lse, *halves
+
+
+def near_keys(n, m, length, window, sinks, offset):
+    """Whether a key is near a row, [n, m]; so many rows have the same near keys, and 128 keys are near together."""
+    near = torch.zeros(n, m, dtype=torch.bool)
+    for row in range(n):
+        first = row // length * length
+        low, high = first + offset - (window or 0), min(first + length, n) - 1 + offset + (window or 0)
+        for tile in range(0, m, 128):
+            keys = range(tile, min(tile + 128, m))
+            has_window = window is not None and any(low <= key <= high for key in keys)
+            near[row, tile : tile + 128] = tile < sinks or has_window
+    return near
+
+
+def skipped_keys(scores, near, skip):
+    """(the far keys of each row that are skipped with its 64 rows, how many halves of tiles are kept, and of how many).
+
+    Asserts that no score is within rounding of the bound."""
+    lse = scores.masked_fill(~near, -math.inf).logsumexp(3, keepdim=True)
+    seen = ~near & (scores > -math.inf)
+    above = scores - lse - math.log(skip)
+    assert not (seen & (above.abs() < 1e-6)).any()
+    kept = seen & ((above > 0) | (lse == -math.inf))
+    gone, counts = torch.zeros_like(seen), [0, 0]
+    for row in range(0, scores.shape[2], 64):
+        for key in range(0, scores.shape[3], 64):
+            half = (..., slice(row, row + 64), slice(key, key + 64))
+            is_kept = kept[half].any(3).any(2)  # [B, H]
+            gone[half] = ~near[half[1:]] & ~is_kept[..., None, None]
+            counts[0] += is_kept.sum().item()
+            counts[1] += seen[half].any(3).any(2).sum().item()
+    return gone, *counts
 
 
 def require_no_worse(actual, exact, plain, what=""):

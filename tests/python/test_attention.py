@@ -175,7 +175,7 @@ def test_approximations_are_the_textbooks(strategy, is_causal, textbook):
     leaves = [tensor.requires_grad_() for tensor in (q, k, v)]
     causal = "top_left" if is_causal else "none"
     order_from = "previous" if is_causal else "own"
-    order = ops.make_grouping(q, k, causal, strategy, 3, 128, order_from, 5)
+    order, _ = ops.make_grouping(q, k, causal, strategy, 3, 128, order_from, 5)
     results = []
     for out in (
         scaled_dot_product_attention(

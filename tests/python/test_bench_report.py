@@ -85,7 +85,7 @@ def test_sums_of_four_columns_err_as_the_log_says(tmp_path):
 
 def test_trains_and_measures_every_setting(tmp_path):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "DISTR_COMMIT": "abc"}
-    sizes = "--head-dims 64 --layers 1 --seq 512 --batch 1 --steps 2 --tune-steps 1 --windows 2".split()
+    sizes = "--head-dims 64 --layers 1 --seq 512 --batch 1 --steps 2 --tune-steps 1 --windows 2 --both-ways".split()
     command = [sys.executable, str(ROOT / "bench/small_model_report.py"), *sizes, "--json-out"]
     done = subprocess.run([*command, str(tmp_path / "r.json")], env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
@@ -93,11 +93,13 @@ def test_trains_and_measures_every_setting(tmp_path):
     assert result["meta"]["commit"] == "abc" and result["models"][0]["heads"] == 8
     rows = {(row["length"], row["setting"], row["tuned"]): row for row in result["rows"]}
     # Lengths of 128, 256 and 512; exact, settings, trained on. With blocks of 512 `previous` serves but the first.
-    assert len(rows) == len(result["rows"]) == 3 * (1 + 36 + 4) - 2 * 6
+    assert len(rows) == len(result["rows"]) == 3 * (1 + 36 + 4) + 8 - 2 * 6
+    both_ways = result["both_ways"]
+    assert len(both_ways) == 1 + 6 + 8 and all(3 < row["bits_per_byte"] < 9 for row in both_ways)
     for (length, setting, tuned), row in rows.items():
         exact = rows[length, "exact", tuned]["bits_per_byte"]
         assert 3 < row["bits_per_byte"] < 8 and row["relative_to_exact"] == row["bits_per_byte"] / exact
-        if setting == "exact" or tuned:
+        if setting == "exact" or tuned or "window" in setting:  # so short a text is near as a whole
             continue
         if "previous" in setting and int(re.search(r"l=(\d+)", setting)[1]) >= length:  # block 0 is exact
             assert row["error_max"] == 0 and row["bits_per_byte"] == pytest.approx(exact, rel=1e-6)

@@ -1,6 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """The operators on CUDA tensors: values, gradients and orders against the CPU, layouts, what is refused."""
 
+import functools
+
 import pytest
 import torch
 
@@ -39,12 +41,20 @@ CASES = {
         "causal": "top_left",
     },
     "energy, one order": {"strategy": "energy", "group_size": 2, "block_size": ALL, "d": 128},
+    "near keys": {"strategy": "energy", "group_size": 2, "m": 400, "window": 0},
+    "near keys, previous, causal, grouped heads": {
+        "strategy": "energy", "group_size": 4, "order_from": "previous", "causal": "bottom_right", "n": 300, "m": 500,
+        "heads_kv": 1, "window": 10, "sinks": 5,
+    },
+    "near keys, lsh, one order, key offset": {
+        "strategy": "lsh", "group_size": 2, "block_size": ALL, "m": 400, "window": 10, "key_offset": 200,
+    },
     "a boolean mask": {"mask": "boolean"},
     "an additive mask": {"mask": "additive", "strategy": "lsh", "group_size": 2},
     "a mask of a row": {"mask": "row", "strategy": "energy", "group_size": 2},
 }
 SETTINGS = dict(causal="none", scale=None, strategy="exact", group_size=1, block_size=64, estimator="mean")
-SETTINGS["order_from"] = "own"
+SETTINGS |= dict(order_from="own", window=None, sinks=0, key_offset=None, skip=0.0, finish=False)
 
 
 def mask_of(kind, n, m):
@@ -73,21 +83,23 @@ def test_values_and_gradients(case, dtype, problem, textbook, no_worse_than):
     n, m = tensors[0].shape[2], tensors[1].shape[2]
     mask = mask_of(case["mask"], n, m) if "mask" in case else None
     additive = mask is not None and mask.dtype != torch.bool
-    order = None
+    order = key_means = None
     if settings["strategy"] != "exact":
         q, k = (tensor.to(DEVICE) for tensor in tensors[:2])
         names = ("causal", "strategy", "group_size", "block_size", "order_from")
-        order = ops.make_grouping(q, k, *(settings[name] for name in names)).cpu()
+        near = list(settings.values())[7:]
+        order, key_means = ops.make_grouping(q, k, *(settings[name] for name in names), 0, False, *near)
+        order, key_means = order.cpu(), key_means.cpu() if key_means.numel() else None
     weight, weight_lse = steps_of_an_eighth(1, 2, n, tensors[2].shape[3]), steps_of_an_eighth(1, 2, n)
 
     def run(function, device, wide):
         leaves = [tensor.to(device, wide or dtype).requires_grad_() for tensor in tensors]
         other = None if mask is None else mask.to(device).requires_grad_(additive)
-        placed = None if order is None else order.to(device)
+        placed = [None if columns is None else columns.to(device) for columns in (order, key_means)]
         if function is textbook:
-            out, lse = textbook(*leaves, other, order=placed, **settings)
+            out, lse = textbook(*leaves, other, order=placed[0], key_means=placed[1], **settings)
         else:
-            out, lse = function(*leaves, other, placed, *settings.values())
+            out, lse = function(*leaves, other, *placed, *settings.values())
         seen = lse > -torch.inf
         total = (out.double() * weight.to(device)).sum() + (lse[seen] * weight_lse.to(device)[seen]).sum()
         grads = torch.autograd.grad(total, [*leaves, other] if additive else leaves)
@@ -100,6 +112,24 @@ def test_values_and_gradients(case, dtype, problem, textbook, no_worse_than):
         no_worse_than(*values, what=name)
 
 
+@pytest.mark.parametrize("finish", [False, True])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_what_is_skipped_is_what_the_cpu_skips(dtype, finish, problem):
+    """But for halves of tiles that rounding may decide otherwise; keys are large and small by turns."""
+    q, k, v = problem(heads_kv=2, n=700, d=64, dtype=dtype)
+    k = k * torch.where(torch.arange(700) // 64 % 3 == 1, 1.5, 0.25)[:, None].to(dtype)
+    run = functools.partial(distrattention.scaled_dot_product_attention, is_causal=True, enable_gqa=True,
+                            strategy="energy", group_size=2, window=0, sinks=1, skip=0.01, finish=finish,
+                            return_halves=True)  # fmt: skip
+    out, halves = run(*(tensor.to(DEVICE) for tensor in (q, k, v)))
+    wanted, halves_of_cpu = run(*(tensor.double() for tensor in (q, k, v)))
+    halves = halves.cpu()
+    assert torch.equal(halves[..., 1], halves_of_cpu[..., 1]) and 0 < halves[..., 0].sum() < halves[..., 1].sum()
+    assert (halves[..., 0] == halves_of_cpu[..., 0]).float().mean() > 0.9
+    error = (out.cpu().double() - wanted).abs().amax(-1)
+    assert (error < 0.02).float().mean() > 0.9  # rows whose halves and order are the same
+
+
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("strategy", ["lsh", "energy"])
 @pytest.mark.parametrize("order_from", ["own", "previous"])
@@ -109,9 +139,9 @@ def test_orders_are_the_cpus(dtype, strategy, order_from, block_size, problem):
     q, k, _ = problem(heads_kv=2, n=700, d=64, dtype=dtype)
     causal = "none" if block_size == ALL else "bottom_right"  # one block by "previous" is refused in causal calls
     arguments = (causal, strategy, 2, block_size, order_from, 5)
-    cpu = ops.make_grouping(q, k, *arguments)
-    gpu = ops.make_grouping(q.to(DEVICE), k.to(DEVICE), *arguments)
-    flat = ops.make_grouping(q.to(DEVICE), k.to(DEVICE), *arguments, flat=True)
+    cpu, _ = ops.make_grouping(q, k, *arguments)
+    gpu, _ = ops.make_grouping(q.to(DEVICE), k.to(DEVICE), *arguments)
+    flat, _ = ops.make_grouping(q.to(DEVICE), k.to(DEVICE), *arguments, flat=True)
     assert torch.equal(flat, gpu.flatten(2)) and gpu.dtype == torch.int32 and gpu.is_cuda == (DEVICE == "cuda")
     assert torch.equal(gpu.sort(3).values.cpu(), torch.arange(64, dtype=torch.int32).expand(gpu.shape))
     if order_from == "own" or block_size != ALL:
@@ -151,10 +181,11 @@ def test_layout_changes_no_bit(layout, dtype):
     settings = ("top_left", None, "lsh", 2, 64, "mean", "own")
     results = []
     for q, k, v in (views, [tensor.clone(memory_format=torch.contiguous_format) for tensor in views]):
-        order = ops.make_grouping(q, k, *("top_left", "lsh", 2, 64, "own", 0))
-        out, lse = ops.forward(q, k, v, None, order, *settings)
+        order, _ = ops.make_grouping(q, k, *("top_left", "lsh", 2, 64, "own", 0))
+        out, lse = ops.forward(q, k, v, None, order, None, *settings)
         grad = torch.linspace(-1, 1, out.numel(), device=DEVICE).to(dtype).view(out.shape)
-        results.append((order, out, lse, *ops.backward(grad, None, q, k, v, None, order, out, lse, False, *settings)))
+        grads = ops.backward(grad, None, q, k, v, None, order, None, out, lse, False, *settings)
+        results.append((order, out, lse, *grads))
     for one, other in zip(*results):
         assert torch.equal(one, other)
     assert results[0][1].transpose(1, 2).is_contiguous()
@@ -163,8 +194,8 @@ def test_layout_changes_no_bit(layout, dtype):
 def test_sizes_of_zero():
     for batch, n, m in ((0, 7, 7), (2, 0, 7), (2, 7, 0)):
         q, k, v = (torch.randn(batch, 2, rows, 64, device=DEVICE, requires_grad=True) for rows in (n, m, m))
-        order = ops.make_grouping(q, k, "none", "lsh", 2)
-        out, lse = ops.forward(q, k, v, None, order, "none", None, "lsh", 2)
+        order, _ = ops.make_grouping(q, k, "none", "lsh", 2)
+        out, lse = ops.forward(q, k, v, None, order, None, "none", None, "lsh", 2)
         assert out.shape == (batch, 2, n, 64) and (out == 0).all() and (lse == -torch.inf).all()
         for tensor, grad in zip((q, k, v), torch.autograd.grad(out.sum(), (q, k, v))):
             assert grad.shape == tensor.shape and (grad == 0).all()
@@ -188,12 +219,12 @@ def test_opcheck():
         q, k, v = (torch.randn(2, 2, 33, 64, device=DEVICE, dtype=dtype, requires_grad=True) for _ in range(3))
         grouping, settings = ("none", "lsh", 2, 32, "own", 0), ("none", None, "lsh", 2, 32, "mean", "own")
         torch.library.opcheck(operators.make_grouping.default, (q, k, *grouping))
-        order = ops.make_grouping(q, k, *grouping)
-        torch.library.opcheck(operators.forward.default, (q, k, v, mask, order, *settings))
+        order, _ = ops.make_grouping(q, k, *grouping)
+        torch.library.opcheck(operators.forward.default, (q, k, v, mask, order, None, *settings))
         with torch.no_grad():
-            out, lse = ops.forward(q, k, v, mask, order, *settings)
+            out, lse = ops.forward(q, k, v, mask, order, None, *settings)
         saved = [tensor.detach() for tensor in (torch.randn_like(out), torch.randn_like(lse), q, k, v)]
-        saved += [mask, order, out, lse, mask is not None]
+        saved += [mask, order, None, out, lse, mask is not None]
         torch.library.opcheck(operators.backward.default, (*saved, *settings))
 
 

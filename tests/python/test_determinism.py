@@ -11,6 +11,9 @@ from torch.utils._python_dispatch import TorchDispatchMode
 import distrattention
 from distrattention import flash_attn_func, ops, scaled_dot_product_attention
 
+NONDETERMINISTIC = ("none", None, "exact", 1, 128, "mean", "own", None, 0, None, 0.0, False, False)
+PLACE = 23  # of `deterministic` among the arguments of the backward
+
 on_gpu = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
     pytest.mark.skipif(ops.describe().cuda_build == "none", reason="the package was built without CUDA"),
@@ -33,7 +36,7 @@ class Watch(TorchDispatchMode):
 
     def __torch_dispatch__(self, function, types, arguments=(), keywords=None):
         if function is torch.ops.distrattention.backward.default:
-            self.seen.append(arguments[17] if len(arguments) > 17 else True)  # defaults are left out
+            self.seen.append(arguments[PLACE] if len(arguments) > PLACE else True)  # defaults are left out
         return function(*arguments, **(keywords or {}))
 
 
@@ -84,10 +87,10 @@ def test_the_choice_is_made_with_the_forward(called_in):
     assert seen_in_backward(out) is True and seen_in_backward(other) is False
 
 
-@pytest.mark.parametrize("settings", [(), ("none", None, "exact", 1, 128, "mean", "own", False)])
+@pytest.mark.parametrize("settings", [(), NONDETERMINISTIC])
 def test_the_operator_goes_by_its_argument(settings):
-    assert seen_in_backward(ops.forward(*leaves(), None, None, *settings)[0]) is not bool(settings)
-    out, _ = ops.forward(*leaves(), None, None, *settings)
+    assert seen_in_backward(ops.forward(*leaves(), None, None, None, *settings)[0]) is not bool(settings)
+    out, _ = ops.forward(*leaves(), None, None, None, *settings)
     torch.use_deterministic_algorithms(True)
     assert seen_in_backward(out) is True
 
@@ -119,7 +122,7 @@ def test_compiled_autograd_follows(called_in):
 
     def backend(graph, _):
         calls = [node for node in graph.graph.nodes if "distrattention.backward" in str(node.target)]
-        seen.extend(call.args[17] if len(call.args) > 17 else True for call in calls)
+        seen.extend(call.args[PLACE] if len(call.args) > PLACE else True for call in calls)
         return graph
 
     for allowed, overridden in ((False, False), (True, False), (True, True)):

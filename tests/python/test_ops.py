@@ -28,7 +28,7 @@ GROUPINGS = [
 
 def order_of(q, k, grouping, causal="none"):
     arguments = (grouping["strategy"], grouping["group_size"], grouping["block_size"], grouping["order_from"], 0)
-    return ops.make_grouping(q, k, causal, *arguments)
+    return ops.make_grouping(q, k, causal, *arguments)[0]
 
 
 def settings_of(grouping, causal="none", scale=None):
@@ -66,13 +66,13 @@ def test_opcheck(layout, grad):
     settings = EXACT if q.shape[3] == 1 else LSH
     grouping = ("none", *settings[2:5], "own", 0)
     torch.library.opcheck(OPERATORS.make_grouping.default, (q, k, *grouping))
-    order = ops.make_grouping(q, k, *grouping)
-    torch.library.opcheck(OPERATORS.forward.default, (q, k, v, None, order, *settings))
+    order, _ = ops.make_grouping(q, k, *grouping)
+    torch.library.opcheck(OPERATORS.forward.default, (q, k, v, None, order, None, *settings))
     torch.library.opcheck(OPERATORS.forward.default, (q, k, v))  # with the schema's defaults: exact
-    out, lse = ops.forward(q, k, v, None, order, *settings)
+    out, lse = ops.forward(q, k, v, None, order, None, *settings)
     # It has no derivative of its own, so its inputs require none.
     saved = [tensor.detach() for tensor in (torch.randn_like(out), torch.randn_like(lse), q, k, v)]
-    saved += [None, order, out.detach(), lse.detach(), False]
+    saved += [None, order, None, out.detach(), lse.detach(), False]
     torch.library.opcheck(OPERATORS.backward.default, (*saved, *settings))
 
 
@@ -87,8 +87,9 @@ def test_pack_keeps_every_setting():
 
 def test_attend_refuses_a_number_that_is_no_settings():
     q, k, v = LAYOUTS["packed"]()
-    with pytest.raises(RuntimeError, match="the settings are -1; allowed: 0 and above"):
-        ops.attend(q, k, v, None, None, -1, 0, False)
+    for numbers in ((-1, 0, None, 0.0, 0), (0, -1, None, 0.0, 0)):
+        with pytest.raises(RuntimeError, match="the settings are -1; allowed: 0 and above"):
+            ops.attend(q, k, v, None, None, *numbers, False)
 
 
 @pytest.mark.parametrize("settings", [EXACT, LSH])
@@ -97,15 +98,15 @@ def test_attend_is_make_grouping_and_forward(settings):
     q, k, v = LAYOUTS["packed"]()
     causal, scale, *others = settings
     packed = ops.pack(causal, *others)
-    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, scale, packed, 3, True))
-    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, scale, packed, 3, False))
+    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, scale, packed, 0, None, 0.0, 3, True))
+    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, scale, packed, 0, None, 0.0, 3, False))
     order = None
     if settings is LSH:
-        order = ops.make_grouping(q, k, *("none", *LSH[2:5], "own", 3), flat=True)
-    *results, taken = ops.attend(q, k, v, None, scale, packed, 3, True)
-    assert all(map(torch.equal, results, ops.forward(q, k, v, None, order, *settings)))
-    assert (taken is None) if order is None else torch.equal(taken, order)
-    out, lse, _ = ops.attend(q, k, v, None, scale, packed, 3, False)
+        order, _ = ops.make_grouping(q, k, *("none", *LSH[2:5], "own", 3), flat=True)
+    *results, taken, means = ops.attend(q, k, v, None, scale, packed, 0, None, 0.0, 3, True)
+    assert all(map(torch.equal, results, ops.forward(q, k, v, None, order, None, *settings)))
+    assert means is None and (taken is None) if order is None else torch.equal(taken, order)
+    out, lse, *_ = ops.attend(q, k, v, None, scale, packed, 0, None, 0.0, 3, False)
     assert torch.equal(out, results[0]) and lse is None
 
 
@@ -132,12 +133,12 @@ def test_opcheck_with_a_mask(mask):
     mask = MASKS[mask]()
     additive = mask.dtype != torch.bool
     q, k, v = LAYOUTS["contiguous"]()
-    arguments = (q.requires_grad_(), k, v, mask.requires_grad_(additive), None, *EXACT)
+    arguments = (q.requires_grad_(), k, v, mask.requires_grad_(additive), None, None, *EXACT)
     torch.library.opcheck(OPERATORS.forward.default, arguments)
     with torch.no_grad():
         out, lse = ops.forward(*arguments)
     mask, q = mask.detach(), q.detach()
-    saved = (torch.randn_like(out), None, q, k, v, mask, None, out, lse)
+    saved = (torch.randn_like(out), None, q, k, v, mask, None, None, out, lse)
     torch.library.opcheck(OPERATORS.backward.default, (*saved, additive, *EXACT))
 
 
@@ -155,7 +156,7 @@ def test_narrow_types_err_no_more_than_a_plain_implementation(dtype, grouping, p
         (textbook, (q, k, v)),
     ):
         if function is None:
-            out, lse = ops.forward(*tensors, None, order, *settings_of(grouping, "top_left"))
+            out, lse = ops.forward(*tensors, None, order, None, *settings_of(grouping, "top_left"))
         else:
             out, lse = function(*tensors, causal="top_left", order=order, **grouping)
         grads = torch.autograd.grad(out, tensors, weight.to(out.dtype))
@@ -171,13 +172,13 @@ def test_gradcheck(grouping, problem):
     q, k, v = problem(batch=1, heads=2, heads_kv=1, n=9, d=6, grad=True)
     mask = torch.randn(2, 9, 9, dtype=torch.float64, requires_grad=True)
     order = order_of(q, k, grouping)
-    torch.autograd.gradcheck(lambda *leaves: ops.forward(*leaves, order, *settings_of(grouping)), (q, k, v, mask))
+    torch.autograd.gradcheck(lambda *leaves: ops.forward(*leaves, order, None, *settings_of(grouping)), (q, k, v, mask))
 
 
 def test_gradients_of_lse_alone_and_of_out_alone(problem, textbook):
     q, k, v = problem(grad=True)
     for index in (0, 1):
-        actual = torch.autograd.grad(ops.forward(q, k, v, None, None, *EXACT)[index].sum(), (q, k))
+        actual = torch.autograd.grad(ops.forward(q, k, v, None, None, None, *EXACT)[index].sum(), (q, k))
         wanted = torch.autograd.grad(textbook(q, k, v)[index].sum(), (q, k))
         for x, y in zip(actual, wanted):
             torch.testing.assert_close(x, y)
@@ -187,7 +188,7 @@ def test_a_mask_keeps_its_dtype_in_its_gradient(problem):
     q, k, v = problem(dtype=torch.bfloat16)
     for dtype in (torch.bfloat16, torch.float32):
         mask = torch.randn(70, 70, dtype=dtype, requires_grad=True)
-        ops.forward(q, k, v, mask, None, *EXACT)[0].sum().backward()
+        ops.forward(q, k, v, mask, None, None, *EXACT)[0].sum().backward()
         assert mask.grad.dtype == dtype and mask.grad.abs().max() > 0
 
 
@@ -212,7 +213,7 @@ def test_forward_mode_raises(grad, problem):
             with torch.no_grad(), pytest.raises(NotImplementedError, match="forward-mode"):
                 OPERATORS.forward.default(*tensors)
         with pytest.raises(NotImplementedError, match="forward-mode"):
-            OPERATORS.backward(dual, None, q, k, v, None, None, out, lse)
+            OPERATORS.backward(dual, None, q, k, v, None, None, None, out, lse)
         assert ops.forward(q, k, v)[0].shape == q.shape  # without tangents it runs
     with pytest.raises(NotImplementedError, match="forward-mode"):
         torch.func.jvp(lambda q: ops.forward(q, k, v)[0], (q,), (q,))
@@ -223,9 +224,9 @@ def test_results_are_new_tensors(problem):
     for make in LAYOUTS.values():
         q, k, v = make()
         before = [tensor.clone() for tensor in (q, k, v)]
-        out, lse = ops.forward(q, k, v, None, None, *EXACT)
-        order = ops.make_grouping(q, k, "none", "exact", 1)
-        grads = ops.backward(torch.ones_like(out), None, q, k, v, None, None, out, lse, False, *EXACT)
+        out, lse = ops.forward(q, k, v, None, None, None, *EXACT)
+        order, _ = ops.make_grouping(q, k, "none", "exact", 1)
+        grads = ops.backward(torch.ones_like(out), None, q, k, v, None, None, None, out, lse, False, *EXACT)
         inputs = {tensor.untyped_storage().data_ptr() for tensor in (q, k, v) if tensor.numel()}
         outputs = [tensor.untyped_storage().data_ptr() for tensor in (out, lse, order, *grads) if tensor.numel()]
         assert inputs.isdisjoint(outputs) and len(set(outputs)) == len(outputs)
@@ -238,12 +239,13 @@ def test_layout_changes_no_bit(layout):
     tensors = LAYOUTS[layout]()
     results = []
     for q, k, v in (tensors, [tensor.contiguous() for tensor in tensors]):
-        order = ops.make_grouping(q, k, *("none", *LSH[2:5], "own", 0))
-        out, lse = ops.forward(q, k, v, None, order, *LSH)
+        order, _ = ops.make_grouping(q, k, *("none", *LSH[2:5], "own", 0))
+        out, lse = ops.forward(q, k, v, None, order, None, *LSH)
         grad = torch.linspace(-1, 1, out.numel()).view(out.shape)
         if len(results):  # and so are those of the gradient that arrives
             grad = grad.transpose(2, 3).contiguous().transpose(2, 3)
-        results.append((order, out, lse, *ops.backward(grad, None, q, k, v, None, order, out, lse, False, *LSH)))
+        grads = ops.backward(grad, None, q, k, v, None, order, None, out, lse, False, *LSH)
+        results.append((order, out, lse, *grads))
     for one, other in zip(*results):
         assert torch.equal(one, other)
 
@@ -267,22 +269,22 @@ REFUSED = {
     "a mask that does not fit": (lambda q, k, v: (q, k, v, torch.zeros(32, 33)), "does not broadcast"),
     "an integer mask": (lambda q, k, v: (q, k, v, torch.zeros(33, 33).int()), "dtype of the mask is Int"),
     "an unknown strategy": (
-        lambda q, k, v: (q, k, v, None, None, "none", None, "best"),
+        lambda q, k, v: (q, k, v, None, None, None, "none", None, "best"),
         "'best'; allowed: auto, exact",
     ),
-    "an unknown corner": (lambda q, k, v: (q, k, v, None, None, "left"), "causal is 'left'; allowed: none"),
-    "groups of no column": (lambda q, k, v: (q, k, v, None, None, "none", None, "lsh", 0), "group_size is 0"),
-    "groups too large": (lambda q, k, v: (q, k, v, None, None, "none", None, "lsh", 9), "allowed: 1 to 8"),
-    "blocks of no row": (lambda q, k, v: (q, k, v, None, None, "none", None, "lsh", 2, 0), "block is 0"),
-    "no order": (lambda q, k, v: (q, k, v, None, None, "none", None, "lsh", 2), "the order is null"),
+    "an unknown corner": (lambda q, k, v: (q, k, v, None, None, None, "left"), "causal is 'left'; allowed: none"),
+    "groups of no column": (lambda q, k, v: (q, k, v, None, None, None, "none", None, "lsh", 0), "group_size is 0"),
+    "groups too large": (lambda q, k, v: (q, k, v, None, None, None, "none", None, "lsh", 9), "allowed: 1 to 8"),
+    "blocks of no row": (lambda q, k, v: (q, k, v, None, None, None, "none", None, "lsh", 2, 0), "block is 0"),
+    "no order": (lambda q, k, v: (q, k, v, None, None, None, "none", None, "lsh", 2), "the order is null"),
     "an order of floats": (lambda q, k, v: (q, k, v, None, torch.zeros(2, 2, 1, 8)), "dtype of the order is Float"),
     "an order of another shape": (lambda q, k, v: (q, k, v, None, torch.zeros(2, 2, 2, 8).int()), "shape of the order"),
     "an order that is none": (
-        lambda q, k, v: (q, k, v, None, torch.zeros(2, 2, 1, 8).int(), "none", None, "lsh", 2),
+        lambda q, k, v: (q, k, v, None, torch.zeros(2, 2, 1, 8).int(), None, "none", None, "lsh", 2),
         "no permutation",
     ),
-    "mask and causal": (lambda q, k, v: (q, k, v, torch.zeros(33, 33), None, "top_left"), "mask and causal"),
-    "an infinite scale": (lambda q, k, v: (q, k, v, None, None, "none", float("inf")), "scale is inf"),
+    "mask and causal": (lambda q, k, v: (q, k, v, torch.zeros(33, 33), None, None, "top_left"), "mask and causal"),
+    "an infinite scale": (lambda q, k, v: (q, k, v, None, None, None, "none", float("inf")), "scale is inf"),
 }
 
 
@@ -296,8 +298,8 @@ def test_forward_refuses(what):
 @pytest.mark.parametrize("which", ["grad_out", "grad_lse", "out", "lse"])
 def test_backward_refuses_what_does_not_fit(which):
     q, k, v = LAYOUTS["contiguous"]()
-    out, lse = ops.forward(q, k, v, None, None, *EXACT)
-    tensors = dict(grad_out=out, grad_lse=lse, q=q, k=k, v=v, mask=None, order=None, out=out, lse=lse)
+    out, lse = ops.forward(q, k, v, None, None, None, *EXACT)
+    tensors = dict(grad_out=out, grad_lse=lse, q=q, k=k, v=v, mask=None, order=None, means=None, out=out, lse=lse)
     for wrong in (tensors[which][:1], tensors[which].double()):
         with pytest.raises(RuntimeError, match="allowed"):
             ops.backward(*(tensors | {which: wrong}).values(), False, *EXACT)
@@ -320,10 +322,10 @@ def test_every_combination_of_settings_runs(problem):
         ORDERS_FROM,
     )
     for causal, strategy, group_size, block_size, estimator, order_from in combinations:
-        order = ops.make_grouping(q, k, causal, strategy, group_size, block_size, order_from, 7)
+        order, _ = ops.make_grouping(q, k, causal, strategy, group_size, block_size, order_from, 7)
         assert torch.equal(order.sort(3).values, torch.arange(8, dtype=torch.int32).expand(order.shape))
         out, lse = ops.forward(
-            q, k, v, None, order, causal, None, strategy, group_size, block_size, estimator, order_from
+            q, k, v, None, order, None, causal, None, strategy, group_size, block_size, estimator, order_from
         )
         assert out.isfinite().all() and lse.isfinite().all()
 
@@ -333,14 +335,15 @@ def test_attend_orders_no_columns_where_auto_is_exact(rows, ordered):
     """On the CPU auto approximates from 2048 rows on (DESIGN.md, "What auto chooses")."""
     q, k, v = (torch.randn(1, 1, rows, 64) for _ in range(3))
     settings = ("auto", 2, 128, "mean", "own")
-    out, _, order = ops.attend(q, k, v, None, None, ops.pack("none", *settings), 0, False)
+    numbers = (ops.pack("none", *settings), 0, None, 0.0, 0)
+    out, _, order, _ = ops.attend(q, k, v, None, None, *numbers, False)
     assert (order is not None) == ordered
-    wanted = ops.make_grouping(q, k, "none", "auto", 2, 128, "own", 0, flat=True)
-    assert torch.equal(out, ops.forward(q, k, v, None, wanted, "none", None, *settings)[0])
+    wanted, _ = ops.make_grouping(q, k, "none", "auto", 2, 128, "own", 0, flat=True)
+    assert torch.equal(out, ops.forward(q, k, v, None, wanted, None, "none", None, *settings)[0])
     mask = torch.zeros(rows, dtype=torch.float32)
     assert torch.equal(
-        ops.attend(q, k, v, mask, None, ops.pack("none", *settings), 0, False)[0],
-        ops.forward(q, k, v, mask, wanted, "none", None, *settings)[0],
+        ops.attend(q, k, v, mask, None, *numbers, False)[0],
+        ops.forward(q, k, v, mask, wanted, None, "none", None, *settings)[0],
     )
 
 

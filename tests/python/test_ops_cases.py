@@ -11,7 +11,8 @@ import torch
 from distrattention import ops
 from distrattention.settings import STRATEGIES
 
-CASES = json.loads((Path(__file__).parents[1] / "cases.json").read_text())["cases"]
+LISTS = json.loads((Path(__file__).parents[1] / "cases.json").read_text())
+CASES, NEAR = LISTS["cases"], LISTS["near"]
 VALUES = {
     "heavy": lambda x: x**3,
     "huge": lambda x: 100 * x,
@@ -20,8 +21,8 @@ VALUES = {
 }
 
 
-def test_the_list_is_there():
-    assert len(CASES) >= 60
+def test_the_lists_are_there():
+    assert len(CASES) >= 60 and len(NEAR) >= 25
 
 
 def laid_out(layout, tensor):
@@ -42,6 +43,8 @@ def tensors_of(case):
     values = case.get("values", "normal")
     shapes = (batch, heads, n, d), (batch, heads_kv, m, d), (batch, heads_kv, m, case.get("dim_v", d))
     tensors = [VALUES.get(values, lambda x: x)(torch.randn(shape, dtype=torch.float64)) for shape in shapes]
+    if values == "patches":  # of three halves of tiles one with large keys and two with small ones
+        tensors[1] = tensors[1] * torch.where(torch.arange(m) // 64 % 3 == 1, 3, 0.25)[:, None]
     if values.startswith("best"):  # all queries lean to where one key points
         tensors[0] = tensors[0] / 4 + 1
         tensors[1][:, :, {"best_first": 0, "best_last": m - 1, "best_middle": m // 2}[values]] = 4
@@ -68,6 +71,9 @@ def mask_of(case, q, k):
     return values.permute(*reversed(range(values.dim()))) if mask.get("transposed") else values
 
 
+NEAR_DEFAULTS = {"window": None, "sinks": 0, "key_offset": None, "skip": 0.0, "finish": False}
+
+
 def settings_of(case):
     strategy = case.get("strategy", "exact")
     return dict(
@@ -76,33 +82,52 @@ def settings_of(case):
         block_size=case.get("block", 128),
         estimator=case.get("estimator", "mean"),
         order_from=case.get("order_from", "own"),
+        **{name: case.get(name, default) for name, default in NEAR_DEFAULTS.items()},
     )
 
 
-@pytest.mark.parametrize("case", CASES, ids=[case["name"] for case in CASES])
-def test_case(case, textbook):
-    q, k, v = (tensor.detach().requires_grad_() for tensor in tensors_of(case))
-    mask = mask_of(case, q, k)
-    leaves = (q, k, v) if mask is None or mask.dtype == torch.bool else (q, k, v, mask.requires_grad_())
-    settings, causal, scale = settings_of(case), case.get("causal", "none"), case.get("scale")
+def columns_of(case, q, k, settings):
+    """The order of the case, random where the caller brings it, and the means of the keys."""
+    near = [settings[name] for name in NEAR_DEFAULTS]
     grouping = (settings["strategy"], settings["group_size"], settings["block_size"], settings["order_from"])
-    if STRATEGIES[settings["strategy"]].order == "caller":
+    is_callers = STRATEGIES[settings["strategy"]].order == "caller"
+    order = key_means = None
+    if not is_callers or ops.needs_key_means(*grouping[:2], *near):
+        seed = case.get("seed", 0)
+        order, key_means = ops.make_grouping(q, k, case.get("causal", "none"), *grouping, seed, False, *near)
+    if is_callers:
         order = torch.rand(*q.shape[:2], -(-q.shape[2] // settings["block_size"]), q.shape[3]).argsort(-1).int()
-    else:
-        order = ops.make_grouping(q, k, causal, *grouping, case.get("seed", 0))
+    return order, key_means if key_means is not None and key_means.numel() else None
+
+
+@pytest.mark.parametrize("case", CASES + NEAR, ids=[case["name"] for case in CASES + NEAR])
+def test_case(case, textbook):
+    """Values, and gradients where nothing is skipped, which has none."""
+    settings, causal, scale = settings_of(case), case.get("causal", "none"), case.get("scale")
+    with_gradients = not settings["skip"]
+    q, k, v = (tensor.detach().requires_grad_(with_gradients) for tensor in tensors_of(case))
+    mask = mask_of(case, q, k)
+    leaves = (q, k, v)
+    if mask is not None and mask.dtype != torch.bool and with_gradients:
+        leaves = (q, k, v, mask.requires_grad_())
+    order, key_means = columns_of(case, q, k, settings)
+    inputs = (q, k, v, mask, order, key_means, causal, scale, *settings.values())
+    expected = textbook(q, k, v, mask, causal=causal, scale=scale, order=order, key_means=key_means, **settings)
     weight = torch.randn(*q.shape[:3], v.shape[3], dtype=q.dtype)
     results = []
-    for out, lse in (
-        ops.forward(q, k, v, mask, order, causal, scale, *settings.values()),
-        textbook(q, k, v, mask, causal=causal, scale=scale, order=order, **settings),
-    ):
+    for out, lse in (ops.forward(*inputs), expected[:2]):
         seen = lse > -torch.inf
         total = (out * weight).sum() + (lse[seen] * weight[..., 0][seen]).sum()
-        results.append((out, lse, *torch.autograd.grad(total, leaves)))
-    # Probabilities are exp(S - LSE): what rounds LSE is a relative error of everything behind it.
+        results.append((out, lse, *(torch.autograd.grad(total, leaves) if with_gradients else ())))
+    # Probabilities are exp(S - LSE): what rounds LSE is a relative error of everything behind it. Means are float32.
     rounding = 1e-13 * (1 + results[1][1][seen].abs().max().item() if seen.any() else 1)
     for what, actual, exact in zip(("out", "lse", "dq", "dk", "dv", "dmask"), *results):
         size = exact[exact.isfinite()].abs().max().item() if exact.isfinite().any() else 0
         torch.testing.assert_close(
             actual, exact, rtol=0, atol=rounding * max(size, 1), msg=lambda text: f"{what}: {text}"
         )
+    if settings["skip"]:
+        out, _, halves = ops.forward_counting(*inputs)
+        assert torch.equal(out, results[0][0]) and halves.dtype == torch.int32
+        assert halves.shape == (*q.shape[:2], -(-q.shape[2] // 64), 2)
+        assert halves.sum((0, 1, 2)).tolist() == list(expected[2:])

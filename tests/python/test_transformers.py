@@ -295,3 +295,51 @@ def test_order_from_of_causal_modules(attributes, call, grad, order_from, masked
     }
     assert not torch.equal(orders["own"], orders["previous"])
     assert torch.equal(out, orders[order_from])
+
+
+def test_a_chunk_of_a_prompt_has_the_near_keys_of_its_place():
+    """Its mask says where it stands, also where a static cache is longer than what is filled, and under padding."""
+    near = {"strategy": "energy", "group_size": 4, "block_size": 64, "order_from": "own", "window": 0, "skip": 1e-30}
+    query, key, value = tensors(128, 600)
+    attend = function(**near)
+    for keys in (300, 600):  # of the cache; 300 are filled
+        mask = torch.zeros(B, 1, 128, keys, dtype=torch.bool)
+        mask[..., :300] = causal_mask(128, 300)
+        some = key[:, :, :keys], value[:, :, :keys]
+        wanted = expected(query, *some, attn_mask=mask, key_offset=172, **near)
+        assert torch.equal(attend(module(), query, *some, mask)[0], wanted)
+        added = torch.zeros(mask.shape).masked_fill(~mask, torch.finfo(torch.float32).min)
+        torch.testing.assert_close(attend(module(), query, *some, added)[0][1], wanted[1], atol=1e-5, rtol=0)
+    assert not torch.equal(expected(query, *some, attn_mask=mask, **near), wanted)
+
+
+def test_sinks_of_a_model_are_refused_and_ours_are_a_setting():
+    query, key, value = tensors(300, 300)
+    attend = function(**{**ENERGY, "window": 0})
+    with pytest.raises(NotImplementedError, match="sinks .attention sinks. is not supported"):
+        attend(module(), query, key, value, None, sinks=torch.zeros(HQ))
+    absent = attend(module(), query, key, value, None, sinks=None)[0]
+    assert torch.equal(absent, attend(module(), query, key, value, None)[0])
+    settings = {**ENERGY, "window": 0, "sinks": 5, "order_from": "previous"}
+    wanted = expected(query, key, value, is_causal=True, **settings)
+    assert torch.equal(attend(module(), query, key, value, None, sinks=5)[0], wanted)
+
+
+def test_a_model_prefills_with_near_keys_and_skipping():
+    from transformers import LlamaConfig, LlamaForCausalLM
+
+    torch.manual_seed(0)
+    sizes = dict(hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2, vocab_size=99)
+    model = LlamaForCausalLM(LlamaConfig(**sizes, eos_token_id=None)).eval()
+    prompt = torch.randint(99, (1, 400))
+    register("distr_test", Settings("energy", 4, window=0, sinks=1, skip=1e-4, finish=True))
+    model.set_attn_implementation("distr_test")
+    with torch.no_grad():
+        exact, approximate = model(prompt, strategy="exact", finish=False).logits, model(prompt).logits
+        wide = model(prompt, window=400).logits
+    torch.testing.assert_close(wide, exact, atol=1e-4, rtol=0)
+    assert not torch.equal(approximate, exact) and (approximate - exact).norm() < 0.3 * exact.norm()
+    tokens = model.generate(prompt, attention_mask=torch.ones_like(prompt), max_new_tokens=3, do_sample=False)
+    assert tokens.shape == (1, 403)
+    with pytest.raises(NotImplementedError, match="skip is 0.0001 in a call with gradients"):
+        model(prompt)

@@ -14,7 +14,8 @@ from .. import core, ops  # first, for it says in words what is missing
 from ..attention import attention_of_prompts, causality, is_decoding
 from ..sdpa_mode import replace_sdpa
 from ..settings import EXACT, Settings, require_int
-from .measure import Call, output_errors, squares_by_head, times_in_turn, total_variations
+from .measure import Call, output_errors, squares_by_head, times_in_turn
+from .probabilities import total_variations
 from .progress import Progress
 from .result import Metric, Output, Report
 from .sums import Clock, LayerSums, SettingSums, relative, whole
@@ -111,7 +112,7 @@ class _Meeting(replace_sdpa):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function in (ops.forward, ops.forward.default):
-            return self.attend_here(*args, **(kwargs or {}))
+            return self.attend_here(*args)
         return super().__torch_function__(function, types, args, kwargs)
 
 
@@ -157,8 +158,8 @@ class _Evaluation(_Meeting):
             self.measure(call, sums)
         return F.scaled_dot_product_attention(*arguments, **options)
 
-    def attend_here(self, q, k, v, mask=None, order=None, causal="none", scale=None, *settings, **more_settings):
-        call = Call(q, k, v, mask, causal, scale)
+    def attend_here(self, *tensors_and_settings):
+        call = _call_of(*tensors_and_settings)
         self.measure(call, self.sums_of(call))
         return call.run(EXACT)
 
@@ -186,12 +187,14 @@ class _Evaluation(_Meeting):
         exact, _ = call.run(EXACT)
         sums.has_torch = call.torch() is not None
         resolved = [call.resolve(setting) for setting in self.measured]
-        orders = [call.order(setting) for setting in resolved]
-        variations = total_variations(call, resolved, orders, self.max_rows)
+        columns = [call.columns(setting) for setting in resolved]
+        variations = total_variations(call, resolved, columns, self.max_rows)
         sums.settings = sums.settings or [SettingSums(setting.strategy) for setting in resolved]
         for setting, of_setting, variation in zip(self.measured, sums.settings, variations):
             output, _ = call.run(setting)
             squares = squares_by_head(output.float() - exact.float())
+            if setting.skip:
+                of_setting.count(*call.count(setting))
             of_setting.add(squares, squares_by_head(exact), output_errors(output, exact)[1], variation)
         runs = [call.torch, *(partial(call.run, setting) for setting in (EXACT, EXACT, *self.measured))]
         sums.clock.add(*times_in_turn(runs, self.repeats, self.device))
@@ -200,10 +203,20 @@ class _Evaluation(_Meeting):
 class _Approximation(_Meeting):
     """Approximates every attention call, but for decoding where transformers calls this package: that stays exact."""
 
-    def attend_here(self, q, k, v, mask=None, order=None, causal="none", scale=None, *settings, **more_settings):
-        decoding = is_decoding(q.shape[2], k.shape[2], self.settings.block_size)
+    def attend_here(self, *tensors_and_settings):
+        call = _call_of(*tensors_and_settings)
+        decoding = is_decoding(call.query.shape[2], call.key.shape[2], self.settings.block_size)
         exact = decoding and core.is_under_way(attention_of_prompts)
-        return Call(q, k, v, mask, causal, scale).run(EXACT if exact else self.settings)
+        return call.run(EXACT if exact else self.settings)
+
+
+def _call_of(q, k, v, mask=None, order=None, key_means=None, causal="none", scale=None, *settings):
+    """The call that the operator `forward` was made for."""
+    key_offset = settings[_KEY_OFFSET] if len(settings) > _KEY_OFFSET else None
+    return Call(q, k, v, mask, causal, scale, key_offset)
+
+
+_KEY_OFFSET = 7  # its place among the settings of `forward` that follow the scale
 
 
 @contextlib.contextmanager

@@ -72,21 +72,25 @@ def _sections(report: Report) -> Iterator[Section]:
 
 def _calls(report: Report, labels: list[str]) -> Section:
     head = ["attention call", "Q", "K", "hidden", "setting", "error of O", "min cosine", "TV of P", "ms", "speed"]
+    skips = any(setting.skip for setting in report.settings)
+    head += ["kept"] if skips else []
     rows = []
     for layer in report.layers:
         start = [layer.name or "-", _shape(layer.query), _shape(layer.key), _hidden(layer)]
         if layer.left_out:
             rows.append([*start, f"left out: {layer.left_out}"])
             continue
-        rows.append([*start, "exact", "0", "1", "0", _ms(layer.exact), "1.00"])
+        rows.append([*start, "exact", "0", "1", "0", _ms(layer.exact), "1.00", *([""] if skips else [])])
         for name, m in zip(labels, layer.measurements):
             name += f" ({m.strategy})" * name.startswith("auto")
             numbers = [f"{m.error:.3f}", f"{m.row_cosine_min:.2f}", f"{m.total_variation:.3f}"]
-            rows.append(["", "", "", "", name, *numbers, _ms(m.time), _speed(m.speed)])
+            kept = [_share(m.kept_share)] if skips else []
+            rows.append(["", "", "", "", name, *numbers, _ms(m.time), _speed(m.speed), *kept])
     return Section(f"{report.batches} batches" if report.batches > 1 else "", head, rows)
 
 
 def _summary(report: Report, labels: list[str], measured: list[Layer]) -> Section:
+    skips = any(setting.skip for setting in report.settings)
     exact_ms = sum(layer.exact.ms for layer in measured)
     twins = tuple(map(sum, zip(*(layer.twins for layer in measured))))
     rows = [["exact", "0", "0", "0", f"{exact_ms:.2f}", "1.00"]]
@@ -100,9 +104,15 @@ def _summary(report: Report, labels: list[str], measured: list[Layer]) -> Sectio
         ms = sum(m.time.ms for m in of_setting)
         numbers = [f"{statistics.median(errors):.3f}", f"{max(errors):.3f}", f"{variation:.3f}"]
         rows.append([name, *numbers, f"{ms:.2f}", _speed(speed(exact_ms, ms, twins))])
+        if skips:
+            shares = [m.kept_share for m in of_setting if m.kept_share is not None]
+            rows[-1].append(_share(statistics.mean(shares) if shares else None))
     title = f"All {len(measured)} measured calls" if len(measured) > 1 else "The measured call"
     title += f" (two runs of exact attention differ by {_noise(twins)}; a speed within that of either is -)"
-    return Section(title, ["setting", "median error", "largest error", "mean TV of P", "ms", "speed"], rows)
+    if skips:
+        title += "; kept: of the far halves of tiles, those that are not skipped"
+    head = ["setting", "median error", "largest error", "mean TV of P", "ms", "speed", *(["kept"] if skips else [])]
+    return Section(title, head, [row + [""] * (len(head) - len(row)) for row in rows])
 
 
 def _heads(labels: list[str], measured: list[Layer]) -> Section:
@@ -157,6 +167,10 @@ def _noise(twins: tuple[float, float]) -> str:
 
 def _speed(value: float | None) -> str:
     return "-" if value is None else f"{value:.2f}"
+
+
+def _share(value: float | None) -> str:
+    return "" if value is None else f"{value:.2f}"
 
 
 def _ms(time: Time) -> str:

@@ -32,6 +32,7 @@ class Measurement:
     time: Time  # choice of the order included
     speed: float | None  # exact time / time; None where two runs of exact attention differ by more than that gains
     head_errors: tuple[float, ...] | None = None  # `error` of each head of Q, where they were asked for
+    kept_share: float | None = None  # of the far halves of tiles in which a row sees a far key, those that `skip` kept
 
 
 @dataclass(frozen=True)
@@ -143,6 +144,10 @@ def speed(exact_ms: float, ms: float, twins: tuple[float, float]) -> float | Non
 def label(settings: Settings) -> str:
     """A short name: what differs from the defaults."""
     words = [settings.strategy]
+    near = [] if settings.window is None else [f"window={settings.window}"]
+    near += [f"sinks={settings.sinks}"] if settings.sinks else []
+    near += [f"skip={settings.skip:g}"] if settings.skip else []
+    near += ["finish"] if settings.finish else []
     if settings.strategy != "exact":
         words += [settings.estimator] if STRATEGIES[settings.strategy].has_estimator else []
         default = settings.strategy == "auto" and settings.group_size is None
@@ -150,7 +155,7 @@ def label(settings: Settings) -> str:
         words += [f"l={settings.block_size}"] if settings.block_size is not None else []
         words += [settings.order_from] if settings.order_from != "auto" else []
         words += [f"seed={settings.seed}"] if settings.seed else []
-    return " ".join(words)
+    return " ".join(words + near)
 
 
 def _finite(value):

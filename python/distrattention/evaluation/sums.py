@@ -42,6 +42,14 @@ class SettingSums:
     exact_squares: Tensor | float = 0.0  # of O_exact, [Hq]
     cosine: float = 1.0
     variations: list[float] = field(default_factory=list)
+    kept: int = 0  # far halves of tiles
+    halves: int = 0  # of so many
+
+    def count(self, kept: int, halves: int) -> None:
+        self.kept, self.halves = self.kept + kept, self.halves + halves
+
+    def kept_share(self) -> float | None:
+        return self.kept / self.halves if self.halves else None
 
     def add(self, squares: Tensor, exact_squares: Tensor, cosine: float, variation: float) -> None:
         self.squares, self.exact_squares = self.squares + squares, self.exact_squares + exact_squares
@@ -73,6 +81,7 @@ class LayerSums:
                 time,
                 speed(exact.ms, time.ms, twins),
                 tuple(map(relative, sums.squares, sums.exact_squares)) if per_head else None,
+                sums.kept_share(),
             )
             for sums, time in zip(self.settings, times)
         )

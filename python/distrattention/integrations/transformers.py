@@ -21,12 +21,16 @@ decoding, short chunks of a prompt, a short padded prompt in a static cache). A 
 Unless order_from is named, causal attention takes the order of the block before (`previous`), be its causality a flag
 or a mask, and so does the attention of a decoder to its encoder where the module says is_decoder. Else it is `own`.
 
+Near keys (`window`) of a chunk of a prompt are found by its mask: its rows stand at the end of the keys that the last
+row sees, in compiled code at the end of all keys.
+
 A row that sees no key (of padding at the left) is 0.
 """
 
 import difflib
 import functools
 import warnings
+import weakref
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -145,7 +149,7 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
     ) -> tuple[Tensor, None]:
         """query [B, Hq, L, d], key [B, Hkv, S, d], value [B, Hkv, S, dv] -> ([B, L, Hq, dv], no weights)."""
         of_call = kwargs.pop("settings", None)
-        overrides = {name: kwargs.pop(name) for name in FIELDS if name in kwargs}
+        overrides = {name: kwargs.pop(name) for name in FIELDS if name in kwargs and not _is_of_model(kwargs, name)}
         position_bias = kwargs.pop("position_bias", None)
         _check_arguments(kwargs, harmless, dropout, attention_mask, key)
         if attention_mask is not None:
@@ -174,6 +178,9 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
                 settings = _replaced(EXACT if overrides.get("strategy") == "exact" else settings, **overrides)
         if settings.order_from == "auto" and (causal or getattr(module, "is_decoder", False)):
             settings = _replaced(settings, order_from="previous")
+        key_offset = None
+        if settings.window is not None and causal and attention_mask is not None:
+            key_offset = _key_offset(attention_mask, rows, key.shape[2])
         output = attention_of_prompts(
             query,
             key,
@@ -183,11 +190,34 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
             scale=scaling,
             enable_gqa=getattr(module, "num_key_value_groups", 1) > 1,
             settings=settings,
+            key_offset=key_offset,
         )
         return output.transpose(1, 2).contiguous(), None
 
     distr_attention_forward.distr_settings = registered
     return distr_attention_forward
+
+
+def _is_of_model(kwargs: dict, name: str) -> bool:
+    """Whether the argument is the model's own, of the same name: attention sinks are a tensor, or absent."""
+    return name == "sinks" and not isinstance(kwargs[name], int)
+
+
+_last_offset: tuple = (None, 0, 0)  # of the mask that was asked about last: (a reference to it, its version, offset)
+
+
+def _key_offset(mask: Tensor, rows: int, keys: int) -> int:
+    """The key that stands beside the first of `rows` queries, by a causal mask [B or 1, Hq or 1, L or 1, S]."""
+    global _last_offset
+    if rows == keys or mask.shape[2] == 1 or torch.compiler.is_compiling():
+        return keys - rows
+    known, version, offset = _last_offset
+    if known is None or known() is not mask or version != mask._version:  # once for all layers: it waits for a GPU
+        last_row = mask[:, :, -1] if mask.dtype == torch.bool else mask[:, :, -1] > torch.finfo(mask.dtype).min
+        seen = last_row.flatten(0, 1).any(0).nonzero()  # in a batch, some row is not padded
+        offset = seen[-1].item() + 1 - rows if len(seen) else keys - rows
+        _last_offset = weakref.ref(mask), mask._version, offset
+    return offset
 
 
 def _settings(module: nn.Module, registered: Settings, per_layer: PerLayer | None) -> Settings:
