@@ -11,8 +11,6 @@
 namespace distr::reference {
 namespace {
 
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
-
 std::int64_t row_start(const Strides& strides, std::int64_t b, std::int64_t h, std::int64_t i) {
   return b * strides.batch + h * strides.head + i * strides.row;
 }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 #include <vector>
 
 #include "common/block.h"
@@ -11,6 +12,8 @@
 #include "distr/attention.h"
 
 namespace distr::reference {
+
+inline constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 // A row-major matrix of doubles.
 struct Matrix {

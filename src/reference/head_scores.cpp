@@ -2,12 +2,9 @@
 #include "reference/head_scores.h"
 
 #include <cmath>
-#include <limits>
 
 namespace distr::reference {
 namespace {
-
-constexpr double kInfinity = std::numeric_limits<double>::infinity();
 
 std::size_t half_of(std::int64_t j) { return static_cast<std::size_t>(j / common::kSkipKeys); }
 

@@ -159,8 +159,8 @@ TEST(CpuNear, TheSuiteCatchesWrongKernels) {
 }
 
 // All that the operations make of an instance.
-struct Outputs {
-  Outputs(const Case& test_case, int threads) {
+struct NearOutputs {
+  NearOutputs(const Case& test_case, int threads) {
     Instance instance(test_case);
     Execution execution;
     execution.threads = threads;
@@ -187,7 +187,7 @@ struct Outputs {
       backward(p, test_case.grouping, tensors, execution);
     }
   }
-  bool operator==(const Outputs& other) const = default;
+  bool operator==(const NearOutputs& other) const = default;
 
   std::vector<std::int32_t> order, halves;
   std::vector<float> key_means;
@@ -197,8 +197,8 @@ struct Outputs {
 TEST(CpuNear, TheSameBitsForAnyNumberOfThreads) {
   for (const Case& test_case : test::near_cases()) {
     const Case in_f32 = test::with_dtype(test_case, DType::f32);
-    const Outputs one(in_f32, 1);
-    EXPECT_TRUE(one == Outputs(in_f32, 5)) << test_case.name;
+    const NearOutputs one(in_f32, 1);
+    EXPECT_TRUE(one == NearOutputs(in_f32, 5)) << test_case.name;
   }
 }
 
@@ -289,7 +289,7 @@ TEST(CpuNear, LargeValuesHaveAFiniteMean) {
 
 // Rows up to `last` after make_grouping and forward, with the rows of Q, K and V behind it set to `later`. `skip`
 // decides by 64 rows, so it is left out.
-std::vector<double> rows_up_to(const Case& test_case, std::int64_t last, double later) {
+std::vector<double> near_rows_up_to(const Case& test_case, std::int64_t last, double later) {
   Instance instance(test_case);
   const std::int64_t d = test_case.problem.head_dim;
   for (Buffer* buffer : {&instance.q, &instance.k, &instance.v}) {
@@ -314,9 +314,9 @@ TEST(CpuNear, PreviousIsStrictlyCausal) {
     test_case.grouping.block = 64;
     test_case.grouping.sinks = 10;
     for (const std::int64_t last : {70, 200, 383}) {
-      const std::vector<double> before = rows_up_to(test_case, last, 0.25);
-      EXPECT_EQ(before, rows_up_to(test_case, last, -40)) << "rows up to " << last;
-      EXPECT_EQ(before, rows_up_to(test_case, last, std::numeric_limits<double>::quiet_NaN())) << "NaN, " << last;
+      const std::vector<double> before = near_rows_up_to(test_case, last, 0.25);
+      EXPECT_EQ(before, near_rows_up_to(test_case, last, -40)) << "rows up to " << last;
+      EXPECT_EQ(before, near_rows_up_to(test_case, last, std::numeric_limits<double>::quiet_NaN())) << "NaN, " << last;
     }
   }
 }

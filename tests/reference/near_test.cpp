@@ -17,15 +17,15 @@ namespace {
 using test::Case;
 using test::Instance;
 
-void reference_forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
-                       const Execution& /*execution*/) {
+void near_forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
+                  const Execution& /*execution*/) {
   Execution execution;
   execution.threads = 2;
   reference_backend().forward[0].plan(problem, grouping, execution).run(tensors, execution);
 }
 
-void reference_backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-                        const Execution& execution) {
+void near_backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+                   const Execution& execution) {
   reference_backend().backward[0].plan(problem, grouping, execution).run(tensors, execution);
 }
 
@@ -50,7 +50,7 @@ TEST(ReferenceNear, ForwardIsTheTextbook) {
   for (const Case& test_case : test::near_cases()) {
     for (const DType dtype : {DType::f64, DType::bf16}) {
       Instance instance(test::with_dtype(test_case, dtype));
-      EXPECT_EQ(test::check_forward(reference_forward, instance), "") << test_case.name << ", " << test::name_of(dtype);
+      EXPECT_EQ(test::check_forward(near_forward, instance), "") << test_case.name << ", " << test::name_of(dtype);
     }
   }
 }
@@ -59,7 +59,7 @@ TEST(ReferenceNear, BackwardIsTheTextbook) {
   for (const Case& test_case : test::near_cases()) {
     if (test_case.grouping.skip == 0) {
       Instance instance(test::with_dtype(test_case, DType::f64));
-      EXPECT_EQ(test::check_backward(reference_backward, instance), "") << test_case.name;
+      EXPECT_EQ(test::check_backward(near_backward, instance), "") << test_case.name;
     }
   }
 }
@@ -70,18 +70,18 @@ TEST(ReferenceNear, WindowOfAllKeysIsExactBitForBit) {
   Case exact_case = grouped.test_case;
   exact_case.grouping = {.strategy = Strategy::exact, .order_from = OrderFrom::own};
   Instance exact(exact_case);
-  reference_forward(grouped.test_case.problem, grouped.test_case.grouping, grouped.forward(), {});
-  reference_forward(exact_case.problem, exact_case.grouping, exact.forward(), {});
+  near_forward(grouped.test_case.problem, grouped.test_case.grouping, grouped.forward(), {});
+  near_forward(exact_case.problem, exact_case.grouping, exact.forward(), {});
   EXPECT_TRUE(grouped.o == exact.o && grouped.lse == exact.lse);
 }
 
 TEST(ReferenceNear, SmallestSkipSkipsNothing) {
   Case test_case = square(500, 32, Causal::none, energy(0));
   Instance kept(test_case);
-  reference_forward(test_case.problem, test_case.grouping, kept.forward(), {});
+  near_forward(test_case.problem, test_case.grouping, kept.forward(), {});
   test_case.grouping.skip = 1e-30;
   Instance skipped(test_case);
-  reference_forward(test_case.problem, test_case.grouping, skipped.forward(), {});
+  near_forward(test_case.problem, test_case.grouping, skipped.forward(), {});
   EXPECT_TRUE(kept.o == skipped.o && kept.lse == skipped.lse);
   for (std::size_t n = 0; n < skipped.halves.size(); n += 2) {
     EXPECT_EQ(skipped.halves[n], skipped.halves[n + 1]) << "rows " << 32 * n;
@@ -105,8 +105,8 @@ TEST(ReferenceNear, PreviousIsStrictlyCausal) {
       }
     }
     after.make_order();
-    reference_forward(test_case.problem, grouping, before.forward(), {});
-    reference_forward(test_case.problem, grouping, after.forward(), {});
+    near_forward(test_case.problem, grouping, before.forward(), {});
+    near_forward(test_case.problem, grouping, after.forward(), {});
     for (std::int64_t n = 0; n < (last + 1) * 16; ++n) {
       ASSERT_EQ(before.o.at(n), after.o.at(n)) << "row " << n / 16 << ", changed after " << last;
     }
