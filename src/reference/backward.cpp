@@ -118,7 +118,8 @@ void backward_head(const Problem& problem, const Grouping& grouping, const Backw
     }
     spread_dq(groups, grouping.estimator, dq_hat.data(), d_q.row(i));
     for (std::int64_t c = 0; c < problem.head_dim; ++c) {
-      d_q.row(i)[c] += dq_near[static_cast<std::size_t>(c)] + ds_far * scores.dropped_key(c);
+      const double mean = scores.dropped_key(c);
+      d_q.row(i)[c] += dq_near[static_cast<std::size_t>(c)] + (mean == 0 ? 0 : ds_far * mean);  // ds_far may be NaN
     }
     if ((i + 1) % grouping.block == 0 || i + 1 == problem.seq_q) {
       spread_dk(groups, dk_hat, kv.d_k);

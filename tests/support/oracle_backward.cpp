@@ -136,7 +136,8 @@ Gradients textbook_backward(const Instance& instance, const Result& forward, con
       }
     }
     for (std::size_t c = 0; c < dq_near.size(); ++c) {
-      add(result.d_q[size(n * p.head_dim) + c], round.sum(dq_near[c] + far * rows.dropped[c]));
+      const double dropped = rows.dropped[c] == 0 ? 0 : far * rows.dropped[c];  // without a mean far may be NaN
+      add(result.d_q[size(n * p.head_dim) + c], round.sum(dq_near[c] + dropped));
     }
   }
   for (auto* values : {&result.d_q, &result.d_k, &result.d_v}) {
