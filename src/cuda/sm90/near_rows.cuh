@@ -63,8 +63,8 @@ template <class C>
   for (int i = 0; i < C::kHalf / 2; ++i) {
     largest[i % 8] = i < 8 ? s[i] : fmaxf(largest[i % 8], s[i]);
   }
-  const auto of_row = [&](int half) {
-    const int i = 2 * half;
+  const auto of_row = [&](int row_of_two) {
+    const int i = 2 * row_of_two;
     return fmaxf(fmaxf(largest[i], largest[i + 1]), fmaxf(largest[i + 4], largest[i + 5]));
   };
   const bool is_above = of_row(0) > row.threshold[0] || of_row(1) > row.threshold[1];
