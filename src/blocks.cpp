@@ -22,7 +22,7 @@ namespace {
 constexpr std::int64_t kTile = 16;  // N', the side that tensor cores take
 constexpr std::int64_t kCap = 256;
 constexpr std::int64_t kLanes = 32;  // threads of a warp
-constexpr std::int64_t kAny = std::numeric_limits<std::int64_t>::max();
+constexpr std::int64_t kUnbounded = std::numeric_limits<std::int64_t>::max();
 
 // The bounds on l and m of one GPU, kernel, d and rule.
 struct Bounds {
@@ -58,7 +58,7 @@ void validate(const GpuProperties& gpu, std::int64_t head_dim, const BlockKernel
 Bounds bounds_of(const GpuProperties& gpu, std::int64_t head_dim, BlockRule rule, const BlockKernel& kernel) {
   const std::int64_t rows = kernel.warps * gpu.shared_memory / (2 * gpu.tensor_cores * kernel.element_bytes * head_dim);
   const std::int64_t registers = kernel.warps * kLanes * gpu.registers_per_thread;
-  return {rows, rule == BlockRule::literal ? kAny : kCap, rule == BlockRule::registers ? registers : kAny, head_dim};
+  return {rows, rule == BlockRule::literal ? kUnbounded : kCap, rule == BlockRule::registers ? registers : kUnbounded, head_dim};
 }
 
 struct Grown {
