@@ -58,7 +58,8 @@ void validate(const GpuProperties& gpu, std::int64_t head_dim, const BlockKernel
 Bounds bounds_of(const GpuProperties& gpu, std::int64_t head_dim, BlockRule rule, const BlockKernel& kernel) {
   const std::int64_t rows = kernel.warps * gpu.shared_memory / (2 * gpu.tensor_cores * kernel.element_bytes * head_dim);
   const std::int64_t registers = kernel.warps * kLanes * gpu.registers_per_thread;
-  return {rows, rule == BlockRule::literal ? kUnbounded : kCap, rule == BlockRule::registers ? registers : kUnbounded, head_dim};
+  return {rows, rule == BlockRule::literal ? kUnbounded : kCap, rule == BlockRule::registers ? registers : kUnbounded,
+          head_dim};
 }
 
 struct Grown {
