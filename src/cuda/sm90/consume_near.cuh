@@ -95,8 +95,7 @@ class NearConsumer {
     }
     ptx::wgmma_wait<0>();
     ptx::warpgroup_fence_operand(o_);
-    wait_values(tiles - 1);
-    free_values(tiles - 1);
+    wait_and_free_values(tiles - 1);
     return row_max == RowMax::online ? kAllRows : rows_in_range<C>(o_, softmax_, all_online);
   }
 
@@ -118,6 +117,13 @@ class NearConsumer {
   // They have been waited for: else they may still be on their way.
   __device__ __forceinline__ void free_values(int n) const {
     arrive_warp(pass_.shared.values_empty(pass_.state(n).stage));
+  }
+  // Else. All threads of the warp have seen them before one frees them: a later one would wait for the stage's next
+  // use.
+  __device__ __forceinline__ void wait_and_free_values(int n) const {
+    wait_values(n);
+    __syncwarp();
+    free_values(n);
   }
   // part: where the half begins in its tile, in keys. The upper half is the first of its tile.
   __device__ __forceinline__ void issue_scores(float (&scores)[C::kHalf / 2], int part, int n) const {
@@ -274,10 +280,7 @@ class NearConsumer {
     if (kept) {
       pack<C>(scores, probabilities_);
     } else if (part == kLower && n < pass_.tiles - 1) {
-      if constexpr (!waits) {
-        wait_values(n);
-      }
-      free_values(n);
+      wait_and_free_values(n);
     }
     return kept;
   }
