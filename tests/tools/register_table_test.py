@@ -74,7 +74,8 @@ class RegisterTableTest(unittest.TestCase):
                   for part in parts]
         status, output, _ = self.run_on("".join(of_all))
         self.assertEqual(status, 0)
-        self.assertIn("128 kernels, 128 of them compiled shapes (sm807forward 32, sm907forward 32", output)
+        self.assertIn("128 kernels, 128 of them compiled shapes (sm807forward 32, sm8012near_forward 0, sm907forward "
+                      "32", output)
         status, _, errors = self.run_on(of_all[0].replace("_x", "_y")[: len(of_all[0]) // 32], suffix="_more")
         self.assertEqual(status, 1)
         self.assertIn("129 compiled shapes; allowed: 128", errors)
