@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Which tiles of keys are near some rows, for kernels (method, 8; on the host common/near.h).
+// Which keys a query sees, and which tiles of keys are near some rows, for kernels (method, 4 and 8; on the host
+// common/mask.h and common/near.h).
 #pragma once
 
 #include <cstdint>
@@ -8,6 +9,14 @@
 
 namespace distr::cuda {
 
+// Query i sees the keys 0 .. visible_keys - 1, less what the mask hides.
+[[nodiscard]] __device__ inline std::int64_t visible_keys(const DeviceProblem& problem, std::int64_t i) {
+  if (!problem.causal) {
+    return problem.seq_k;
+  }
+  return max(min(i + problem.causal_offset + 1, problem.seq_k), std::int64_t{0});
+}
+
 // The near keys of some rows among the tiles of 128 keys 0 .. end - 1, in two runs that do not overlap: [0, sinks) and
 // [first, last). The others are far: [sinks, first) and [last, end).
 struct NearTiles {
@@ -15,7 +24,6 @@ struct NearTiles {
 
   [[nodiscard]] __device__ bool has(int tile) const { return tile < sinks || (tile >= first && tile < last); }
   [[nodiscard]] __device__ int near_count() const { return sinks + last - first; }
-  [[nodiscard]] __device__ int far_count() const { return end - near_count(); }
   // The n-th near tile, and the n-th far one, in ascending order.
   [[nodiscard]] __device__ int near(int n) const { return n < sinks ? n : first + n - sinks; }
   [[nodiscard]] __device__ int far(int n) const { return n < first - sinks ? sinks + n : last + n - (first - sinks); }

@@ -40,16 +40,10 @@ void run(Instance& instance, const Execution& execution = {}) {
   forward(instance.test_case.problem, instance.test_case.grouping, instance.forward(), execution);
 }
 
-// One head, `energy` with near keys.
+// `energy` with near keys.
 Case square(std::int64_t rows, std::int64_t head_dim, Causal causal, std::int64_t window) {
-  Case result;
-  result.name = "square";
-  result.problem.seq_q = result.problem.seq_k = rows;
-  result.problem.head_dim = result.problem.head_dim_v = head_dim;
-  result.problem.causal = causal;
-  result.problem = contiguous(result.problem);
-  result.grouping = {.strategy = Strategy::energy, .group_size = 2, .order_from = OrderFrom::own, .window = window};
-  return result;
+  return test::square(rows, head_dim, causal,
+                      {.strategy = Strategy::energy, .group_size = 2, .order_from = OrderFrom::own, .window = window});
 }
 
 TEST(CpuNear, ForwardIsWithinToleranceOnEveryCase) {

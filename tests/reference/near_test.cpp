@@ -36,14 +36,7 @@ Grouping energy(std::int64_t window) {
 }
 
 Case square(std::int64_t rows, std::int64_t head_dim, Causal causal, const Grouping& grouping) {
-  Case result;
-  result.name = "square";
-  result.problem.seq_q = result.problem.seq_k = rows;
-  result.problem.head_dim = result.problem.head_dim_v = head_dim;
-  result.problem.causal = causal;
-  result.problem = contiguous(result.problem);
-  result.grouping = grouping;
-  return test::with_dtype(result, DType::f64);
+  return test::with_dtype(test::square(rows, head_dim, causal, grouping), DType::f64);
 }
 
 TEST(ReferenceNear, ForwardIsTheTextbook) {

@@ -214,6 +214,17 @@ const Case& find(const std::string& name) {
   throw std::invalid_argument("tests/cases.json has no case " + name);
 }
 
+Case square(std::int64_t rows, std::int64_t head_dim, Causal causal, const Grouping& grouping) {
+  Case result;
+  result.name = "square";
+  result.problem.seq_q = result.problem.seq_k = rows;
+  result.problem.head_dim = result.problem.head_dim_v = head_dim;
+  result.problem.causal = causal;
+  result.problem = contiguous(result.problem);
+  result.grouping = grouping;
+  return result;
+}
+
 Case with_dtype(Case test_case, DType dtype) {
   test_case.problem.dtype = dtype;
   if (test_case.problem.mask.kind == MaskKind::additive && test_case.mask_follows_dtype) {

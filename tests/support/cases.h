@@ -31,6 +31,8 @@ struct Case {
 // The case of that name in either list; throws std::invalid_argument if there is none.
 [[nodiscard]] const Case& find(const std::string& name);
 [[nodiscard]] Case with_dtype(Case test_case, DType dtype);
+// One head of as many keys as rows, in f32.
+[[nodiscard]] Case square(std::int64_t rows, std::int64_t head_dim, Causal causal, const Grouping& grouping);
 [[nodiscard]] const char* name_of(DType dtype);
 
 // Memory with canaries on both sides and poison (a NaN pattern) inside.

@@ -177,14 +177,6 @@ __device__ inline void multiply(const float* s_a, const float* s_b, int depth, f
   }
 }
 
-// Query i sees the keys 0 .. visible_keys - 1, less what the mask hides.
-__device__ inline std::int64_t visible_keys(const DeviceProblem& problem, std::int64_t i) {
-  if (!problem.causal) {
-    return problem.seq_k;
-  }
-  return max(min(i + problem.causal_offset + 1, problem.seq_k), std::int64_t{0});
-}
-
 __device__ inline double load_bias(const DeviceMask& mask, std::int64_t index) {
   switch (mask.dtype) {
     case DType::f16:

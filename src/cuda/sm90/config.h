@@ -71,6 +71,8 @@ enum class ScaleIn : std::uint8_t { softmax, queries };
 // k_hat^T, or fuses (sums) columns of K. near_: with near keys, whose tiles are K's.
 enum class KeyLoad : std::uint8_t { tma, gather, fuse, near_tma, near_gather };
 
+constexpr bool has_near_keys(KeyLoad load) { return load == KeyLoad::near_tma || load == KeyLoad::near_gather; }
+
 // kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is kConsumers consumer warpgroups
 // of 64 queries each, and the producer warpgroups of its KeyLoader_, which says how many registers and pipeline stages
 // there are. kCtasPerSm: thread blocks that share an SM. Stages_: cuda/stages.cuh.

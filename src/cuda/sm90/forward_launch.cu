@@ -33,8 +33,8 @@ struct KernelRequest {
                                   std::int64_t rows, int blocks = 1) {
   const Variant* found = nullptr;
   for (const Variant& variant : variants) {
-    const bool has_near_keys = variant.load == KeyLoad::near_tma || variant.load == KeyLoad::near_gather;
-    const std::int64_t values = has_near_keys ? std::max(problem.head_dim, problem.head_dim_v) : problem.head_dim_v;
+    const std::int64_t values =
+        has_near_keys(variant.load) ? std::max(problem.head_dim, problem.head_dim_v) : problem.head_dim_v;
     const bool fits = variant.dtype == problem.dtype && variant.scale_in == request.scale_in &&
                       variant.load == request.load && variant.columns >= request.columns && variant.values >= values &&
                       variant.rows == rows && variant.ctas_per_sm == blocks;
@@ -249,7 +249,7 @@ void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters&
     }
     const Variant& variant = p.lse == nullptr ? *of.variant : *of.with_lse;
     p.q = map(q, kConsumerRows, variant.columns);
-    if (variant.load == KeyLoad::near_tma || variant.load == KeyLoad::near_gather) {
+    if (has_near_keys(variant.load)) {
       p.near_q = map(near_q, kConsumerRows, variant.values);
     }
     if (k != nullptr) {

@@ -101,19 +101,20 @@ class Gatherer {
     k_ = static_cast<const std::uint16_t*>(p.keys_transposed) + head * (columns + 1) * p.column_stride;
   }
 
-  // k_hat^T of tile n. What is read past the last key is hidden by the mask, and need not be this row's.
+  // k_hat^T of tile n; of a near one K^T. What is read past the last key is hidden by the mask, and need not be this
+  // row's.
   __device__ __forceinline__ void load(int n) {
+    if constexpr (C::kHasNearKeys) {
+      if (n < pass_.near()) {
+#pragma unroll 1
+        for (int piece = 0; piece < C::kPieces; ++piece) {
+          load_piece(n, piece);
+        }
+        return;
+      }
+    }
     load_rows(n, pass_.key_state(n), [&](int i) { return rows_[i]; });
   }
-  // Of the columns piece * kColumns .. of K, whatever their order.
-  __device__ __forceinline__ void load_piece(int n, int piece) {
-    const int first = piece * C::kColumns + static_cast<int>(threadIdx.x) / kChunks;
-    load_rows(n, pass_.key_state(n, piece), [&](int i) {
-      const int row = min(first + i * kRowsPerPass, pass_.p.problem.head_dim);  // the row after the last is zero
-      return static_cast<unsigned>(row) * static_cast<unsigned>(pass_.p.column_stride * sizeof(typename C::Element));
-    });
-  }
-
   // Publishes what is still on its way.
   __device__ __forceinline__ void finish() {
     ptx::cp_async_wait<0>();
@@ -121,6 +122,14 @@ class Gatherer {
   }
 
  private:
+  // The columns piece * kColumns .. of K, whatever their order.
+  __device__ __forceinline__ void load_piece(int n, int piece) {
+    const int first = piece * C::kColumns + static_cast<int>(threadIdx.x) / kChunks;
+    load_rows(n, pass_.key_state(n, piece), [&](int i) {
+      const int row = min(first + i * kRowsPerPass, pass_.p.problem.head_dim);  // the row after the last is zero
+      return static_cast<unsigned>(row) * static_cast<unsigned>(pass_.p.column_stride * sizeof(typename C::Element));
+    });
+  }
   // A stage of rows of K^T, the i-th of this thread's beginning at offset_of(i) bytes.
   template <class Offset>
   __device__ __forceinline__ void load_rows(int n, const PipelineState<C::kStages>& state, const Offset& offset_of) {

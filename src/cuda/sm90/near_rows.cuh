@@ -93,9 +93,7 @@ __device__ __forceinline__ void store_halves(const Pass<C>& pass, int consumer, 
   if (p.halves == nullptr || threadIdx.x % kWarpgroup != 0 || row >= p.row_end) {
     return;
   }
-  const std::int64_t last = min(std::int64_t{row} + 64, p.row_end) - 1;
-  const std::int64_t keys =
-      problem.causal ? min(max(last + problem.causal_offset + 1, std::int64_t{0}), problem.seq_k) : problem.seq_k;
+  const std::int64_t keys = visible_keys(problem, min(std::int64_t{row} + 64, p.row_end) - 1);  // of the last row
   const auto halves_before = [](std::int64_t end) { return static_cast<int>((end + C::kHalf - 1) / C::kHalf); };
   int seen = halves_before(keys);
   for (int n = 0; n < pass.near(); ++n) {
