@@ -79,7 +79,10 @@ if(DISTR_CUDA_FOUND)
     src/cuda/sm90/backward_convert.cu
     src/cuda/sm90/backward_variants.cu
     src/cuda/sm90/forward_launch.cu
-    src/cuda/sm90/near_variants.cu
+    src/cuda/sm90/launches.cu
+    src/cuda/sm90/listed_variants.cu
+    src/cuda/sm90/screen_launch.cu
+    src/cuda/sm90/screen_variants.cu
     src/cuda/sm90/tensor_map.cu
     src/cuda/sm90/variants.cu)
   distr_cuda_code("${CMAKE_CUDA_ARCHITECTURES}" machine_code ptx)

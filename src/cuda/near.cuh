@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "cuda/problem.h"
+#include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda {
 
@@ -15,6 +16,12 @@ namespace distr::cuda {
     return problem.seq_k;
   }
   return max(min(i + problem.causal_offset + 1, problem.seq_k), std::int64_t{0});
+}
+
+// Keys that any of a tile's queries sees, from key 0 on. rows: of a tile; row_end: behind the last query.
+[[nodiscard]] __device__ inline std::int64_t seen_keys(const DeviceProblem& problem, const WorkTile& tile, int rows,
+                                                       std::int64_t row_end) {
+  return visible_keys(problem, min(std::int64_t{tile.row} + rows, row_end) - 1);
 }
 
 // The near keys of some rows among the tiles of 128 keys 0 .. end - 1, in two runs that do not overlap: [0, sinks) and

@@ -115,6 +115,11 @@ __device__ inline unsigned opaque(unsigned x) {
   return x;
 }
 
+__device__ inline float opaque(float x) {
+  asm volatile("" : "+f"(x));
+  return x;
+}
+
 template <class T>
 __device__ inline T* opaque(T* x) {
   asm volatile("" : "+l"(x));

@@ -66,6 +66,7 @@ T __shfl_xor_sync(unsigned mask, T value, int bits) {
 }
 
 inline int __popc(unsigned bits) { return std::popcount(bits); }
+inline int __clz(int bits) { return std::countl_zero(static_cast<unsigned>(bits)); }
 template <class T>
 unsigned __match_any_sync(unsigned mask, T value) {
   unsigned equal = 0;
@@ -98,6 +99,11 @@ inline float __fdividef(float x, float y) { return x / y; }
 template <class T>
 T atomicAdd(T* to, T x) {
   return std::exchange(*to, *to + x);
+}
+inline unsigned atomicOr(unsigned* to, unsigned bits) {
+  const unsigned before = *to;
+  *to = before | bits;
+  return before;
 }
 
 inline void cudaTriggerProgrammaticLaunchCompletion() {}

@@ -117,14 +117,6 @@ void named_barrier_sync(int number, int threads) {
   }
 }
 
-bool named_barrier_any(int number, int threads, bool holds) {
-  NamedBarrier& barrier = thread_block().named[number];
-  bool& result = barrier.result[barrier.phase % 2];  // the next phase does not end before all have read it
-  result = holds || (barrier.arrived > 0 && result);
-  named_barrier_sync(number, threads);
-  return result;
-}
-
 void named_barrier_arrive(int number, int threads) {
   arrive_at(thread_block().named[number], number, threads);
   thread_block().yield();

@@ -14,7 +14,6 @@ void barrier_wait(std::uint32_t barrier, unsigned parity);
 
 void named_barrier_sync(int number, int threads);
 void named_barrier_arrive(int number, int threads);
-bool named_barrier_any(int number, int threads, bool holds);
 // Waits for the kernels before this one. The emulator has already run them, so it only records the call.
 void wait_on_dependent_grids();
 

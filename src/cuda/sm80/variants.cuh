@@ -48,13 +48,12 @@ inline constexpr std::array kEveryType = {
 // queries and more r.
 template <class T>
 inline constexpr std::array kMeasured = {
-    variant<Config<T, 32, 32, 128, 1>>(),  variant<Config<T, 32, 32, 64, 1>>(),   variant<Config<T, 32, 16, 128, 1>>(),
-    variant<Config<T, 32, 16, 128, 2>>(),  variant<Config<T, 64, 16, 128, 1>>(),  variant<Config<T, 128, 32, 128, 1>>(),
-    variant<Config<T, 128, 16, 128, 1>>(), variant<Config<T, 128, 16, 128, 8>>(), variant<Config<T, 64, 32, 64, 1>>(),
-    variant<Config<T, 64, 16, 64, 1>>(),   variant<Config<T, 64, 32, 64, 2>>(),   variant<Config<T, 64, 16, 64, 4>>(),
-    variant<Config<T, 128, 64, 64, 1>>(),  variant<Config<T, 128, 32, 64, 1>>(),  variant<Config<T, 128, 64, 64, 2>>(),
-    variant<Config<T, 128, 32, 64, 4>>(),  variant<Config<T, 256, 128, 64, 1>>(), variant<Config<T, 256, 64, 64, 1>>(),
-    variant<Config<T, 256, 128, 64, 2>>(), variant<Config<T, 256, 64, 64, 4>>(),
+    variant<Config<T, 32, 32, 128, 1>>(),  variant<Config<T, 32, 32, 64, 1>>(),  variant<Config<T, 32, 16, 128, 1>>(),
+    variant<Config<T, 32, 16, 128, 2>>(),  variant<Config<T, 64, 16, 128, 1>>(), variant<Config<T, 128, 32, 128, 1>>(),
+    variant<Config<T, 64, 32, 64, 1>>(),   variant<Config<T, 64, 16, 64, 1>>(),  variant<Config<T, 64, 32, 64, 2>>(),
+    variant<Config<T, 64, 16, 64, 4>>(),   variant<Config<T, 128, 64, 64, 1>>(), variant<Config<T, 128, 32, 64, 1>>(),
+    variant<Config<T, 128, 64, 64, 2>>(),  variant<Config<T, 128, 32, 64, 4>>(), variant<Config<T, 256, 128, 64, 1>>(),
+    variant<Config<T, 256, 128, 64, 2>>(),
 };
 
 }  // namespace distr::cuda::sm80

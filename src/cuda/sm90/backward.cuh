@@ -296,11 +296,11 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
     float d_v[C::kValues / 2];
 #pragma unroll
     for (float& x : d_k) {
-      x = __uint_as_float(ptx::opaque(0));  // else the compiler writes the zeros where wgmma is under way, and waits
+      x = ptx::opaque(0.0F);  // else the compiler writes the zeros where wgmma is under way, and waits
     }
 #pragma unroll
     for (float& x : d_v) {
-      x = __uint_as_float(ptx::opaque(0));
+      x = ptx::opaque(0.0F);
     }
     if (work.tiles > 0) {
       Consumer<C>(p, work, shared, consumer, d_k, d_v).visit_all();

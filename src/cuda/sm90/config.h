@@ -68,10 +68,14 @@ enum class ScaleIn : std::uint8_t { softmax, queries };
 
 // How tiles of k_hat get to shared memory. By TMA: they were made beforehand for the whole sequence, or are K's. Where
 // a block of queries has a grouping of its own, a producer warpgroup makes them: it gathers the rows of K^T that are
-// k_hat^T, or fuses (sums) columns of K. near_: with near keys, whose tiles are K's.
-enum class KeyLoad : std::uint8_t { tma, gather, fuse, near_tma, near_gather };
+// k_hat^T, or fuses (sums) columns of K. listed_: some of the keys alone, in halves of 64 that a list names.
+enum class KeyLoad : std::uint8_t { tma, gather, fuse, listed_tma, listed_gather };
 
-constexpr bool has_near_keys(KeyLoad load) { return load == KeyLoad::near_tma || load == KeyLoad::near_gather; }
+constexpr bool is_listed(KeyLoad load) { return load == KeyLoad::listed_tma || load == KeyLoad::listed_gather; }
+
+// Which keys a launch with a list takes (method, 8): those near its queries; or those far of them, all or those whose
+// halves are kept. The launch of far keys takes in what the one of near keys left.
+enum class KeySet : std::uint8_t { near, far, kept };
 
 // kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is kConsumers consumer warpgroups
 // of 64 queries each, and the producer warpgroups of its KeyLoader_, which says how many registers and pipeline stages
@@ -88,13 +92,14 @@ struct Config {
   static constexpr ScaleIn kScaleIn = kScaleIn_;
   static constexpr int kCtasPerSm = kCtasPerSm_;
   static constexpr int kRows = 64 * kConsumers;
-  static constexpr bool kHasNearKeys = KeyLoader::kHasNearKeys;
+  static constexpr bool kIsListed = KeyLoader::kIsListed;
   static constexpr int kKeys =  // of a tile
-      kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 && !kHasNearKeys ? 256 : 128;
+      kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 ? 256 : 128;
   static constexpr int kHalf = kKeys / 2;
   static constexpr int kScoreBuffers = kCtasPerSm == 1 ? 2 : 1;  // as many as there are registers for, and so is kHalf
   // q_hat stays in shared memory where there are no registers for it.
-  static constexpr bool kQueriesInShared = kCtasPerSm > 1 || (kConsumers == 3 && kColumns > 32);
+  static constexpr bool kQueriesInShared = kCtasPerSm > 1 || (kConsumers == 3 && kColumns > 32) ||
+                                           (kIsListed && kKeys == 256);
   static constexpr int kStages = KeyLoader::stages(kValues);
   static constexpr int kProducers = KeyLoader::kProducers;        // warpgroups
   static constexpr int kFirstConsumer = std::min(kProducers, 1);  // its warpgroup; a second producer is the last
@@ -111,9 +116,6 @@ struct Config {
   static constexpr bool by_polynomial(int i) { return kValues <= 64 && kCtasPerSm == 1 && i % 16 == 8; }
 
   using QueryTile = Panels<64, kColumns>;  // of a consumer
-  // With near keys: Q's rows, of as many columns as V's, and in how many pieces of k_hat's columns a tile of K comes.
-  using NearQueryTile = Panels<64, kValues>;
-  static constexpr int kPieces = kHasNearKeys ? kValues / kColumns : 1;
   using KeyTile = typename KeyLoader::template KeyTile<kColumns, kKeys>;
   using ValueTile = Panels<kKeys, kValues>;
 };
@@ -133,12 +135,25 @@ struct SharedStorage {
   } barriers;
 };
 
+// What near keys gave: O of them alone, and the row max and sum of the softmax. dv padded as the kernels pad it.
+struct NearResult {
+  float* o;       // [B, Hq, Nq, dv]
+  float2* stats;  // [B, Hq, Nq]: row max and row sum
+};
+
+// The keys of a launch that takes some of them, and what it shares with those of the others.
+struct ListedKeys {
+  KeySet set;
+  std::uint32_t* kept;  // [B, Hq, ceil(Nq / 64), kept_words]: a bit for each 64 keys that the 64 rows keep, or null
+  std::int64_t kept_words;
+  std::int32_t* halves;  // [B, Hq, ceil(Nq / 64), 2]: far halves that they keep and see, or null
+  const float* dropped;  // [B, Hq, Nq]: q times the means of dropped columns of K, or null: 0
+  NearResult near;
+};
+
 // What the kernel takes by value.
 struct ForwardParameters {
-  CUtensorMap q, k, v;          // [columns, rows, heads, batch], boxes of a panel: 64 rows of q, kKeys of k and v
-  CUtensorMap near_q;           // Q, where there are near keys
-  const float* dropped;         // [B, Hq, Nq]: q times the means of dropped columns of K, or null: 0
-  std::int32_t* halves;         // [B, Hq, ceil(Nq / 64), 2], or null
+  CUtensorMap q, k, v;  // [columns, rows, heads, batch], boxes of a panel: 64 rows of q, kKeys of k and v; 64 of listed
   const void* keys_transposed;  // K^T as transpose() leaves it, where its rows are gathered; else k is read
   std::int64_t column_stride;   // of K^T
   const std::int32_t* order;    // [B, Hq, blocks, d]
@@ -150,6 +165,7 @@ struct ForwardParameters {
   std::int64_t row_end;         // behind the last of them
   unsigned next_tile;           // tiles on, the one that an SM has next, more or less
   bool is_second;               // of two launches that may run side by side: it waits for the first at its end
+  ListedKeys listed;            // where the keys are listed
 };
 
 }  // namespace distr::cuda::sm90

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "cuda/sm90/config.h"
+#include "cuda/sm90/pass.cuh"
 #include "cuda/sm90/softmax.cuh"
 
 namespace distr::cuda::sm90 {
@@ -44,13 +45,26 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const
   return rows;
 }
 
-// Tiles that every row from `row` on sees whole.
+// What a consumer hides of its part of a tile where it takes all keys: those that a row does not see. See HiddenHalves
+// (listed_keys.cuh).
 template <class C>
-__device__ __forceinline__ int whole_tiles(const DeviceProblem& problem, int row) {
-  const std::int64_t seen =
-      problem.causal ? min(problem.seq_k, max(row + problem.causal_offset + 1, std::int64_t{0})) : problem.seq_k;
-  return static_cast<int>(seen / C::kKeys);
-}
+class HiddenKeys {
+ public:
+  __device__ __forceinline__ HiddenKeys(const Pass<C>& pass, int n, int first, int /*consumer*/)
+      : first_(pass.first_key(n) + first), has_mask_(n < pass.masked) {}
+
+  __device__ __forceinline__ void hide(float (&)[C::kHalf / 2]) const {}
+  __device__ __forceinline__ void hide_with_mask(float (&s)[C::kHalf / 2], const DeviceProblem& problem,
+                                                 int row) const {
+    if (has_mask_) {
+      apply_mask<C::kHalf>(s, 0, problem, row, first_);
+    }
+  }
+
+ private:
+  int first_;
+  bool has_mask_;
+};
 
 // The halves of a tile, as arguments whose value is known when the kernel is compiled. The upper one is taken first, as
 // the last tile is.

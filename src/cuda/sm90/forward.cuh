@@ -25,9 +25,10 @@
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/sm90/config.h"
-#include "cuda/sm90/consume_near.cuh"
 #include "cuda/sm90/consumer.cuh"
+#include "cuda/sm90/listed_keys.cuh"
 #include "cuda/sm90/mma.cuh"
+#include "cuda/sm90/near_result.cuh"
 #include "cuda/sm90/pass.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/ptx.cuh"
@@ -90,10 +91,8 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   constexpr Half<C::kHalf> upper;
   constexpr Half<0> lower;
   constexpr int kAhead = C::kScoreBuffers - 1;  // products that may be under way where P of a half is made
-  const DeviceProblem& problem = pass.p.problem;
   const Shared<C>& shared = pass.shared;
   const int tiles = pass.tiles;
-  const int whole = whole_tiles<C>(problem, pass.work.row);
   typename C::KeyLoader::template LoadsOfConsumer<C> loads(pass);
   float s[C::kScoreBuffers][C::kHalf / 2];
   std::uint32_t probabilities[C::kHalf / 16][4];
@@ -103,11 +102,16 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   const auto free_keys = [&](int n) { arrive_warp(shared.keys_empty(pass.state(n).stage)); };
   const auto free_values = [&](int n) { arrive_warp(shared.values_empty(pass.state(n).stage)); };
   const auto scores_of = [&](auto part) -> auto& { return s[part == upper ? 0 : kAhead]; };
+  using Hidden = std::conditional_t<C::kIsListed, HiddenHalves<C>, HiddenKeys<C>>;
+  const auto hidden_in = [&](auto part, int n) { return Hidden(pass, n, part, consumer); };
 
   const auto issue_scores = [&](auto part, int n) {
     const auto state = pass.state(n);
     if constexpr (part == upper) {
       ptx::barrier_wait(shared.keys_full(state.stage), state.phase);
+      if constexpr (C::KeyLoader::kIsGathered) {
+        ptx::fence_proxy_async();
+      }
     }
     ptx::wgmma_fence();
     issue_scores_product<C>(scores_of(part), queries, shared.keys(state.stage), part);
@@ -121,11 +125,9 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
     issue_output_product<C>(o, probabilities, shared.values(state.stage), part);
   };
   // P of a half whose scores are there, with its mask and an online row max; then no product is under way.
-  const auto exponentials_online = [&](auto part, int n) {
+  const auto exponentials_online = [&](auto part, const Hidden& hidden) {
     auto& scores = scores_of(part);
-    if (tiles - 1 - n >= whole) {
-      apply_mask<C>(scores, problem, row, (tiles - 1 - n) * C::kKeys + part);
-    }
+    hidden.hide_with_mask(scores, pass.p.problem, row);
     float factor[2];
     const bool rescales = row_max != RowMax::none && softmax.update_row_max(scores, factor);
     const bool subtracted = C::kScaleIn == ScaleIn::softmax && row_max == RowMax::online;
@@ -142,10 +144,12 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   // P of a half behind whose scores so many products were issued, first O += P V of the half before.
   const auto exponentials = [&](auto part, int n, auto pending) {
     auto& scores = scores_of(part);
+    const Hidden hidden = hidden_in(part, n);
     ptx::wgmma_wait<pending>();
     if constexpr (part == lower) {
       free_keys(n);
     }
+    hidden.hide(scores);
     softmax.template exponentials<kFirstPass<C>>(scores);
     if constexpr (pending > 0) {
       ptx::wgmma_wait<pending - 1>();
@@ -158,9 +162,10 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   const auto lower_online = [&](int n) {
     issue_scores(lower, n);
     issue_output(upper, n);
+    const Hidden hidden = hidden_in(lower, n);
     ptx::wgmma_wait<kAhead>();
     free_keys(n);
-    exponentials_online(lower, n);
+    exponentials_online(lower, hidden);
     loads.after_tile(n);
   };
 
@@ -168,16 +173,16 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   issue_scores(upper, 0);
   ptx::wgmma_wait<0>();
   Stagger<C>::arrive(consumer);
-  exponentials_online(upper, 0);
+  exponentials_online(upper, hidden_in(upper, 0));
   lower_online(0);
   int n = 1;  // of tiles with a mask and the first that all rows see
-  const int online_tiles = row_max == RowMax::online ? tiles : min(tiles, tiles - whole + 1);
+  const int online_tiles = row_max == RowMax::online ? tiles : min(tiles, pass.masked + 1);
 #pragma unroll 1
   for (; n < online_tiles; ++n) {
     issue_scores(upper, n);
     issue_output(lower, n - 1);
     ptx::wgmma_wait<kAhead>();
-    exponentials_online(upper, n);
+    exponentials_online(upper, hidden_in(upper, n));
     free_values(n - 1);
     lower_online(n);
   }
@@ -206,7 +211,7 @@ __device__ inline void init_barriers(const Shared<C>& shared) {
   ptx::barrier_init(shared.queries_full(), 1);
   for (int stage = 0; stage < C::kStages; ++stage) {
     ptx::barrier_init(shared.keys_full(stage), C::KeyLoader::kArrivals);
-    ptx::barrier_init(shared.values_full(stage), 1);
+    ptx::barrier_init(shared.values_full(stage), C::KeyLoader::kValueArrivals);
     ptx::barrier_init(shared.keys_empty(stage), 4 * C::kConsumers);  // a warp of a consumer each
     ptx::barrier_init(shared.values_empty(stage), 4 * C::kConsumers);
   }
@@ -214,16 +219,20 @@ __device__ inline void init_barriers(const Shared<C>& shared) {
   ptx::barrier_fence();
 }
 
-// Tiles of keys that any of the block's queries sees.
+// The tiles that a thread block takes, before its first pass.
 template <class C>
-[[nodiscard]] __device__ inline int seen_tiles(const ForwardParameters& p, const WorkTile& work) {
-  const DeviceProblem& problem = p.problem;
-  std::int64_t keys = problem.seq_k;
-  if (problem.causal) {
-    const std::int64_t last = min(std::int64_t{work.row} + C::kRows, p.row_end) - 1;
-    keys = min(max(last + problem.causal_offset + 1, std::int64_t{0}), problem.seq_k);
+__device__ __forceinline__ void count_tiles(Pass<C>& pass) {
+  const ForwardParameters& p = pass.p;
+  const std::int64_t keys_of_all = visible_keys(p.problem, pass.work.row);
+  if constexpr (C::kIsListed) {
+    const auto tiles = [](int halves) { return (halves + kHalvesOfTile<C> - 1) / kHalvesOfTile<C>; };
+    const KeyList list(p, pass.work);
+    pass.tiles = tiles(list.count(0));
+    pass.masked = tiles(list.count(static_cast<int>(keys_of_all / kHalfKeys)));
+  } else {
+    pass.tiles = static_cast<int>((seen_keys(p.problem, pass.work, C::kRows, p.row_end) + C::kKeys - 1) / C::kKeys);
+    pass.masked = pass.tiles - static_cast<int>(keys_of_all / C::kKeys);
   }
-  return static_cast<int>((keys + C::kKeys - 1) / C::kKeys);
 }
 
 // All passes of a producer: the first, and another one for as long as a consumer has rows left.
@@ -249,28 +258,34 @@ __device__ __forceinline__ void consume_all(Pass<C> pass) {
     float o[C::kValues / 2];
 #pragma unroll
     for (float& x : o) {
-      x = __uint_as_float(ptx::opaque(0));  // else the compiler writes the zeros where wgmma is under way, and waits
+      x = ptx::opaque(0.0F);  // else the compiler writes the zeros where wgmma is under way, and waits
     }
     Softmax<C> softmax(pass.p.problem.scale_log2);
-    NearRow near_row;
+    if constexpr (C::kIsListed && C::kScaleIn == ScaleIn::softmax) {
+      if (pass.p.listed.set != KeySet::near) {
+        begin_with_near_row_max(pass.p, pass.work, row, softmax);
+      }
+    }
     unsigned in_range = kAllRows;
     if (pass.tiles > 0) {
       // Where the compiler knows that the row max is online in all tiles, it waits after every single wgmma.
       const auto row_max =
           static_cast<RowMax>(ptx::opaque(static_cast<unsigned>(pass.used > 0 ? RowMax::online : kFirstPass<C>)));
-      if constexpr (C::kHasNearKeys) {
-        in_range = consume_near<C>(pass, consumer, row, row_max, o, softmax, near_row);
+      in_range = consume<C>(pass, consumer, row, row_max, o, softmax);
+    }
+    if constexpr (C::kIsListed) {
+      if (pass.p.listed.set == KeySet::near) {
+        clear_kept(pass.p, pass.work, consumer);
+        store_near(pass.p, pass.work, row, rows_left & in_range, o, softmax);
       } else {
-        in_range = consume<C>(pass, consumer, row, row_max, o, softmax);
+        if (pass.used == 0 && threadIdx.x % kWarpgroup == 0) {
+          KeyList(pass.p, pass.work).store_counts(pass.p, pass.work, consumer);
+        }
+        store_merged(pass.p, pass.work, row, rows_left & in_range, o, softmax);
       }
+    } else {
+      store<C>(pass.p, pass.work, row, rows_left & in_range, o, softmax);
     }
-    if constexpr (C::kHasNearKeys) {
-      add_dropped(near_row, pass.p.problem, softmax.row_max);
-      if (pass.used == 0) {
-        store_halves<C>(pass, consumer, near_row.kept);
-      }
-    }
-    store<C>(pass.p, pass.work, row, rows_left & in_range, o, softmax);
     rows_left &= ~in_range;
     pass.used += pass.tiles;
   } while (__syncthreads_or(static_cast<int>(rows_left)) != 0);
@@ -284,9 +299,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
   static_assert(fits<SharedStorage<C>>(C::kCtasPerSm));
 
   const WorkTile work = p.scheduler.at(blockIdx.x);
-  Pass<C> pass{p, work, shared, seen_tiles<C>(p, work), 0};
-  if constexpr (C::kHasNearKeys) {
-    pass.near_tiles = near_tiles(p.problem, work.row, std::int64_t{pass.tiles} * C::kKeys);
+  Pass<C> pass{p, work, shared, 0, 0, 0};
+  if constexpr (!C::kIsListed) {
+    count_tiles(pass);
   }
   if (threadIdx.x == 0) {
     init_barriers<C>(shared);
@@ -295,6 +310,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
     wait_on_dependent_grids();
   }
   launch_dependent_grids();  // after the wait: is_second counts on the first launch's inputs being there
+  if constexpr (C::kIsListed) {
+    count_tiles(pass);  // what is kept is another launch's result
+  }
   __syncthreads();
   if (C::kProducers > 0 && threadIdx.x < kWarpgroup) {
     ptx::setmaxnreg_dec<C::kRegisters.producer>();

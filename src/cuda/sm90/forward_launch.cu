@@ -14,51 +14,15 @@
 #include "cuda/prepare/transpose.h"
 #include "cuda/sm90/constraints.h"
 #include "cuda/sm90/heuristics.h"
+#include "cuda/sm90/key_list.cuh"
+#include "cuda/sm90/launches.h"
+#include "cuda/sm90/screen_launch.h"
 #include "cuda/sm90/tensor_map.h"
 
 namespace distr::cuda::sm90 {
 namespace {
 
 using Variants = std::span<const Variant>;
-
-// What a launch needs of a compiled kernel, but for its rows.
-struct KernelRequest {
-  ScaleIn scale_in;
-  std::int64_t columns;
-  KeyLoad load = KeyLoad::tma;
-};
-
-// The narrowest shape of so many rows, and blocks an SM, that the problem fits; null: there is none.
-[[nodiscard]] const Variant* find(Variants variants, const Problem& problem, const KernelRequest& request,
-                                  std::int64_t rows, int blocks = 1) {
-  const Variant* found = nullptr;
-  for (const Variant& variant : variants) {
-    const std::int64_t values =
-        has_near_keys(variant.load) ? std::max(problem.head_dim, problem.head_dim_v) : problem.head_dim_v;
-    const bool fits = variant.dtype == problem.dtype && variant.scale_in == request.scale_in &&
-                      variant.load == request.load && variant.columns >= request.columns && variant.values >= values &&
-                      variant.rows == rows && variant.ctas_per_sm == blocks;
-    const auto width = [](const Variant& of) { return of.columns + of.values; };
-    if (fits && (found == nullptr || width(variant) < width(*found))) {
-      found = &variant;
-    }
-  }
-  return found;
-}
-
-[[nodiscard]] TileShape tile_of(const Variant& variant) noexcept {
-  return {variant.rows, variant.keys, variant.values, variant.columns};
-}
-
-// One launch of a kernel.
-struct Launch {
-  const Variant* variant;
-  const Variant* with_lse;  // where LSE is asked for: of as many rows, with the scale in the softmax
-  TileScheduler scheduler;
-  std::int64_t row_end;
-  unsigned next_tile;
-  bool is_second;
-};
 
 // What a call does: it is decided here, and run() decides nothing more.
 class ForwardPlan {
@@ -72,31 +36,46 @@ class ForwardPlan {
   [[nodiscard]] const std::vector<TileShape>& tiles() const noexcept { return tiles_; }
 
  private:
+  void plan_near(Variants variants, const Problem& problem, std::int64_t row, WorkspaceLayout& workspace);
   void plan_grouped(Variants variants, const Problem& problem, const Grouping& grouping, std::int64_t row,
                     std::int64_t tile_rows, WorkspaceLayout& workspace);
   [[nodiscard]] std::vector<Launch> launches_of(Variants variants, const Problem& problem, const KernelRequest& request,
                                                 std::int64_t begin, std::int64_t end, std::int64_t tile_rows);
+  void attend_near(const Operand& q, const Operand& k, const Operand& v, ForwardParameters& p, void* workspace,
+                   void* stream) const;
+  void attend_exact(const Operand& q, const Operand& k, const Operand& v, ForwardParameters& p, void* workspace,
+                    void* stream) const;
   void attend_grouped(const ForwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
                       ForwardParameters& p, void* workspace, void* stream) const;
-  // q: what scores are made of; far ones, where there are near keys, whose own are of `near_q`.
-  void launch(const std::vector<Launch>& launches, ForwardParameters& p, const Operand& q, const Operand& near_q,
-              const Operand* k, const Operand& v, void* stream) const;
+  // Decides which halves are kept of the far keys of a launch.
+  void screen(const ScreenLaunch& launch, const Operand& q_hat, const std::int32_t* order, const float* dropped,
+              void* workspace, void* stream) const;
+  // q: what scores are made of.
+  void launch(const std::vector<Launch>& launches, ForwardParameters& p, const Operand& q, const Operand* k,
+              const Operand& v, void* stream) const;
 
   DType dtype_;
   ForwardParameters parameters_{};  // but for the pointers and what each launch has
   Input q_, k_, v_;
-  std::vector<Launch> exact_, grouped_;
+  std::vector<Launch> near_, exact_, grouped_;
   std::vector<TileShape> tiles_;
+  Part<std::uint16_t> keys_transposed_;  // where keys are gathered
+  // Of near keys, and what is kept of far ones:
+  Part<float> near_o_;
+  Part<float2> near_stats_;
+  Part<std::uint32_t> kept_;
+  std::optional<ScreenLaunch> exact_screen_, grouped_screen_;
   // Of grouped rows:
   Product product_ = Product::precomputed;
-  bool scales_ = false;  // q_hat takes the scale in, unless LSE is asked for
+  bool finishes_ = false;  // far scores are exact
+  bool scales_ = false;    // q_hat takes the scale in, unless LSE is asked for
   std::optional<Estimates> estimates_;
-  Extent q_hat_extent_{}, k_hat_extent_{};
-  Part<std::uint16_t> q_hat_;            // or Q~
-  Part<std::uint16_t> k_hat_;            // Product::precomputed
-  Part<std::uint16_t> keys_transposed_;  // Product::gathered
-  Part<float> dropped_;                  // where far scores keep the means of dropped columns
-  std::int64_t first_grouped_ = 0;       // row
+  Extent q_hat_extent_{}, k_hat_extent_{}, screened_extent_{};
+  Part<std::uint16_t> q_hat_;       // or Q~
+  Part<std::uint16_t> k_hat_;       // Product::precomputed
+  Part<std::uint16_t> screened_;    // q_hat that decides what is kept, where it is not q_hat_
+  Part<float> dropped_;             // where far scores keep the means of dropped columns
+  std::int64_t first_grouped_ = 0;  // row
 };
 
 ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& grouping, std::int64_t tile_rows,
@@ -110,12 +89,37 @@ ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& gr
     return;  // nothing runs
   }
   const std::int64_t exact_rows = common::count_exact_rows(p, grouping);
+  const DeviceNear& near = parameters_.problem.near;
+  if (near.has) {
+    plan_near(variants, p, near.skips ? 0 : exact_rows, workspace);
+  }
   if (exact_rows > 0) {
-    const KeyLoad load = grouping.skip > 0 ? KeyLoad::near_tma : KeyLoad::tma;
+    if (near.skips) {
+      exact_screen_.emplace(p, parameters_.problem, p.head_dim, 0, exact_rows);
+    }
+    const KeyLoad load = near.skips ? KeyLoad::listed_tma : KeyLoad::tma;
     exact_ = launches_of(variants, p, {ScaleIn::softmax, p.head_dim, load}, 0, exact_rows, tile_rows);
   }
   if (exact_rows < p.seq_q) {
     plan_grouped(variants, p, grouping, exact_rows, tile_rows, workspace);
+  }
+}
+
+// The near keys of the rows from `row` on, before their far ones.
+void ForwardPlan::plan_near(Variants variants, const Problem& p, std::int64_t row, WorkspaceLayout& workspace) {
+  const DeviceProblem& sizes = parameters_.problem;
+  if (row == p.seq_q) {
+    return;
+  }
+  near_ = launches_of(variants, p, {ScaleIn::softmax, p.head_dim, KeyLoad::listed_tma}, row, p.seq_q, kRowsOfTwo);
+  const std::int64_t rows = p.batch * p.heads_q * p.seq_q;
+  near_o_ = Part<float>(workspace, "O of near keys", rows * near_.front().variant->values);
+  near_stats_ = Part<float2>(workspace, "row max and sum of near keys", rows);
+  if (sizes.near.skips) {
+    kept_ = Part<std::uint32_t>(workspace, "kept halves", kept_count(p));
+    keys_transposed_ = Part<std::uint16_t>(workspace, "K^T", transposed_count(k_.extent()));
+    parameters_.column_stride = transposed_stride(p.seq_k);
+    parameters_.listed.kept_words = kept_words(p);
   }
 }
 
@@ -124,74 +128,60 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
                                std::int64_t tile_rows, WorkspaceLayout& workspace) {
   const DeviceProblem& sizes = parameters_.problem;
   product_ = product_of(p, grouping);
-  // In bf16 q_hat takes the scale in (ScaleIn), unless LSE is asked for: that rounding would be in it, and a
-  // backward that reads it has none. Near scores have none of it either.
-  scales_ = p.dtype == DType::bf16 && !sizes.near.has;
+  finishes_ = sizes.near.finishes;
   first_grouped_ = row;
   const Groups groups{p.dtype, p.heads_q, sizes.members, sizes.groups};
-  const std::array estimations{Estimation{q_.strides(), q_.extent(), sizes.mean ? Estimate::mean : Estimate::first,
-                                          grouping.block, row, product_ == Product::spread},
-                               Estimation{k_.strides(), k_.extent(), Estimate::sum, p.seq_k, 0, false}};
-  q_hat_extent_ = estimations[0].result(groups);
-  q_hat_ = Part<std::uint16_t>(workspace, "q_hat", packed_count(q_hat_extent_));
+  const Estimation of_q{q_.strides(),   q_.extent(), sizes.mean ? Estimate::mean : Estimate::first,
+                        grouping.block, row,         product_ == Product::spread};
+  std::vector<Estimation> estimations;
+  if (!finishes_) {
+    estimations.push_back(of_q);
+    q_hat_extent_ = of_q.result(groups);
+    q_hat_ = Part<std::uint16_t>(workspace, "q_hat", packed_count(q_hat_extent_));
+  }
   if (product_ == Product::precomputed) {
     parameters_.keys_of_query_head = true;
-    k_hat_extent_ = estimations[1].result(groups);
+    estimations.push_back({k_.strides(), k_.extent(), Estimate::sum, p.seq_k, 0, false});
+    k_hat_extent_ = estimations.back().result(groups);
     k_hat_ = Part<std::uint16_t>(workspace, "k_hat", packed_count(k_hat_extent_));
-  } else if (product_ == Product::gathered) {
+  } else if (product_ == Product::gathered && !keys_transposed_.exists()) {
     keys_transposed_ = Part<std::uint16_t>(workspace, "K^T", transposed_count(k_.extent()));
     parameters_.column_stride = transposed_stride(p.seq_k);
   }
-  estimates_.emplace(groups, std::span(estimations).first(product_ == Product::precomputed ? 2 : 1));
+  if (sizes.near.skips) {
+    // The columns that are kept decide, gathered from K^T; those of Q~ where columns are summed.
+    const bool has_own = sizes.members == 1 && (finishes_ || product_ == Product::spread);
+    if (has_own) {
+      Estimation packed_q = of_q;
+      packed_q.spread = false;
+      estimations.push_back(packed_q);
+      screened_extent_ = packed_q.result(groups);
+      screened_ = Part<std::uint16_t>(workspace, "q_hat that decides", packed_count(screened_extent_));
+    }
+    grouped_screen_.emplace(p, sizes, has_own ? screened_extent_.columns : q_hat_extent_.columns, row, p.seq_q);
+  }
+  estimates_.emplace(groups, estimations);
   if (sizes.near.has_means) {
     dropped_ = Part<float>(workspace, "scores of dropped columns", p.batch * p.heads_q * p.seq_q);
   }
-  const KeyLoad load = product_ == Product::gathered ? (sizes.near.has ? KeyLoad::near_gather : KeyLoad::gather)
-                       : product_ == Product::fused  ? KeyLoad::fuse
-                       : sizes.near.has              ? KeyLoad::near_tma
-                                                     : KeyLoad::tma;
-  grouped_ = launches_of(variants, p, {scales_ ? ScaleIn::queries : ScaleIn::softmax, q_hat_extent_.columns, load}, row,
-                         p.seq_q, tile_rows);
+  const bool gathers = product_ == Product::gathered;
+  const KeyLoad load = sizes.near.has ? (gathers && !finishes_ ? KeyLoad::listed_gather : KeyLoad::listed_tma)
+                       : gathers      ? KeyLoad::gather
+                       : product_ == Product::fused ? KeyLoad::fuse
+                                                    : KeyLoad::tma;
+  const std::int64_t columns = finishes_ ? p.head_dim : q_hat_extent_.columns;
+  // In bf16 q_hat takes the scale in (ScaleIn), unless LSE is asked for: that rounding would be in it, and a
+  // backward that reads it has none. Near scores have none of it either.
+  scales_ = p.dtype == DType::bf16 && !sizes.near.has;
+  grouped_ =
+      launches_of(variants, p, {scales_ ? ScaleIn::queries : ScaleIn::softmax, columns, load}, row, p.seq_q, tile_rows);
 }
 
 std::vector<Launch> ForwardPlan::launches_of(Variants variants, const Problem& p, const KernelRequest& request,
                                              std::int64_t begin, std::int64_t end, std::int64_t tile_rows) {
-  const Variant* const three = find(variants, p, request, kRowsOfThree);
-  const Variant* const two = find(variants, p, request, kRowsOfTwo);
-  const Variant* const sharing = find(variants, p, request, kRowsOfTwo, 2);
-  if (two == nullptr) {  // the library's own serve every size that forward_supports()
-    throw Error(Status::unsupported, "no compiled shape takes these sizes");
-  }
-  const std::int64_t num_sms = device_properties().num_sms;
-  const Waves waves{p.batch * p.heads_q, end - begin, p.seq_k, num_sms, p.causal != Causal::none};
-  const bool shares =
-      sharing != nullptr && sharing->columns == two->columns && tile_rows != kRowsOfThree && waves.is_quicker_sharing();
-  const std::int64_t rows_of_three = shares || three == nullptr || tile_rows == kRowsOfTwo ? 0
-                                     : tile_rows == kRowsOfThree                           ? end - begin
-                                                                                           : waves.rows_for_three();
-  std::vector<Launch> result;
-  const auto add = [&](const Variant& variant, std::int64_t from, std::int64_t to) {
-    const std::int64_t blocks = num_sms * variant.ctas_per_sm;  // that run at the same time
-    const int interleaved = interleaved_heads(p, TileScheduler::of_head(from, to, variant.rows), blocks);
-    const KernelRequest with_lse{ScaleIn::softmax, request.columns, request.load};
-    result.push_back({&variant, find(variants, p, with_lse, variant.rows, variant.ctas_per_sm),
-                      TileScheduler(parameters_.problem, interleaved, from, to, variant.rows), to,
-                      static_cast<unsigned>(blocks), !result.empty()});
-  };
-  const std::int64_t middle = begin + rows_of_three;
-  if (begin < middle) {
-    add(*three, begin, middle);
-  }
-  if (middle < end) {
-    add(shares ? *sharing : *two, middle, end);
-  }
-  tiles_.clear();
-  for (const Variant* variant : {result.front().variant, two, three}) {
-    if (variant != nullptr && (tiles_.empty() || tiles_.front().rows != variant->rows)) {
-      tiles_.push_back(tile_of(*variant));
-    }
-  }
-  return result;
+  Launches launches = sm90::launches_of(variants, p, parameters_.problem, request, begin, end, tile_rows);
+  tiles_ = std::move(launches.tiles);
+  return std::move(launches.list);
 }
 
 void ForwardPlan::run(const ForwardTensors& tensors, void* workspace, void* stream) const {
@@ -202,13 +192,38 @@ void ForwardPlan::run(const ForwardTensors& tensors, void* workspace, void* stre
   p.o = tensors.o;
   p.lse = static_cast<float*>(tensors.lse);
   p.order = tensors.order;
-  p.halves = tensors.halves;
+  p.listed.halves = tensors.halves;
+  if (keys_transposed_.exists()) {
+    transpose(k, keys_transposed_.in(workspace), stream);
+    p.keys_transposed = keys_transposed_.in(workspace);
+  }
+  if (!near_.empty()) {
+    attend_near(q, k, v, p, workspace, stream);
+  }
   if (!exact_.empty()) {
-    launch(exact_, p, q, q, &k, v, stream);
+    attend_exact(q, k, v, p, workspace, stream);
   }
   if (!grouped_.empty()) {
     attend_grouped(tensors, q, k, v, p, workspace, stream);
   }
+}
+
+void ForwardPlan::attend_near(const Operand& q, const Operand& k, const Operand& v, ForwardParameters& p,
+                              void* workspace, void* stream) const {
+  ListedKeys& listed = p.listed;
+  listed.set = KeySet::near;
+  listed.kept = kept_.in(workspace);
+  listed.near = {near_o_.in(workspace), near_stats_.in(workspace)};
+  launch(near_, p, q, &k, v, stream);
+  listed.set = kept_.exists() ? KeySet::kept : KeySet::far;
+}
+
+void ForwardPlan::attend_exact(const Operand& q, const Operand& k, const Operand& v, ForwardParameters& p,
+                               void* workspace, void* stream) const {
+  if (exact_screen_) {
+    screen(*exact_screen_, q, nullptr, nullptr, workspace, stream);
+  }
+  launch(exact_, p, q, &k, v, stream);
 }
 
 void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
@@ -216,29 +231,44 @@ void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q
   const bool scaled = scales_ && tensors.lse == nullptr;
   const float scale = scaled ? std::exchange(p.problem.scale_log2, 1.0F) : 1.0F;
   const Operand q_hat = packed(q_hat_.in(workspace), q_hat_extent_);
-  const Estimates::Tensors of_q{q.data, scale, q_hat_.in(workspace)};
-  if (product_ == Product::precomputed) {
-    const std::array both{of_q, Estimates::Tensors{k.data, 1, k_hat_.in(workspace)}};
-    estimates_->make(tensors.order, both, stream);
-    const Operand k_hat = packed(k_hat_.in(workspace), k_hat_extent_);
-    launch(grouped_, p, q_hat, q, &k_hat, v, stream);
-    return;
+  const Operand k_hat = packed(k_hat_.in(workspace), k_hat_extent_);
+  std::vector<Estimates::Tensors> estimated;
+  if (q_hat_.exists()) {
+    estimated.push_back({q.data, scale, q_hat_.in(workspace)});
   }
-  estimates_->make(tensors.order, std::span(&of_q, 1), stream);
+  if (k_hat_.exists()) {
+    estimated.push_back({k.data, 1, k_hat_.in(workspace)});
+  }
+  if (screened_.exists()) {
+    estimated.push_back({q.data, 1, screened_.in(workspace)});
+  }
+  estimates_->make(tensors.order, estimated, stream);
   if (dropped_.exists()) {
     dropped_scores(dtype_, p.problem, first_grouped_, q, tensors.order, tensors.key_means, dropped_.in(workspace),
                    stream);
-    p.dropped = dropped_.in(workspace);
   }
-  if (product_ == Product::gathered) {
-    transpose(k, keys_transposed_.in(workspace), stream);
-    p.keys_transposed = keys_transposed_.in(workspace);
+  if (grouped_screen_) {
+    const bool has_own = screened_.exists();
+    const bool gathers = has_own || product_ == Product::gathered;
+    screen(*grouped_screen_, has_own ? packed(screened_.in(workspace), screened_extent_) : q_hat,
+           gathers ? tensors.order : nullptr, dropped_.in(workspace), workspace, stream);
   }
-  launch(grouped_, p, q_hat, q, product_ == Product::gathered ? nullptr : &k, v, stream);
+  p.listed.dropped = finishes_ ? nullptr : dropped_.in(workspace);
+  const Operand* const keys = product_ == Product::precomputed              ? &k_hat
+                              : product_ == Product::gathered && !finishes_ ? nullptr
+                                                                            : &k;
+  launch(grouped_, p, finishes_ ? q : q_hat, keys, v, stream);
 }
 
-void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters& p, const Operand& q,
-                         const Operand& near_q, const Operand* k, const Operand& v, void* stream) const {
+void ForwardPlan::screen(const ScreenLaunch& launch, const Operand& q_hat, const std::int32_t* order,
+                         const float* dropped, void* workspace, void* stream) const {
+  launch.run({q_hat, keys_transposed_.in(workspace), parameters_.column_stride, order, dropped,
+              near_stats_.in(workspace), kept_.in(workspace)},
+             stream);
+}
+
+void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters& p, const Operand& q, const Operand* k,
+                         const Operand& v, void* stream) const {
   constexpr int kConsumerRows = 64;
   const auto map = [&](const Operand& x, int rows, int columns) {
     return tensor_map(x, dtype_, {rows, std::min(columns, 64)});
@@ -248,14 +278,12 @@ void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters&
       throw Error(Status::unsupported, "no compiled shape gives LSE");
     }
     const Variant& variant = p.lse == nullptr ? *of.variant : *of.with_lse;
+    const int keys = is_listed(variant.load) ? kHalfKeys : variant.keys;
     p.q = map(q, kConsumerRows, variant.columns);
-    if (has_near_keys(variant.load)) {
-      p.near_q = map(near_q, kConsumerRows, variant.values);
-    }
     if (k != nullptr) {
-      p.k = map(*k, variant.keys, variant.load == KeyLoad::fuse ? variant.values : variant.columns);
+      p.k = map(*k, keys, variant.load == KeyLoad::fuse ? variant.values : variant.columns);
     }
-    p.v = map(v, variant.keys, variant.values);
+    p.v = map(v, keys, variant.values);
     p.scheduler = of.scheduler;
     p.row_end = of.row_end;
     p.next_tile = of.next_tile;
@@ -266,7 +294,7 @@ void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters&
 
 std::vector<LaunchShape> ForwardPlan::launches() const {
   std::vector<LaunchShape> result;
-  for (const auto* launches : {&exact_, &grouped_}) {
+  for (const auto* launches : {&near_, &exact_, &grouped_}) {
     for (const Launch& of : *launches) {
       result.push_back({tile_of(*of.variant), of.scheduler.count(), of.variant->threads, of.variant->shared_bytes});
     }

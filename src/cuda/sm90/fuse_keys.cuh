@@ -27,10 +27,12 @@ class Fuser;
 
 struct FuseKeys {
   static constexpr KeyLoad kLoad = KeyLoad::fuse;
-  static constexpr bool kHasNearKeys = false;
+  static constexpr bool kIsListed = false;
+  static constexpr bool kIsGathered = false;
   static constexpr int kProducers = 2;
   static constexpr int stages(int /*values*/) { return 3; }
   static constexpr unsigned kArrivals = kWarpgroup / 32;  // that make a tile full: of the warps that fuse it
+  static constexpr unsigned kValueArrivals = 1;           // of V
   static constexpr bool kTransposed = false;
   static constexpr Registers registers(int /*consumers*/) { return {72, 208, 24}; }
 

@@ -3,8 +3,7 @@
 // fusion on chip). Its groups have one member, so a row of k_hat^T is a row of K^T.
 //
 //   All threads of the producer warpgroup together copy kRowsPerPass rows of a tile [columns][keys] at once by
-//   cp.async, 8 keys each. What they copied becomes visible to wgmma by a proxy fence, before the tile is full: a tile
-//   is published when the next one is on its way.
+//   cp.async, 8 keys each. A tile is full when all of them are there; who multiplies it has a proxy fence before.
 #pragma once
 
 #include <cstddef>
@@ -19,15 +18,17 @@
 
 namespace distr::cuda::sm90 {
 
-template <class C>
+template <class C, class SharedOf>
 class Gatherer;
 
 struct GatherKeys {
   static constexpr KeyLoad kLoad = KeyLoad::gather;
-  static constexpr bool kHasNearKeys = false;
+  static constexpr bool kIsListed = false;
+  static constexpr bool kIsGathered = true;
   static constexpr int kProducers = 1;
-  static constexpr int stages(int /*values*/) { return 3; }
-  static constexpr unsigned kArrivals = kWarpgroup / 32;  // that make a tile full: of the warps that gather it
+  static constexpr int stages(int /*values*/) { return 4; }
+  static constexpr unsigned kArrivals = kWarpgroup;  // that make a tile full: of the threads that gather it
+  static constexpr unsigned kValueArrivals = 1;      // of V
   static constexpr bool kTransposed = true;
   static constexpr Registers registers(int /*consumers*/) { return {40, 232}; }
 
@@ -50,16 +51,17 @@ struct GatherKeys {
     if (pass.used == 0 && issues) {
       load_queries(pass);
     }
-    Gatherer<C> gatherer(pass);
+    Gatherer<C, Shared<C>> gatherer(pass.p, pass.work, pass.shared, pass.p.problem.groups);
 #pragma unroll 1
     for (int n = 0; n < pass.tiles; ++n) {
-      gatherer.load(n);
+      const auto state = pass.state(n);
+      wait_empty(pass.shared.keys_empty(state.stage), state.phase);
+      gatherer.load(state.stage, [&](int chunk) { return std::int64_t{pass.first_key(n)} + chunk * kChunk; });
       if (is_first_warp() && ptx::elect_one_sync()) {
         load_values(pass, n);
       }
       __syncwarp();
     }
-    gatherer.finish();
     if (pass.used == 0 && issues) {
       prefetch_next<C>(pass.p);
     }
@@ -69,27 +71,32 @@ struct GatherKeys {
   __device__ static void prefetch(const ForwardParameters& /*p*/, const WorkTile& /*next*/) {}
 };
 
-template <class C>
+// `kept`: columns that the block keeps, of its order; without an order they are the first ones.
+template <class C, class SharedOf>
 class Gatherer {
  public:
-  __device__ __forceinline__ explicit Gatherer(const Pass<C>& pass)
-      : pass_(pass), last_(pass.p.column_stride - kChunk) {
-    const ForwardParameters& p = pass.p;
-    const WorkTile& work = pass.work;
+  template <class Parameters>
+  __device__ __forceinline__ Gatherer(const Parameters& p, const WorkTile& work, const SharedOf& shared, int kept)
+      : shared_(shared), last_(p.column_stride - kChunk) {
     const DeviceProblem& problem = p.problem;
     const int columns = problem.head_dim;  // the row of K^T after them is zero
     const std::int64_t query_head = work.batch * problem.heads_q + work.head;
-    const std::int32_t* order =
-        p.order + (query_head * problem.blocks + static_cast<unsigned>(work.row) / problem.rows_of_block) * columns;
+    const std::int32_t* const order =
+        p.order == nullptr
+            ? nullptr
+            : p.order +
+                  (query_head * problem.blocks + static_cast<unsigned>(work.row) / problem.rows_of_block) * columns;
     // A warp's rows by a part of the table that no other warp has, so that it needs no barrier: loads straight to
     // registers cost too many.
     constexpr int kWarpRows = kRowsPerPass * 32 / kWarpgroup;
     const int first = static_cast<int>(threadIdx.x) / 32 * kWarpRows;
-    auto& row_of = pass.shared.storage.loader.row_of;
+    auto& row_of = shared.storage.loader.row_of;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x) % 32; i < kPasses * kWarpRows; i += 32) {
       const int group = i / kWarpRows * kRowsPerPass + first + i % kWarpRows;
-      row_of[group] = static_cast<unsigned>(group < problem.groups ? order[group] : columns) *
+      row_of[group] = static_cast<unsigned>(group >= kept      ? columns
+                                            : order == nullptr ? group
+                                                               : order[group]) *
                       static_cast<unsigned>(p.column_stride * sizeof(typename C::Element));
     }
     __syncwarp();
@@ -101,56 +108,24 @@ class Gatherer {
     k_ = static_cast<const std::uint16_t*>(p.keys_transposed) + head * (columns + 1) * p.column_stride;
   }
 
-  // k_hat^T of tile n; of a near one K^T. What is read past the last key is hidden by the mask, and need not be this
-  // row's.
-  __device__ __forceinline__ void load(int n) {
-    if constexpr (C::kHasNearKeys) {
-      if (n < pass_.near()) {
-#pragma unroll 1
-        for (int piece = 0; piece < C::kPieces; ++piece) {
-          load_piece(n, piece);
-        }
-        return;
-      }
-    }
-    load_rows(n, pass_.key_state(n), [&](int i) { return rows_[i]; });
-  }
-  // Publishes what is still on its way.
-  __device__ __forceinline__ void finish() {
-    ptx::cp_async_wait<0>();
-    publish_last();
-  }
-
- private:
-  // The columns piece * kColumns .. of K, whatever their order.
-  __device__ __forceinline__ void load_piece(int n, int piece) {
-    const int first = piece * C::kColumns + static_cast<int>(threadIdx.x) / kChunks;
-    load_rows(n, pass_.key_state(n, piece), [&](int i) {
-      const int row = min(first + i * kRowsPerPass, pass_.p.problem.head_dim);  // the row after the last is zero
-      return static_cast<unsigned>(row) * static_cast<unsigned>(pass_.p.column_stride * sizeof(typename C::Element));
-    });
-  }
-  // A stage of rows of K^T, the i-th of this thread's beginning at offset_of(i) bytes.
-  template <class Offset>
-  __device__ __forceinline__ void load_rows(int n, const PipelineState<C::kStages>& state, const Offset& offset_of) {
-    wait_empty(pass_.shared.keys_empty(state.stage), state.phase);
-    const std::uint32_t tile = pass_.shared.keys(state.stage);
+  // k_hat^T of a tile, to a stage that is free. key_of(chunk): the first of 8 keys. What is read past the last key is
+  // hidden by the mask, and need not be this row's.
+  template <class KeyOf>
+  __device__ __forceinline__ void load(int stage, const KeyOf& key_of) {
+    const std::uint32_t tile = shared_.keys(stage);
     C::Stages::fusion([&] {
-      const std::int64_t key =
-          min(std::int64_t{pass_.first_key(n)} + static_cast<int>(threadIdx.x) % kChunks * kChunk, last_);
+      const std::int64_t key = min(std::int64_t{key_of(static_cast<int>(threadIdx.x) % kChunks)}, last_);
       const std::byte* const keys =
           ptx::opaque(reinterpret_cast<const std::byte*>(k_ + key));  // else it is made anew for every row
 #pragma unroll
       for (int i = 0; i < kPasses; ++i) {
-        ptx::cp_async_16(place(tile, i), keys + offset_of(i), true);
+        ptx::cp_async_16(place(tile, i), keys + rows_[i], true);
       }
     });
-    ptx::cp_async_commit();
-    ptx::cp_async_wait<1>();
-    publish_last();
-    last_full_ = pass_.shared.keys_full(state.stage);
+    ptx::barrier_arrive_after_cp_async(shared_.keys_full(stage));
   }
 
+ private:
   static constexpr int kChunks = C::kKeys / kChunk;  // of a row
   static constexpr int kRowsPerPass = kWarpgroup / kChunks;
   static constexpr int kPasses = C::kColumns / kRowsPerPass;
@@ -166,22 +141,10 @@ class Gatherer {
     return (first ^ later % kPanelChunks * 16) + later * C::KeyTile::kRowBytes;
   }
 
-  __device__ void publish_last() const {
-    if (last_full_ == 0) {
-      return;
-    }
-    ptx::fence_proxy_async();
-    __syncwarp();
-    if (threadIdx.x % 32 == 0) {
-      ptx::barrier_arrive(last_full_);
-    }
-  }
-
-  const Pass<C>& pass_;
-  const std::uint16_t* k_;       // K^T of the head
-  std::int64_t last_;            // where the last 8 keys of a row begin
-  std::uint32_t last_full_ = 0;  // the full barrier of the tile before
-  unsigned rows_[kPasses];       // where this thread's rows of K^T begin, in bytes
+  const SharedOf& shared_;
+  const std::uint16_t* k_;  // K^T of the head
+  std::int64_t last_;       // where the last 8 keys of a row begin
+  unsigned rows_[kPasses];  // where this thread's rows of K^T begin, in bytes
 };
 
 }  // namespace distr::cuda::sm90

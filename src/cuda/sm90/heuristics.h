@@ -34,16 +34,16 @@ enum class Product : std::uint8_t {
   constexpr std::int64_t kFewKeys = 4096;
   constexpr std::int64_t kFewGathered = 16, kFewFused = 32;  // groups
   const bool has_near_keys = common::has_near_keys(grouping);
+  const std::int64_t groups = num_groups(problem, grouping);
+  const bool is_wide = problem.head_dim > 64;
+  if (has_near_keys) {
+    return is_wide && groups <= 64 && common::members_of(grouping) == 1 ? Product::gathered : Product::spread;
+  }
   if (!is_by_blocks(problem, grouping)) {
-    return has_near_keys ? Product::spread : Product::precomputed;
+    return Product::precomputed;
   }
   if (grouping.block % kFusingRows != 0) {
     return Product::spread;
-  }
-  const std::int64_t groups = num_groups(problem, grouping);
-  const bool is_wide = problem.head_dim > 64;
-  if (has_near_keys) {  // whose kept halves are finished from the same tiles, where they are
-    return is_wide && common::members_of(grouping) == 1 && !grouping.finish ? Product::gathered : Product::spread;
   }
   if (common::members_of(grouping) == 1) {
     return is_wide || (groups <= kFewGathered && problem.seq_k > kFewKeys) ? Product::gathered : Product::spread;

@@ -55,6 +55,11 @@ class RegisterOperand {
                                            unsigned /*opaque_zero*/) const {
     ptx::wgmma<kRight>(sum, rows_[step], right, step > 0, T{});
   }
+  // The same to sums that have begun.
+  template <class T, ptx::Major kRight, int kSums>
+  __device__ __forceinline__ void multiply_add(float (&sum)[kSums], int step, std::uint64_t right) const {
+    ptx::wgmma<kRight>(sum, rows_[step], right, true, T{});
+  }
 
  private:
   std::uint32_t rows_[P::kColumns / 16][4];
@@ -71,6 +76,10 @@ class SharedOperandRows {
                                            unsigned opaque_zero) const {
     ptx::wgmma<ptx::Major::k, kRight>(sum, SharedOperand<P>(rows_ + opaque_zero).k_major(0, step), right, step > 0,
                                       T{});
+  }
+  template <class T, ptx::Major kRight, int kSums>
+  __device__ __forceinline__ void multiply_add(float (&sum)[kSums], int step, std::uint64_t right) const {
+    ptx::wgmma<ptx::Major::k, kRight>(sum, SharedOperand<P>(rows_).k_major(0, step), right, true, T{});
   }
 
  private:

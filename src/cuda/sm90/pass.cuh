@@ -24,10 +24,6 @@ class Shared : public SharedAddresses<SharedStorage<C>> {
   [[nodiscard]] __device__ std::uint32_t queries(int consumer) const {
     return this->tile(offsetof(Storage, queries), C::QueryTile::kBytes, consumer);
   }
-  // Where the kernel has near keys: the beginning of the key loader's storage.
-  [[nodiscard]] __device__ std::uint32_t near_queries(int consumer) const {
-    return this->tile(offsetof(Storage, loader), C::NearQueryTile::kBytes, consumer);
-  }
   [[nodiscard]] __device__ std::uint32_t keys(int stage) const {
     return this->tile(offsetof(Storage, keys), C::KeyTile::kBytes, stage);
   }
@@ -58,53 +54,30 @@ class Shared : public SharedAddresses<SharedStorage<C>> {
   }
 };
 
-// One pass over the tiles of keys. Near ones come first; else they are taken from the last to the first, so that those
-// with a mask come first.
+// One pass over the tiles of keys, from the last to the first, so that those with a mask come first.
 template <class C>
 struct Pass {
   const ForwardParameters& p;
   const WorkTile& work;  // the block's queries
   const Shared<C>& shared;
-  int tiles;               // of keys
-  int used;                // uses of the rings before this pass: 0 in the first
-  NearTiles near_tiles{};  // where the kernel has near keys
+  int tiles;   // of keys
+  int masked;  // of these, the first ones, that have keys which a row of the block does not see
+  int used;    // uses of the rings before this pass: 0 in the first
 
-  [[nodiscard]] __device__ __forceinline__ int near() const { return C::kHasNearKeys ? near_tiles.near_count() : 0; }
   [[nodiscard]] __device__ __forceinline__ PipelineState<C::kStages> state(int n) const {
     return PipelineState<C::kStages>(used + n);
   }
-  // Of k_hat's ring. A near tile comes in pieces.
-  [[nodiscard]] __device__ __forceinline__ PipelineState<C::kStages> key_state(int n, int piece = 0) const {
-    return PipelineState<C::kStages>(used_keys() + n + min(n, near()) * (C::kPieces - 1) + piece);
-  }
-  [[nodiscard]] __device__ __forceinline__ int tile(int n) const {
-    if constexpr (C::kHasNearKeys) {
-      return n < near() ? near_tiles.near(near() - 1 - n) : near_tiles.far(tiles - 1 - n);
-    }
-    return tiles - 1 - n;
-  }
-  [[nodiscard]] __device__ __forceinline__ int first_key(int n) const { return tile(n) * C::kKeys; }
-
- private:
-  // Passes are alike.
-  [[nodiscard]] __device__ __forceinline__ int used_keys() const {
-    return C::kPieces == 1 || used == 0 ? used : used + used / tiles * near() * (C::kPieces - 1);
-  }
+  [[nodiscard]] __device__ __forceinline__ int first_key(int n) const { return (tiles - 1 - n) * C::kKeys; }
 };
 
 template <class C>
 __device__ inline void load_queries(const Pass<C>& pass) {
   const std::uint32_t full = pass.shared.queries_full();
-  constexpr int kNearBytes = C::kHasNearKeys ? C::NearQueryTile::kBytes : 0;
-  ptx::barrier_arrive_expect_tx(full, C::kConsumers * (C::QueryTile::kBytes + kNearBytes));
+  ptx::barrier_arrive_expect_tx(full, C::kConsumers * C::QueryTile::kBytes);
   for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
     const int row = pass.work.row + 64 * consumer;
     tma_load_tile<typename C::QueryTile>(pass.shared.queries(consumer), pass.p.q, full, row, pass.work.head,
                                          pass.work.batch);
-    if constexpr (C::kHasNearKeys) {
-      tma_load_tile<typename C::NearQueryTile>(pass.shared.near_queries(consumer), pass.p.near_q, full, row,
-                                               pass.work.head, pass.work.batch);
-    }
   }
 }
 

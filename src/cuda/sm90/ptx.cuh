@@ -22,6 +22,10 @@ __device__ inline void barrier_arrive(std::uint32_t barrier) {
 __device__ inline void barrier_arrive_expect_tx(std::uint32_t barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
+// Arrives when all copies that this thread began by cp.async are there.
+__device__ inline void barrier_arrive_after_cp_async(std::uint32_t barrier) {
+  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
+}
 // Waits for the end of the phase of this parity. Traps after many polls: a mistake must not hang the device.
 __device__ inline void barrier_wait(std::uint32_t barrier, unsigned parity) {
   constexpr unsigned kMaxPolls = 1U << 24;
@@ -106,22 +110,6 @@ __device__ inline void named_barrier_sync(int id, int threads) {
 }
 __device__ inline void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// The same, and whether it holds for any of their threads.
-__device__ inline bool named_barrier_any(int id, int threads, bool holds) {
-  int any = 0;
-  asm volatile(
-      "{\n"
-      ".reg .pred of_thread, of_all;\n"
-      "setp.ne.s32 of_thread, %3, 0;\n"
-      "barrier.cta.red.or.pred of_all, %1, %2, of_thread;\n"
-      "selp.s32 %0, 1, 0, of_all;\n"
-      "}\n"
-      : "=r"(any)
-      : "r"(id), "r"(threads), "r"(static_cast<int>(holds))
-      : "memory");
-  return any != 0;
 }
 
 // Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
@@ -315,6 +303,34 @@ __device__ inline void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, b
       "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31}, "
       "%32, %33, p, 1, 1, %35, %36;\n}"
       : DISTR_F16(d, 0), DISTR_F16(d, 16)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA == Major::mn), "n"(kMajorB == Major::mn));
+}
+
+template <Major kMajorA, Major kMajorB>
+__device__ inline void wgmma(float (&d)[64], std::uint64_t a, std::uint64_t b, bool add, __half) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.f16.f16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, p, 1, 1, %67, %68;\n}"
+      : DISTR_F16(d, 0), DISTR_F16(d, 16), DISTR_F16(d, 32), DISTR_F16(d, 48)
+      : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA == Major::mn), "n"(kMajorB == Major::mn));
+}
+
+template <Major kMajorA, Major kMajorB>
+__device__ inline void wgmma(float (&d)[64], std::uint64_t a, std::uint64_t b, bool add, __nv_bfloat16) {
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.b32 p, %66, 0;\n"
+      "wgmma.mma_async.sync.aligned.m64n128k16.f32.bf16.bf16 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, %8, %9, %10, %11, %12, %13, %14, %15, "
+      "%16, %17, %18, %19, %20, %21, %22, %23, %24, %25, %26, %27, %28, %29, %30, %31, "
+      "%32, %33, %34, %35, %36, %37, %38, %39, %40, %41, %42, %43, %44, %45, %46, %47, "
+      "%48, %49, %50, %51, %52, %53, %54, %55, %56, %57, %58, %59, %60, %61, %62, %63}, "
+      "%64, %65, p, 1, 1, %67, %68;\n}"
+      : DISTR_F16(d, 0), DISTR_F16(d, 16), DISTR_F16(d, 32), DISTR_F16(d, 48)
       : "l"(a), "l"(b), "r"(static_cast<int>(add)), "n"(kMajorA == Major::mn), "n"(kMajorB == Major::mn));
 }
 

@@ -116,20 +116,21 @@ __device__ __forceinline__ void pack(const float (&s)[C::kHalf / 2], std::uint32
   }
 }
 
-// Hides those of the keys first .. first + kHalf - 1 that a row does not see.
-template <class C>
-__device__ __forceinline__ void apply_mask(float (&s)[C::kHalf / 2], const DeviceProblem& problem, int row, int first) {
+// Hides those of the keys first .. first + kKeys - 1 that a row does not see: scores from s[from] on.
+template <int kKeys, int kCount>
+__device__ __forceinline__ void apply_mask(float (&s)[kCount], int from, const DeviceProblem& problem, int row,
+                                           int first) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::int64_t seen =
         problem.causal ? min(problem.seq_k, std::int64_t{row} + half * 8 + problem.causal_offset + 1) : problem.seq_k;
-    const int left = static_cast<int>(max(min(seen - first, std::int64_t{C::kHalf}), std::int64_t{0})) - lane % 4 * 2;
+    const int left = static_cast<int>(max(min(seen - first, std::int64_t{kKeys}), std::int64_t{0})) - lane % 4 * 2;
 #pragma unroll
-    for (int n = 0; n < C::kHalf / 8; ++n) {
+    for (int n = 0; n < kKeys / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
-        float& score = s[n * 4 + half * 2 + i];
+        float& score = s[from + n * 4 + half * 2 + i];
         score = n * 8 + i < left ? score : -INFINITY;
       }
     }

@@ -23,10 +23,12 @@ class ConsumerLoads;
 
 struct TmaKeys {
   static constexpr KeyLoad kLoad = KeyLoad::tma;
-  static constexpr bool kHasNearKeys = false;
+  static constexpr bool kIsListed = false;
+  static constexpr bool kIsGathered = false;
   static constexpr int kProducers = 1;
   static constexpr int stages(int /*values*/) { return 2; }
-  static constexpr unsigned kArrivals = 1;  // that make a tile full: of the thread that issues TMA
+  static constexpr unsigned kArrivals = 1;       // that make a tile full: of the thread that issues TMA
+  static constexpr unsigned kValueArrivals = 1;  // of V
   static constexpr bool kTransposed = false;
   static constexpr Registers registers(int consumers) {
     return consumers == 2 ? Registers{24, 240} : Registers{32, 160};

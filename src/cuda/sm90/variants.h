@@ -18,7 +18,7 @@ struct Variant {
 };
 
 std::span<const Variant> variants();
-// Of these those with near keys.
-[[nodiscard]] std::span<const Variant> near_variants();
+// Of these those that take some of the keys.
+[[nodiscard]] std::span<const Variant> listed_variants();
 
 }  // namespace distr::cuda::sm90

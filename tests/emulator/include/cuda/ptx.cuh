@@ -77,6 +77,7 @@ inline void mma_16x8x16(float (&d)[4], const std::uint32_t (&a)[4], std::uint32_
 }
 
 inline unsigned opaque(unsigned x) { return x; }
+inline float opaque(float x) { return x; }
 template <class T>
 inline T* opaque(T* x) {
   return x;

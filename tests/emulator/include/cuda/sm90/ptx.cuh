@@ -22,6 +22,13 @@ inline void barrier_arrive(std::uint32_t barrier) { emulator::barrier_arrive(bar
 inline void barrier_arrive_expect_tx(std::uint32_t barrier, unsigned bytes) {
   emulator::barrier_arrive(barrier, bytes);
 }
+// At once, where the device arrives late. That who waits has a proxy fence is not checked.
+inline void barrier_arrive_after_cp_async(std::uint32_t barrier) {
+  emulator::copy_async_commit();
+  emulator::copy_async_wait(0);
+  ++emulator::thread_block().thread().proxy_fences;
+  emulator::barrier_arrive(barrier, 0);
+}
 inline void barrier_wait(std::uint32_t barrier, unsigned parity) { emulator::barrier_wait(barrier, parity); }
 
 // What this thread stored to shared memory is seen by wgmma and TMA from here on.
@@ -30,9 +37,6 @@ inline void fence_proxy_async_global() {}
 
 inline void named_barrier_sync(int id, int threads) { emulator::named_barrier_sync(id, threads); }
 inline void named_barrier_arrive(int id, int threads) { emulator::named_barrier_arrive(id, threads); }
-inline bool named_barrier_any(int id, int threads, bool holds) {
-  return emulator::named_barrier_any(id, threads, holds);
-}
 
 inline void stmatrix_x4(std::uint32_t shared, const std::uint32_t (&r)[4]) { emulator::store_matrices(r, shared); }
 
@@ -151,6 +155,16 @@ template <Major kMajorA, Major kMajorB>
 inline void wgmma(float (&d)[32], std::uint64_t a, std::uint64_t b, bool add, __nv_bfloat16) {
   emulator::begin_product(
       {d, 64, nullptr, {a, kMajorA == Major::k}, {b, kMajorB == Major::k}, add, emulator::Element::bf16});
+}
+template <Major kMajorA, Major kMajorB>
+inline void wgmma(float (&d)[64], std::uint64_t a, std::uint64_t b, bool add, __half) {
+  emulator::begin_product(
+      {d, 128, nullptr, {a, kMajorA == Major::k}, {b, kMajorB == Major::k}, add, emulator::Element::f16});
+}
+template <Major kMajorA, Major kMajorB>
+inline void wgmma(float (&d)[64], std::uint64_t a, std::uint64_t b, bool add, __nv_bfloat16) {
+  emulator::begin_product(
+      {d, 128, nullptr, {a, kMajorA == Major::k}, {b, kMajorB == Major::k}, add, emulator::Element::bf16});
 }
 
 }  // namespace distr::cuda::ptx

@@ -1,0 +1,161 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which keys a launch with a list takes, in halves of tiles: 64 keys (method, 8). A producer reads the list of its
+// thread block, from the last half to the first, and leaves what it loads beside each tile, for the consumers.
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/near.cuh"
+#include "cuda/sm90/config.h"
+#include "cuda/sm90/pipeline.cuh"
+#include "cuda/tile_scheduler.cuh"
+
+namespace distr::cuda::sm90 {
+
+inline constexpr int kHalfKeys = 64;
+
+// A half of the list: its number, and which consumers' rows take it, a bit each.
+class ListedHalf {
+ public:
+  ListedHalf() = default;
+  __device__ ListedHalf(int number, unsigned takers) : bits_(static_cast<unsigned>(number) | takers << kFirstTaker) {}
+  __device__ explicit ListedHalf(unsigned bits) : bits_(bits) {}
+
+  [[nodiscard]] __device__ unsigned bits() const { return bits_; }
+  [[nodiscard]] __device__ int first_key() const {
+    return static_cast<int>(bits_ & ((1U << kFirstTaker) - 1)) * kHalfKeys;
+  }
+  [[nodiscard]] __device__ bool is_taken_by(int consumer) const { return (bits_ >> (kFirstTaker + consumer) & 1) != 0; }
+
+ private:
+  static constexpr int kFirstTaker = 30;  // of two
+  unsigned bits_;
+};
+
+// The halves low .. high - 1, of those 32 word .. 32 word + 31, a bit each.
+[[nodiscard]] __device__ inline std::uint32_t bits_between(int low, int high, int word) {
+  const auto below = [&](int end) {
+    const int bits = end - 32 * word;
+    return bits <= 0 ? 0U : bits >= 32 ? ~0U : (1U << bits) - 1;
+  };
+  return below(high) & ~below(low);
+}
+
+// The list of a thread block of two consumers.
+class KeyList {
+ public:
+  __device__ KeyList(const ForwardParameters& p, const WorkTile& work)
+      : KeyList(p, work, seen_keys(p.problem, work, kRows, p.row_end)) {}
+  // keys: that any of the block's queries sees, from key 0 on.
+  __device__ KeyList(const ForwardParameters& p, const WorkTile& work, std::int64_t keys)
+      : tiles_(near_tiles(p.problem, work.row, keys)),
+        halves_(static_cast<int>((keys + kHalfKeys - 1) / kHalfKeys)),
+        nothing_(static_cast<int>((p.problem.seq_k + kHalfKeys - 1) / kHalfKeys)),
+        set_(p.listed.set) {
+    if (set_ == KeySet::kept) {
+      const std::int64_t groups = (p.problem.seq_q + 63) / 64;
+      const std::int64_t group = work.row / 64;
+      const std::int64_t head = std::int64_t{work.batch} * p.problem.heads_q + work.head;
+      kept_ = p.listed.kept + (head * groups + group) * p.listed.kept_words;
+      to_second_ = group + 1 < groups ? p.listed.kept_words : 0;
+    }
+  }
+
+  [[nodiscard]] __device__ int words() const { return (halves_ + 31) / 32; }
+  // The halves 32 w .. 32 w + 31 that a consumer's rows take, a bit each.
+  [[nodiscard]] __device__ std::uint32_t word(int w, int consumer) const {
+    const std::uint32_t far = far_ones(w);
+    switch (set_) {
+      case KeySet::near:
+        return bits_between(0, halves_, w) & ~far;
+      case KeySet::far:
+        return far;
+      case KeySet::kept:
+        return far & kept_[w + consumer * to_second_];
+    }
+    return 0;
+  }
+  // How many halves of the list have a number of at least `first`. By all threads of a warp.
+  [[nodiscard]] __device__ int count(int first) const {
+    int sum = 0;
+    for (int w = static_cast<int>(threadIdx.x) % 32; w < words(); w += 32) {
+      sum += __popc((word(w, 0) | word(w, 1)) & bits_between(first, halves_, w));
+    }
+    for (int other = 16; other > 0; other /= 2) {
+      sum += __shfl_xor_sync(~0U, sum, other);
+    }
+    return uniform(sum);
+  }
+  // By a thread of the consumer: how many halves of the list its rows take, and how many far ones they see.
+  __device__ void store_counts(const ForwardParameters& p, const WorkTile& work, int consumer) const {
+    const std::int64_t row = std::int64_t{work.row} + 64 * consumer;
+    if (p.listed.halves == nullptr || row >= p.row_end) {
+      return;
+    }
+    const auto halves_before = [](std::int64_t end) { return static_cast<int>((end + kHalfKeys - 1) / kHalfKeys); };
+    const int seen = halves_before(visible_keys(p.problem, min(row + 64, p.row_end) - 1));  // by the last row
+    int kept = 0;
+    int far = 0;
+    for (int w = 0; w < words(); ++w) {
+      kept += __popc(word(w, consumer));
+      far += __popc(far_ones(w) & bits_between(0, seen, w));
+    }
+    const std::int64_t head = std::int64_t{work.batch} * p.problem.heads_q + work.head;
+    std::int32_t* const to = p.listed.halves + 2 * (head * ((p.problem.seq_q + 63) / 64) + row / 64);
+    to[0] = kept;
+    to[1] = far;
+  }
+  // A half behind the last key, where TMA writes zeros, and which nobody takes.
+  [[nodiscard]] __device__ ListedHalf nothing() const { return {nothing_, 0}; }
+
+ private:
+  static constexpr int kRows = 128;
+
+  [[nodiscard]] __device__ std::uint32_t far_ones(int w) const {
+    return bits_between(0, halves_, w) & ~bits_between(0, 2 * tiles_.sinks, w) &
+           ~bits_between(2 * tiles_.first, 2 * tiles_.last, w);
+  }
+
+  NearTiles tiles_;
+  int halves_, nothing_;
+  KeySet set_;
+  const std::uint32_t* kept_ = nullptr;  // of the first consumer's rows
+  std::int64_t to_second_ = 0;
+};
+
+// Reads a list from its last half to its first, and then on without end.
+class KeyListReader {
+ public:
+  __device__ explicit KeyListReader(const KeyList& list) : list_(list), word_(list.words()) {}
+
+  [[nodiscard]] __device__ ListedHalf next() {
+    while ((of_[0] | of_[1]) == 0) {
+      if (word_ == 0) {
+        return list_.nothing();
+      }
+      --word_;
+      of_[0] = list_.word(word_, 0);
+      of_[1] = list_.word(word_, 1);
+    }
+    const int bit = 31 - __clz(static_cast<int>(of_[0] | of_[1]));
+    const unsigned takers = (of_[0] >> bit & 1) | (of_[1] >> bit & 1) << 1;
+    of_[0] &= ~(1U << bit);
+    of_[1] &= ~(1U << bit);
+    return {32 * word_ + bit, takers};
+  }
+  // The next tile, its last keys first.
+  template <int kHalves>
+  __device__ void next(ListedHalf (&tile)[kHalves]) {
+#pragma unroll
+    for (int i = kHalves - 1; i >= 0; --i) {
+      tile[i] = next();
+    }
+  }
+
+ private:
+  KeyList list_;
+  int word_;  // that was read last
+  std::uint32_t of_[2] = {};
+};
+
+}  // namespace distr::cuda::sm90

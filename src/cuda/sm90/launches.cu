@@ -1,0 +1,70 @@
+// SPDX-License-Identifier: Apache-2.0
+#include "cuda/sm90/launches.h"
+
+#include "cuda/sm90/heuristics.h"
+
+namespace distr::cuda::sm90 {
+namespace {
+
+// The narrowest shape of so many rows, and blocks an SM, that the problem fits; null: there is none.
+[[nodiscard]] const Variant* find(std::span<const Variant> variants, const Problem& problem,
+                                  const KernelRequest& request, std::int64_t rows, int blocks = 1) {
+  const Variant* found = nullptr;
+  for (const Variant& variant : variants) {
+    const bool fits = variant.dtype == problem.dtype && variant.scale_in == request.scale_in &&
+                      variant.load == request.load && variant.columns >= request.columns &&
+                      variant.values >= problem.head_dim_v && variant.rows == rows && variant.ctas_per_sm == blocks;
+    const auto width = [](const Variant& of) { return of.columns + of.values; };
+    if (fits && (found == nullptr || width(variant) < width(*found))) {
+      found = &variant;
+    }
+  }
+  return found;
+}
+
+}  // namespace
+
+TileShape tile_of(const Variant& variant) noexcept {
+  return {variant.rows, variant.keys, variant.values, variant.columns};
+}
+
+Launches launches_of(std::span<const Variant> variants, const Problem& p, const DeviceProblem& sizes,
+                     const KernelRequest& request, std::int64_t begin, std::int64_t end, std::int64_t tile_rows) {
+  const Variant* const three = find(variants, p, request, kRowsOfThree);
+  const Variant* const two = find(variants, p, request, kRowsOfTwo);
+  const Variant* const sharing = find(variants, p, request, kRowsOfTwo, 2);
+  if (two == nullptr) {  // the library's own serve every size that forward_supports()
+    throw Error(Status::unsupported, "no compiled shape takes these sizes");
+  }
+  const std::int64_t num_sms = device_properties().num_sms;
+  const Waves waves{p.batch * p.heads_q, end - begin, p.seq_k, num_sms, p.causal != Causal::none};
+  const bool shares =
+      sharing != nullptr && sharing->columns == two->columns && tile_rows != kRowsOfThree && waves.is_quicker_sharing();
+  const std::int64_t rows_of_three = shares || three == nullptr || tile_rows == kRowsOfTwo ? 0
+                                     : tile_rows == kRowsOfThree                           ? end - begin
+                                                                                           : waves.rows_for_three();
+  Launches result;
+  const auto add = [&](const Variant& variant, std::int64_t from, std::int64_t to) {
+    const std::int64_t blocks = num_sms * variant.ctas_per_sm;  // that run at the same time
+    const int interleaved = interleaved_heads(p, TileScheduler::of_head(from, to, variant.rows), blocks);
+    const KernelRequest with_lse{ScaleIn::softmax, request.columns, request.load};
+    result.list.push_back({&variant, find(variants, p, with_lse, variant.rows, variant.ctas_per_sm),
+                           TileScheduler(sizes, interleaved, from, to, variant.rows), to, static_cast<unsigned>(blocks),
+                           !result.list.empty()});
+  };
+  const std::int64_t middle = begin + rows_of_three;
+  if (begin < middle) {
+    add(*three, begin, middle);
+  }
+  if (middle < end) {
+    add(shares ? *sharing : *two, middle, end);
+  }
+  for (const Variant* variant : {result.list.front().variant, two, three}) {
+    if (variant != nullptr && (result.tiles.empty() || result.tiles.front().rows != variant->rows)) {
+      result.tiles.push_back(tile_of(*variant));
+    }
+  }
+  return result;
+}
+
+}  // namespace distr::cuda::sm90

@@ -1,0 +1,43 @@
+// SPDX-License-Identifier: Apache-2.0
+// Which compiled shapes of the forward kernel take which queries, and in which launches.
+#pragma once
+
+#include <cstdint>
+#include <span>
+#include <vector>
+
+#include "cuda/launch.h"
+#include "cuda/sm90/variants.h"
+
+namespace distr::cuda::sm90 {
+
+// What some launches need of a compiled kernel, but for their rows.
+struct KernelRequest {
+  ScaleIn scale_in;
+  std::int64_t columns;
+  KeyLoad load = KeyLoad::tma;
+};
+
+// One launch of a kernel.
+struct Launch {
+  const Variant* variant;
+  const Variant* with_lse;  // where LSE is asked for: of as many rows, with the scale in the softmax
+  TileScheduler scheduler;
+  std::int64_t row_end;
+  unsigned next_tile;
+  bool is_second;
+};
+
+struct Launches {
+  std::vector<Launch> list;
+  std::vector<TileShape> tiles;  // that their rows can have; first those of the kernel that takes the first rows
+};
+
+// Of the queries begin .. end - 1 of every head, one or two launches. tile_rows: 0, or those of a thread block.
+[[nodiscard]] Launches launches_of(std::span<const Variant> variants, const Problem& problem,
+                                   const DeviceProblem& sizes, const KernelRequest& request, std::int64_t begin,
+                                   std::int64_t end, std::int64_t tile_rows);
+
+[[nodiscard]] TileShape tile_of(const Variant& variant) noexcept;
+
+}  // namespace distr::cuda::sm90
