@@ -16,7 +16,7 @@ namespace distr::cli {
 namespace {
 
 constexpr std::string_view kMagic = "\x93NUMPY";
-constexpr std::size_t kMaxHeaderBytes = 1 << 20;
+constexpr std::size_t kMaxNpyHeaderBytes = 1 << 20;
 constexpr const char* kNeedNpy = "a .npy file of version 1.0, 2.0 or 3.0 is needed";
 constexpr const char* kNeedHeader =
     "a dict such as {'descr': '<f4', 'fortran_order': False, 'shape': (2, 3), } is allowed";
@@ -220,9 +220,9 @@ HeaderPlace find_header(std::string_view text, const std::string& name) {
   if (text.size() < begin) refuse(name, "ends after " + std::to_string(text.size()) + " bytes", kNeedNpy);
   std::size_t size = 0;
   for (std::size_t at = begin; at-- > kLengthAt;) size = size * 256 + static_cast<unsigned char>(text[at]);
-  if (size > kMaxHeaderBytes) {
+  if (size > kMaxNpyHeaderBytes) {
     refuse(name, "has a header of " + std::to_string(size) + " bytes",
-           "at most " + std::to_string(kMaxHeaderBytes) + " are allowed");
+           "at most " + std::to_string(kMaxNpyHeaderBytes) + " are allowed");
   }
   if (size > text.size() - begin) {
     refuse(name,

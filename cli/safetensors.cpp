@@ -15,7 +15,7 @@
 namespace distr::cli {
 namespace {
 
-using Json = nlohmann::json;
+using HeaderJson = nlohmann::json;
 
 constexpr std::size_t kLengthBytes = 8;
 constexpr std::size_t kMaxHeaderBytes = 100'000'000;
@@ -39,9 +39,11 @@ std::string_view text_of(std::span<const std::byte> bytes) {
   return {reinterpret_cast<const char*>(bytes.data()), bytes.size()};
 }
 
-std::string excerpt(const Json& value) { return quote(value.dump(-1, ' ', false, Json::error_handler_t::replace)); }
+std::string excerpt(const HeaderJson& value) {
+  return quote(value.dump(-1, ' ', false, HeaderJson::error_handler_t::replace));
+}
 
-std::string_view find_header(std::string_view file, const std::string& name) {
+std::string_view find_header_text(std::string_view file, const std::string& name) {
   if (file.empty()) refuse(name, "is empty", kNeedSafetensors);
   if (file.size() < kLengthBytes) refuse(name, "has " + std::to_string(file.size()) + " bytes", kNeedSafetensors);
   std::uint64_t size = 0;
@@ -69,7 +71,7 @@ std::string_view find_header(std::string_view file, const std::string& name) {
 
 // The JSON parser would keep the last of equal keys, and would follow any nesting: so these are refused before it runs.
 // What is no JSON is left to it.
-class HeaderCheck final : public nlohmann::json_sax<Json> {
+class HeaderCheck final : public nlohmann::json_sax<HeaderJson> {
  public:
   explicit HeaderCheck(const std::string& name) : name_(name) {}
 
@@ -93,8 +95,9 @@ class HeaderCheck final : public nlohmann::json_sax<Json> {
   bool number_unsigned(std::uint64_t /*value*/) override { return true; }
   bool number_float(double /*value*/, const std::string& /*text*/) override { return true; }
   bool string(std::string& /*value*/) override { return true; }
-  bool binary(Json::binary_t& /*value*/) override { return true; }
-  bool parse_error(std::size_t /*byte*/, const std::string& /*token*/, const Json::exception& /*error*/) override {
+  bool binary(HeaderJson::binary_t& /*value*/) override { return true; }
+  bool parse_error(std::size_t /*byte*/, const std::string& /*token*/,
+                   const HeaderJson::exception& /*error*/) override {
     return false;
   }
 
@@ -115,23 +118,23 @@ class HeaderCheck final : public nlohmann::json_sax<Json> {
   std::array<std::set<std::string>, 4> keys_;  // of the objects now open, by their depth
 };
 
-Json parse_header(std::string_view header, const std::string& name) {
+HeaderJson parse_header(std::string_view header, const std::string& name) {
   HeaderCheck check(name);
-  static_cast<void>(Json::sax_parse(header.begin(), header.end(), &check));
+  static_cast<void>(HeaderJson::sax_parse(header.begin(), header.end(), &check));
   try {
-    return Json::parse(header.begin(), header.end());
-  } catch (const Json::parse_error& error) {
+    return HeaderJson::parse(header.begin(), header.end());
+  } catch (const HeaderJson::parse_error& error) {
     refuse(name, "has a header that is no JSON at byte " + std::to_string(error.byte), "a JSON object is needed");
-  } catch (const Json::exception&) {
+  } catch (const HeaderJson::exception&) {
     refuse(name, "has a header with a number that is too large", "a JSON object is needed");
   }
 }
 
-std::vector<std::int64_t> parse_integers(const Json& list, const std::string& what, const std::string& name) {
+std::vector<std::int64_t> parse_integers(const HeaderJson& list, const std::string& what, const std::string& name) {
   constexpr auto kMaximum = static_cast<std::uint64_t>(std::numeric_limits<std::int64_t>::max());
   if (!list.is_array()) refuse(name, what + " is " + excerpt(list), "a list of whole numbers is needed");
   std::vector<std::int64_t> result;
-  for (const Json& element : list) {
+  for (const HeaderJson& element : list) {
     if (!element.is_number_unsigned() || element.get<std::uint64_t>() > kMaximum) {
       refuse(name, what + " holds " + excerpt(element), "whole numbers from 0 to 9223372036854775807 are allowed");
     }
@@ -140,7 +143,7 @@ std::vector<std::int64_t> parse_integers(const Json& list, const std::string& wh
   return result;
 }
 
-ElementType parse_type(const Json& value, const std::string& what, const std::string& name) {
+ElementType parse_type(const HeaderJson& value, const std::string& what, const std::string& name) {
   if (value.is_string()) {
     const auto found = std::find(kTypeNames.begin(), kTypeNames.end(), value.get_ref<const std::string&>());
     if (found != kTypeNames.end()) return static_cast<ElementType>(found - kTypeNames.begin());
@@ -151,7 +154,7 @@ ElementType parse_type(const Json& value, const std::string& what, const std::st
          "allowed are" + allowed);
 }
 
-Entry parse_entry(const std::string& key, const Json& value, std::int64_t data_bytes, const std::string& name) {
+Entry parse_entry(const std::string& key, const HeaderJson& value, std::int64_t data_bytes, const std::string& name) {
   const std::string tensor_name = "tensor " + quote(key);
   if (!value.is_object()) refuse(name, tensor_name + " is " + excerpt(value), kNeedEntry);
   for (const char* field : {"dtype", "shape", "data_offsets"}) {
@@ -208,11 +211,11 @@ void check_contiguous(std::vector<Entry>& entries, std::int64_t data_bytes, cons
   }
 }
 
-TensorMap parse_bytes(std::span<const std::byte> bytes, const std::string& name) {
-  const std::string_view header_text = find_header(text_of(bytes), name);
+TensorMap parse_tensors(std::span<const std::byte> bytes, const std::string& name) {
+  const std::string_view header_text = find_header_text(text_of(bytes), name);
   const auto data = bytes.subspan(kLengthBytes + header_text.size());
   const auto data_bytes = static_cast<std::int64_t>(data.size());
-  const Json header = parse_header(header_text, name);
+  const HeaderJson header = parse_header(header_text, name);
   std::vector<Entry> entries;
   for (const auto& [key, value] : header.items()) {
     if (key != kMetadataKey) entries.push_back(parse_entry(key, value, data_bytes, name));
@@ -240,10 +243,10 @@ std::vector<const TensorMap::value_type*> in_file_order(const TensorMap& tensors
   return order;
 }
 
-std::string dump_utf8(const Json& header) {
+std::string dump_utf8(const HeaderJson& header) {
   try {
     return header.dump();
-  } catch (const Json::type_error&) {
+  } catch (const HeaderJson::type_error&) {
     throw std::invalid_argument("the name of a tensor must be UTF-8");
   }
 }
@@ -256,7 +259,7 @@ TensorMap read_safetensors(const std::filesystem::path& path) {
 
 TensorMap parse_safetensors(std::span<const std::byte> bytes, const std::string& name) {
   try {
-    return parse_bytes(bytes, name);
+    return parse_tensors(bytes, name);
   } catch (const std::bad_alloc&) {
     refuse(name, std::to_string(bytes.size()) + " bytes do not fit into memory twice", "a smaller file is needed");
   }
@@ -264,7 +267,7 @@ TensorMap parse_safetensors(std::span<const std::byte> bytes, const std::string&
 
 std::vector<std::byte> format_safetensors(const TensorMap& tensors) {
   const auto order = in_file_order(tensors);
-  Json header = Json::object();
+  HeaderJson header = HeaderJson::object();
   std::size_t end = 0;
   for (const auto* entry : order) {
     const auto& [key, tensor] = *entry;

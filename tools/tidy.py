@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs clang-tidy on the sources that standard input names, a handful of them in one translation unit.
+"""Runs clang-tidy on the sources that standard input names, those of a folder in one translation unit.
 
 Usage: tidy.py BUILD < NAMES       BUILD holds compile_commands.json. Exit status: 0, or 1 if there are findings.
 
@@ -18,11 +18,11 @@ import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-TOGETHER = 24  # sources in a translation unit: what a core does while another phase has the other
+ROOT = Path(__file__).resolve().parents[1]
 # What is declared at the start of a line, among it what unnamed namespaces hold: a type, an alias or a constant by its
 # name, a function by its line, since those of other parameters are overloads.
 DECLARED = re.compile(r"^(?:struct|class|enum class|using|constexpr [^=({]*?) ?(\w+)\s*[={;]"
-                      r"|^((?!return|namespace|using|constexpr|struct|class)[\w:<>,*& ]+[ *&]\w+\([^{;]*)\{",
+                      r"|^((?! |return|namespace|using|constexpr|struct|class)[\w:<>,*& ]+[ *&]\w+\([^{;]*)\{",
                       re.MULTILINE)
 
 
@@ -31,7 +31,7 @@ def declared(path):
 
 
 def flags(command):
-    """The arguments of a compile command without the compiler, its input and its output."""
+    """The arguments of a compile command without the compiler, its input, its output and how it optimises."""
     words = shlex.split(command["command"])
     kept, skip = [], True
     for word in words:
@@ -39,24 +39,32 @@ def flags(command):
             skip = False
         elif word == "-o":
             skip = True
-        elif word != "-c" and not (word.endswith(".cpp") and not word.startswith("-")):
+        elif word != "-c" and not (word.endswith(".cpp") and not word.startswith("-")) and word[:2] not in ("-O", "-f"):
             kept.append(word)
     return kept
 
 
+def macros(words):
+    """{name: definition} of -D."""
+    return {word[2:].partition("=")[0]: word for word in words if word.startswith("-D")}
+
+
 def groups(sources, commands):
-    """Lists of (source, its flags) that can share a translation unit."""
-    made = []  # [flags, names declared, sources]
+    """Lists of (source, its flags) that can share a translation unit: of one folder of the repository, whose sources
+    find their headers in the same places, with no macro defined in two ways and no name declared twice."""
+    made = []  # [folder, flags, names declared, sources]
     for source in sources:
-        own, names = flags(commands[source]), declared(source)
+        folder, own, names = Path(source).relative_to(ROOT).parts[0], flags(commands[source]), declared(source)
         for group in made:
-            if group[0] == own and not group[1] & names and len(group[2]) < TOGETHER:
-                group[1] |= names
-                group[2].append(source)
+            theirs, ours = macros(group[1]), macros(own)
+            if group[0] == folder and not group[2] & names and all(theirs.get(n, ours[n]) == ours[n] for n in ours):
+                group[1] = [*dict.fromkeys([*group[1], *own])]
+                group[2] |= names
+                group[3].append(source)
                 break
         else:
-            made.append([own, names, [source]])
-    return [(own, members) for own, _, members in made]
+            made.append([folder, own, names, [source]])
+    return [(own, members) for _, own, _, members in made]
 
 
 def join(sources, unit):
@@ -73,7 +81,7 @@ def join(sources, unit):
 
 def check(sources, own, folder):
     """What clang-tidy prints of some sources, and whether it found nothing."""
-    unit = folder / f"together_{'_'.join(Path(source).stem for source in sources)}.cpp"
+    unit = folder / f"together_{Path(sources[0]).stem}_{len(sources)}.cpp"
     origin = join(sources, unit)
     own = [*own, *dict.fromkeys(f"-iquote{Path(source).parent}" for source in sources)]
     if len(sources) > 1:
