@@ -271,8 +271,8 @@ class _Forward(torch.autograd.Function):
         mask_gradient = mask is not None and ctx.needs_input_grad[3]
         tensors = (grad_out, grad_lse, q, k, v, mask, order, key_means, out, lse)
         settings = ctx.settings
-        if torch.are_deterministic_algorithms_enabled():
-            settings = settings[:_DETERMINISTIC]  # left out, it is true
+        if torch.are_deterministic_algorithms_enabled() and len(settings) > _DETERMINISTIC:
+            settings = (*settings[:_DETERMINISTIC], True, *settings[_DETERMINISTIC + 1 :])
         run = _backward
         if torch.compiler.is_compiling():  # compiled autograd traces this
             run = backward
