@@ -12,9 +12,10 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
-from distrattention import Settings, ops
-from distrattention.distributed import attention, shard, unshard
+from distrattention import Settings, ops, scaled_dot_product_attention
+from distrattention.distributed import attention, register_sharding_rules, shard, unshard
 
 WORLD = 8
 SECONDS = 60  # the time limit of the groups
@@ -142,6 +143,9 @@ def _run(rank, folder, found):
         size = case.ranks if isinstance(case.ranks, int) else case.ranks[0] * case.ranks[1]
         if rank < size:
             found[name] = _shards(case, groups[case.ranks])
+    register_sharding_rules()
+    if rank < 4:
+        found["dtensor"] = {name: _of_dtensors(case, groups[(2, 2)]) for name, case in DTENSORS.items()}
     if rank < 3:
         found["faults"] = {name: _fault(rank, fault, groups[3]) for name, fault in FAULTS.items()}
         found["after faults"] = _shards(CASES["exact"], groups[3])
@@ -163,6 +167,50 @@ def _shards(case, group):
         results.append((out, lse, *torch.autograd.grad((out, lse), (q, k, v), (grad_out, grad_lse))))
     same = all(torch.equal(*pair) for pair in zip(*results))
     return {"results": [unshard(tensor, 2, **where) for tensor in results[0]], "same bits": same}
+
+
+# Calls of scaled_dot_product_attention() with DTensors: (settings, heads of key, shape of the mask, which axes of Q the
+# axes of the mesh shard).
+DTENSORS = {
+    "exact": (Settings(), 4, None, (0, 1)),
+    "a mask of all": (Settings(), 4, (9, 9), (0, 1)),
+    "a mask of heads": (energy(block_size=4), 2, (4, 9, 9), (0, 1)),
+    "a mask of batches, one head of key": (lsh(block_size=4, window=0), 1, (2, 1, 9, 9), (0, 1)),
+    "a mask of each": (energy(block_size=4, window=0), 4, (2, 4, 9, 9), (0, 1)),
+    "heads by both": (energy(block_size=4), 4, None, (1, 1)),
+    "rows": (energy(block_size=4), 4, None, (0, 2)),
+    "given, skip": (Settings("given", 2, 4, window=0, skip=0.3, order=_ORDER[:, [0, 1, 0, 1]]), 4, None, (0, 1)),
+    "lsh, skip": (lsh(block_size=4, window=0, skip=0.3), 4, None, (0, 1)),  # as the last one, but for the strategy
+}
+
+
+def _of_dtensors(case, mesh):
+    """(The results with DTensors, whole, and those without; the placements of out)."""
+    settings, heads_kv, shape, axes = case
+    generator = torch.Generator().manual_seed(3)
+    tensors = [torch.randn(2, heads, 9, 16, generator=generator) for heads in (4, heads_kv, heads_kv)]
+    if shape is not None:
+        tensors.append(torch.randn(shape, generator=generator))
+
+    def run(tensors, settings):
+        leaves = [tensor.detach().requires_grad_(not settings.skip) for tensor in tensors]
+        counting = bool(settings.skip)
+        out = scaled_dot_product_attention(*leaves, enable_gqa=True, settings=settings, return_halves=counting)
+        if settings.skip:
+            return list(out)
+        out.square().sum().backward()
+        return [out, *(leaf.grad for leaf in leaves)]
+
+    def placements(n):
+        if n == 3:
+            return [Replicate(), Replicate()]
+        return [Replicate() if axis == 1 and tensors[n].shape[1] == 1 else Shard(axis) for axis in axes]
+
+    expected = run(tensors, settings)
+    if settings.order is not None:
+        settings = Settings(**{**settings.asdict(), "order": distribute_tensor(settings.order, mesh, placements(3))})
+    found = run([distribute_tensor(tensor, mesh, placements(n)) for n, tensor in enumerate(tensors)], settings)
+    return [tensor.full_tensor() for tensor in found], expected, found[0].placements
 
 
 def _small(**others):
@@ -216,7 +264,7 @@ def run_all(folder: Path):
     import multiprocessing
 
     context = multiprocessing.get_context("forkserver")  # which imports torch once
-    context.set_forkserver_preload(["distrattention.distributed", "distributed_cases"])
+    context.set_forkserver_preload(["distrattention.distributed", "torch.distributed.tensor", "distributed_cases"])
     processes = [context.Process(target=run, args=(rank, folder), daemon=True) for rank in range(WORLD)]
     for process in processes:
         process.start()

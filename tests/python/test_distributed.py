@@ -6,7 +6,7 @@ import math
 import distributed_cases
 import pytest
 import torch
-from distributed_cases import BFLOAT16, CASES, FAULTS, SECONDS, Case, energy
+from distributed_cases import BFLOAT16, CASES, DTENSORS, FAULTS, SECONDS, Case, energy
 
 from distrattention import Settings, ops, scaled_dot_product_attention
 from distrattention.core import columns_of, options_of
@@ -62,6 +62,16 @@ def test_equals_one_process(found, name, textbook, no_worse_than):
         for actual, exact, rough, what in zip(of_rank["results"], truth, plain, NAMES):
             no_worse_than(actual, exact, rough, what)
     assert all(torch.equal(*pair) for one in everyone[1:] for pair in zip(everyone[0]["results"], one["results"]))
+
+
+@pytest.mark.parametrize("name", DTENSORS)
+def test_dtensors_give_what_tensors_give(found, name):
+    for of_rank in found[:4]:
+        results, expected, placements = of_rank["dtensor"][name]
+        for actual, wanted in zip(results, expected, strict=True):
+            torch.testing.assert_close(actual, wanted)
+        axes = DTENSORS[name][3]
+        assert [placement.is_shard(axis) for placement, axis in zip(placements, axes)] == [axis < 2 for axis in axes]
 
 
 def test_after_errors_the_group_goes_on(found):

@@ -103,7 +103,8 @@ def test_without_a_group_there_is_none(problem):
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory):
     """A group of this process."""
-    dist.init_process_group("gloo", init_method=f"file://{tmp_path_factory.mktemp('alone')}/store", rank=0, world_size=1)
+    store = tmp_path_factory.mktemp("alone") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
     yield dist.group.WORLD
     dist.destroy_process_group()
 

@@ -59,9 +59,9 @@ def positions(pieces, device):
 
 
 @pytest.mark.parametrize(("device", "dtype"), PLACES)
-@pytest.mark.parametrize("near", NEAR)
+@pytest.mark.parametrize(("strategy", "near"), [("exact", "none"), ("lsh", "none"), ("lsh", "window"),
+                                                *(("energy", near) for near in NEAR)])  # fmt: skip
 @pytest.mark.parametrize("order_from", ["own", "previous"])
-@pytest.mark.parametrize("strategy", ["exact", "lsh", "energy"])
 def test_parts_are_the_whole(strategy, order_from, near, device, dtype, problem, textbook, no_worse_than):
     causal = "top_left" if order_from == "previous" else "none"
     options = settings_of(strategy, order_from, near)

@@ -16,12 +16,8 @@ _BATCH, _HEADS = 0, 1
 
 
 @functools.cache
-def register_sharding_rules() -> None:
-    """Tells DTensor how attention may be sharded, so that scaled_dot_product_attention() and all that calls it take
-    DTensors: by batch, and by heads where the heads of key are a multiple of the processes, or are one. What is sharded
-    otherwise, by rows say, is gathered first. By torch.distributed.tensor.experimental.register_sharding. Calling it
-    again does nothing.
-    """
+def register() -> None:
+    """What register_sharding_rules() does."""
     register_sharding(ops.attend)(_attend)
     register_sharding(ops.make_grouping.default)(_make_grouping)
     _tell_calls_apart_by_all(ops.make_grouping.default)
