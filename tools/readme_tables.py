@@ -334,6 +334,39 @@ def gpu_free_order() -> str:
         name, result["meta"])
 
 
+def ring_model() -> str:
+    """The share of the ideal that the model of the ring says, by rows on a GPU."""
+    name = "model/ring.json"
+    result = load(name)
+    cells = {}
+    for row in result["rows"]:
+        hidden = row["hop_ms"] <= row["step_ms"]
+        key = row["rows"], row["strategy"], row["link"], row["ranks"]
+        cells.setdefault(key, []).append(f'{100 * row["share_of_ideal"]:.0f}{"" if hidden else "*"}')
+    columns = [("exact", "NVLink", 8), ("exact", "400 Gb/s", 64), ("exact", "400 Gb/s", 1024),
+               ("energy", "400 Gb/s", 64)]
+    head = ["rows on a GPU", *(f"{strategy}, {ranks} GPUs, {link}" for strategy, link, ranks in columns)]
+    lines = [[str(n), *("; ".join(cells[n, *column]) for column in columns)]
+             for n in sorted({row["rows"] for row in result["rows"]})]
+    return (markdown(head, lines) + f'\n\n(a model, from kernels measured on the {result["meta"]["gpu"]};\n'
+            f"[bench/results/{name}](bench/results/{name}))")
+
+
+def distributed() -> str:
+    """What two processes of gloo take, beside the model."""
+    name = "cpu/distributed.json"
+    result = load(name)
+    lines = []
+    for row in result["rows"]:
+        if "ms_model" in row:
+            milliseconds = (f'{row[key]:.0f}' for key in ("ms_compute", "ms_moving", "ms", "ms_model"))
+            ratio = f'{row["ms"] / row["ms_model"]:.2f}'
+            lines.append([row["call"], row["op"].replace("_", " + "), *milliseconds, ratio])
+    head = ["call", "pass", "kernels alone, ms", "traffic alone", "the call", "the model", "call : model"]
+    meta = result["meta"]
+    return markdown(head, lines) + "\n\n" + source(name, meta, f'{meta["ranks"]} processes', f'torch {meta["torch"]}')
+
+
 def build_time() -> str:
     """What `pip install .` costs."""
     name = "build.json"
@@ -350,7 +383,8 @@ TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "s
           "performance": performance, "grouping": grouping, "memory": memory, "errors": errors,
           "semantic_search": semantic_search, "torch_speed": torch_speed,
           "torch_speed_zen4": lambda: torch_speed("cpu/torch_zen4.json"), "gpu_speed": gpu_speed,
-          "gpu_gains": gpu_gains, "hopper": hopper, "gpu_free_order": gpu_free_order, "build_time": build_time}
+          "gpu_gains": gpu_gains, "hopper": hopper, "gpu_free_order": gpu_free_order, "build_time": build_time,
+          "ring_model": ring_model, "distributed": distributed}
 
 
 def pages() -> list[pathlib.Path]:

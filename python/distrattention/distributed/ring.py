@@ -104,13 +104,20 @@ class _Ring(torch.autograd.Function):
         out = q.new_zeros((*q.shape[:3], v.shape[3]), dtype=lse_dtype)
         lse = torch.full(q.shape[:3], -torch.inf, dtype=lse_dtype, device=q.device)
         columns = Columns(order, key_means)
+        begun = set()  # where pieces of this rank's rows begin that have met their first keys
         for source, keys, values in _travelling(k, v, call):
             for pair in call.pairs(source):
                 part = ops.forward(
                     q[:, :, pair.rows], keys[:, :, pair.keys], values[:, :, pair.keys], None,
                     *call.columns(columns, pair), *call.settings(pair),
                 )  # fmt: skip
-                merge_into(out[:, :, pair.rows], lse[:, :, pair.rows], *part)
+                so_far = out[:, :, pair.rows], lse[:, :, pair.rows]
+                if source == call.rank and pair.rows.start not in begun:  # every row meets its own rank's keys first
+                    begun.add(pair.rows.start)
+                    for tensor, some in zip(so_far, part):
+                        tensor.copy_(some)
+                else:
+                    merge_into(*so_far, *part)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, order, key_means, out, lse)
         ctx.call = call
@@ -143,9 +150,12 @@ def merge_into(out, lse, more_out, more_lse):
     """Merges (more_out, more_lse), of the same rows over other keys, into (out, lse), which are float32 or wider."""
     total = torch.logaddexp(lse, more_lse)
     base = torch.where(total == -torch.inf, 0, total)
-    shares = torch.exp(lse - base).unsqueeze(3), torch.exp(more_lse - base).unsqueeze(3)
-    kept, added = (torch.where(share == 0, 0, share * part) for share, part in zip(shares, (out, more_out)))
-    out.copy_(kept.add_(added))
+    share, more_share = torch.exp(lse - base).unsqueeze(3), torch.exp(more_lse - base).unsqueeze(3)
+    added = more_out * more_share
+    if not out.is_cuda:  # where values have to be finite, a pass over O can be saved, and another
+        out.masked_fill_(share == 0, 0)
+        added.masked_fill_(more_share == 0, 0)
+    out.mul_(share).add_(added)
     lse.copy_(total)
 
 
