@@ -356,15 +356,11 @@ def distributed() -> str:
     """What two processes of gloo take, beside the model."""
     name = "cpu/distributed.json"
     result = load(name)
-    lines = []
-    for row in result["rows"]:
-        if "ms_model" in row:
-            milliseconds = (f'{row[key]:.0f}' for key in ("ms_compute", "ms_moving", "ms", "ms_model"))
-            ratio = f'{row["ms"] / row["ms_model"]:.2f}'
-            lines.append([row["call"], row["op"].replace("_", " + "), *milliseconds, ratio])
+    lines = [[row["call"], row["op"].replace("_", " + "),
+              *(f"{row[key]:.0f}" for key in ("ms_compute", "ms_moving", "ms", "ms_model")),
+              f'{row["ms"] / row["ms_model"]:.2f}'] for row in result["rows"] if "ms_model" in row]
     head = ["call", "pass", "kernels alone, ms", "traffic alone", "the call", "the model", "call : model"]
-    meta = result["meta"]
-    return markdown(head, lines) + "\n\n" + source(name, meta, f'{meta["ranks"]} processes', f'torch {meta["torch"]}')
+    return markdown(head, lines) + "\n\n" + source(name, result["meta"], f'{result["meta"]["ranks"]} processes')
 
 
 def build_time() -> str:

@@ -65,7 +65,8 @@ def test_the_model_adds_up_its_steps(model):
 
 
 def test_kernels_grow_with_the_square_beyond_what_was_measured(model):
-    row = {"impl": "distr", "causal": False, "batch": 4, "heads": 2, "strategy": "exact", "group_size": 1, "head_dim": 8}
+    setting = {"strategy": "exact", "group_size": 1, "head_dim": 8}
+    row = {"impl": "distr", "causal": False, "batch": 4, "heads": 2, **setting}
     result = {"rows": [{**row, "op": op, "seq_q": n, "ms": ms} for op, n, ms in (
         ("forward", 100, 8.0), ("forward", 200, 16.0), ("forward_backward", 200, 80.0))]}  # fmt: skip
     kernels = model.Kernels(result)
