@@ -6,31 +6,14 @@ A table stands between `<!-- NAME -->` and `<!-- /NAME -->`, in one page or in s
 exits with 1 if a table differs from its result file, or stands in no page.
 """
 
-import json
 import pathlib
 import re
 import statistics
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-
-
-def load(name: str) -> dict:
-    return json.loads((ROOT / "bench/results" / name).read_text())
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def source(name: str, meta: dict, *facts: str) -> str:
-    """What the figures above come from, in lines of at most 120 characters."""
-    machine = [meta[key] for key in ("gpu", "cpu", "instruction_set") if meta.get(key)]
-    threads = [f'{meta["threads"]} thread{"s" if meta["threads"] > 1 else ""}'] if meta.get("threads") else []
-    where = ", ".join([*machine, *threads])
-    return (f'({"; ".join([where, *facts, "commit " + meta["commit"]])};\n'
-            f"[bench/results/{name}](bench/results/{name}))")
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from distributed_tables import distributed, ring_model  # noqa: E402
+from table_parts import ROOT, load, markdown, source  # noqa: E402
 
 
 def compare() -> str:
@@ -332,35 +315,6 @@ def gpu_free_order() -> str:
                           f"{min(gains):.2f} to {max(gains):.2f}"])
     return markdown(["kernel", "d", "N", "sums in any order : in a fixed one"], lines) + "\n\n" + source(
         name, result["meta"])
-
-
-def ring_model() -> str:
-    """The share of the ideal that the model of the ring says, by rows on a GPU."""
-    name = "model/ring.json"
-    result = load(name)
-    cells = {}
-    for row in result["rows"]:
-        hidden = row["hop_ms"] <= row["step_ms"]
-        key = row["rows"], row["strategy"], row["link"], row["ranks"]
-        cells.setdefault(key, []).append(f'{100 * row["share_of_ideal"]:.0f}{"" if hidden else "*"}')
-    columns = [("exact", "NVLink", 8), ("exact", "400 Gb/s", 64), ("exact", "400 Gb/s", 1024),
-               ("energy", "400 Gb/s", 64)]
-    head = ["rows on a GPU", *(f"{strategy}, {ranks} GPUs, {link}" for strategy, link, ranks in columns)]
-    lines = [[str(n), *("; ".join(cells[n, *column]) for column in columns)]
-             for n in sorted({row["rows"] for row in result["rows"]})]
-    return (markdown(head, lines) + f'\n\n(a model, from kernels measured on the {result["meta"]["gpu"]};\n'
-            f"[bench/results/{name}](bench/results/{name}))")
-
-
-def distributed() -> str:
-    """What two processes of gloo take, beside the model."""
-    name = "cpu/distributed.json"
-    result = load(name)
-    lines = [[row["call"], row["op"].replace("_", " + "),
-              *(f"{row[key]:.0f}" for key in ("ms_compute", "ms_moving", "ms", "ms_model")),
-              f'{row["ms"] / row["ms_model"]:.2f}'] for row in result["rows"] if "ms_model" in row]
-    head = ["call", "pass", "kernels alone, ms", "traffic alone", "the call", "the model", "call : model"]
-    return markdown(head, lines) + "\n\n" + source(name, result["meta"], f'{result["meta"]["ranks"]} processes')
 
 
 def build_time() -> str:
