@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """What test_distributed.py asks of several processes: the problems, and what each process runs. Eight processes are
-started once and run all cases, with gloo, in groups of as many as a case wants."""
+started once and run all cases, with gloo, in groups of as many as a case wants; and for test_cuda_distributed.py as
+many as there are GPUs, with NCCL."""
 
 import dataclasses
 import datetime
@@ -114,12 +115,26 @@ CASES = {
 }  # fmt: skip
 
 
-def run(rank, folder):
+def ranks_of(case):
+    """How many ranks the case wants."""
+    return case.ranks if isinstance(case.ranks, int) else case.ranks[0] * case.ranks[1]
+
+
+def cases_for(world, kind):
+    """The names of the cases that so many processes, on "cpu" or "cuda", can run."""
+    return [
+        name
+        for name, case in CASES.items()
+        if ranks_of(case) <= world and (kind == "cpu" or case.dtype != torch.float64)
+    ]
+
+
+def run(rank, folder, world, kind):
     """What a process does: runs every case that it has a part in, and leaves what it found in the folder."""
     torch.set_num_threads(1)
     found = {}
     try:
-        _run(rank, folder, found)
+        _run(rank, folder, world, kind, found)
     except BaseException:  # the test shows it
         found["failed"] = traceback.format_exc()
     _leave(found, rank, folder)
@@ -130,43 +145,53 @@ def _leave(found, rank, folder):
     os._exit(0)  # without the group's end, which would wait for those that are gone
 
 
-def _run(rank, folder, found):
+def _run(rank, folder, world, kind, found):
     limit = datetime.timedelta(seconds=SECONDS)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=WORLD, timeout=limit)
+    store = f"file://{folder}/store"
+    backend = "gloo" if kind == "cpu" else "nccl"
+    if kind == "cuda":
+        torch.cuda.set_device(rank)
+    dist.init_process_group(backend, init_method=store, rank=rank, world_size=world, timeout=limit)
+    names = cases_for(world, kind)
     groups = {}
-    for ranks in dict.fromkeys(case.ranks for case in CASES.values()):
+    for ranks in dict.fromkeys(CASES[name].ranks for name in names):
         if isinstance(ranks, int):
             groups[ranks] = dist.new_group(list(range(ranks)), timeout=limit)
         else:
-            groups[ranks] = DeviceMesh("cpu", torch.arange(ranks[0] * ranks[1]).view(ranks))
-    for name, case in CASES.items():
-        size = case.ranks if isinstance(case.ranks, int) else case.ranks[0] * case.ranks[1]
-        if rank < size:
-            found[name] = _shards(case, groups[case.ranks])
+            groups[ranks] = DeviceMesh(kind, torch.arange(ranks[0] * ranks[1]).view(ranks))
+    for name in names:
+        if rank < ranks_of(CASES[name]):
+            found[name] = _shards(CASES[name], groups[CASES[name].ranks], kind)
+    if kind == "cpu":
+        _run_the_rest(rank, folder, limit, groups, found)
+
+
+def _run_the_rest(rank, folder, limit, groups, found):
+    """DTensors, and faults, after which some ranks are gone."""
     register_sharding_rules()
     if rank < 4:
         found["dtensor"] = {name: _of_dtensors(case, groups[(2, 2)]) for name, case in DTENSORS.items()}
     if rank < 3:
         found["faults"] = {name: _fault(rank, fault, groups[3]) for name, fault in FAULTS.items()}
-        found["after faults"] = _shards(CASES["exact"], groups[3])
+        found["after faults"] = _shards(CASES["exact"], groups[3], "cpu")
         _call_as_one_dies("before the call", rank, 1, found, groups[3], folder)
     others = dist.new_group([4, 5, 6], timeout=limit, use_local_synchronization=True) if rank in (4, 5, 6) else None
     if others:
         _call_as_one_dies("in the ring", rank, 5, found, others, folder)
 
 
-def _shards(case, group):
+def _shards(case, group, kind):
     """(out, lse, gradients of q, k, v), whole, as this process sees them, of the case."""
     where = {"group": group, "layout": case.layout, "multiple": case.multiple}
     q, k, v, grad_out, grad_lse = (
-        shard(tensor, 2, **where).requires_grad_(n < 3) for n, tensor in enumerate(case.tensors())
+        shard(tensor.to(kind), 2, **where).requires_grad_(n < 3) for n, tensor in enumerate(case.tensors())
     )
     results = []
     for _ in range(2):
         out, lse = attention(q, k, v, group=group, **case.call)
         results.append((out, lse, *torch.autograd.grad((out, lse), (q, k, v), (grad_out, grad_lse))))
     same = all(torch.equal(*pair) for pair in zip(*results))
-    return {"results": [unshard(tensor, 2, **where) for tensor in results[0]], "same bits": same}
+    return {"results": [unshard(tensor, 2, **where).cpu() for tensor in results[0]], "same bits": same}
 
 
 # Calls of scaled_dot_product_attention() with DTensors: (settings, heads of key, shape of the mask, which axes of Q the
@@ -259,13 +284,13 @@ def _call_as_one_dies(when, rank, dying, found, group, folder):
         found[f"death {when}"] = (type(error).__name__, str(error), time.monotonic() - started)
 
 
-def run_all(folder: Path):
-    """Runs all cases in WORLD processes; what each of them found."""
+def run_all(folder: Path, world=WORLD, kind="cpu"):
+    """Runs all cases in so many processes; what each of them found."""
     import multiprocessing
 
     context = multiprocessing.get_context("forkserver")  # which imports torch once
     context.set_forkserver_preload(["distrattention.distributed", "torch.distributed.tensor", "distributed_cases"])
-    processes = [context.Process(target=run, args=(rank, folder), daemon=True) for rank in range(WORLD)]
+    processes = [context.Process(target=run, args=(rank, folder, world, kind), daemon=True) for rank in range(world)]
     for process in processes:
         process.start()
     end = time.monotonic() + 600
@@ -273,4 +298,4 @@ def run_all(folder: Path):
         process.join(max(0, end - time.monotonic()))
         if process.is_alive():
             process.kill()
-    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(WORLD)]
+    return [torch.load(folder / f"{rank}.pt", weights_only=False) for rank in range(world)]

@@ -1,16 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention of several processes is that of one: results, gradients and errors, with gloo on the CPU."""
 
-import math
-
 import distributed_cases
 import pytest
 import torch
-from distributed_cases import BFLOAT16, CASES, DTENSORS, FAULTS, SECONDS, Case, energy
+from distributed_cases import CASES, DTENSORS, FAULTS, SECONDS, ranks_of
 
-from distrattention import Settings, ops, scaled_dot_product_attention
+from distrattention import ops
 from distrattention.core import columns_of, options_of
-from distrattention.distributed import columns, layout, ring
 
 NAMES = ("out", "lse", "gradient of q", "gradient of k", "gradient of v")
 
@@ -49,19 +46,23 @@ def by_textbook(case, textbook):
     )  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_equals_one_process(found, name, textbook, no_worse_than):
+def check(found, name, textbook, no_worse_than):
+    """The results of every rank are those of textbook attention, and of each other."""
     case = CASES[name]
     attention = by_textbook(case, textbook)
     truth = of_one_process(case, attention, torch.float64)
     plain = of_one_process(case, attention, case.dtype)
-    ranks = case.ranks if isinstance(case.ranks, int) else math.prod(case.ranks)
-    everyone = [of_rank[name] for of_rank in found[:ranks]]
+    everyone = [of_rank[name] for of_rank in found[: ranks_of(case)]]
     for of_rank in everyone:
         assert of_rank["same bits"]
         for actual, exact, rough, what in zip(of_rank["results"], truth, plain, NAMES):
             no_worse_than(actual, exact, rough, what)
     assert all(torch.equal(*pair) for one in everyone[1:] for pair in zip(everyone[0]["results"], one["results"]))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_equals_one_process(found, name, textbook, no_worse_than):
+    check(found, name, textbook, no_worse_than)
 
 
 @pytest.mark.parametrize("name", DTENSORS)
