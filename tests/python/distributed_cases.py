@@ -19,7 +19,7 @@ from distrattention import Settings, ops, scaled_dot_product_attention
 from distrattention.distributed import attention, register_sharding_rules, shard, unshard
 
 WORLD = 8
-SECONDS = 60  # the time limit of the groups
+SECONDS = 180  # the time limit of the groups
 BFLOAT16 = torch.bfloat16
 
 
