@@ -136,6 +136,14 @@ std::tuple<Tensor, Tensor, OptionalTensor> forward_of(const Tensor& q_in, const 
   return {std::move(o), std::move(lse), std::move(halves)};
 }
 
+// Where a call lies in a longer one, if it is a part of one.
+std::optional<Part> part_of(std::optional<std::int64_t> first_row, std::optional<std::int64_t> first_key) {
+  if (first_row.has_value() != first_key.has_value()) {
+    invalid("one of first_row and first_key was given; allowed: both or neither");
+  }
+  return first_row ? std::optional(Part{*first_row, *first_key}) : std::nullopt;
+}
+
 // `deterministic` is for the backward, which takes the settings of its forward.
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask,
                                    const OptionalTensor& order, const OptionalTensor& key_means,
@@ -143,9 +151,10 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                                    std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
                                    const std::string& order_from, std::optional<std::int64_t> window,
                                    std::int64_t sinks, std::optional<std::int64_t> key_offset, double skip, bool finish,
-                                   bool /*deterministic*/) {
+                                   bool /*deterministic*/, std::optional<std::int64_t> first_row,
+                                   std::optional<std::int64_t> first_key) {
   const Settings settings = settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
-                                        {window, sinks, key_offset, skip, finish});
+                                        {window, sinks, key_offset, skip, finish, part_of(first_row, first_key)});
   auto [o, lse, halves] = forward_of(q, k, v, mask, order, key_means, settings, false);
   return {std::move(o), std::move(lse)};
 }
@@ -205,13 +214,14 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     const Tensor& lse_in, bool mask_gradient, const std::string& causal, std::optional<double> scale,
     const std::string& strategy, std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
     const std::string& order_from, std::optional<std::int64_t> window, std::int64_t sinks,
-    std::optional<std::int64_t> key_offset, double skip, bool finish, bool deterministic) {
+    std::optional<std::int64_t> key_offset, double skip, bool finish, bool deterministic,
+    std::optional<std::int64_t> first_row, std::optional<std::int64_t> first_key) {
   // The library writes dQ, dK and dV with the strides that it reads Q, K and V with.
   Tensor d_q = dense_like(q_in), d_k = dense_like(k_in), d_v = dense_like(v_in);
   const Tensor q = laid_out_like(d_q, q_in), k = laid_out_like(d_k, k_in), v = laid_out_like(d_v, v_in);
   Call call = make_call(q, k, v,
                         settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
-                                    {window, sinks, key_offset, skip, finish}));
+                                    {window, sinks, key_offset, skip, finish, part_of(first_row, first_key)}));
   add_mask(call, q, mask);
 
   const std::array lse_shape{q.size(0), q.size(1), q.size(2)};
@@ -338,7 +348,8 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
       near + ") -> (Tensor order, Tensor key_means)");
   const std::string inputs =
       "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? order=None, Tensor? key_means=None, ";
-  define("forward" + inputs + settings + ", bool deterministic=True) -> (Tensor out, Tensor lse)");
+  const std::string part = ", bool deterministic=True, int? first_row=None, int? first_key=None)";
+  define("forward" + inputs + settings + part + " -> (Tensor out, Tensor lse)");
   define("forward_counting" + inputs + settings + ") -> (Tensor out, Tensor lse, Tensor halves)");
   define(
       "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, int settings, int near, int? key_offset, "
@@ -346,7 +357,7 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
   define(
       "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? order, "
       "Tensor? key_means, Tensor out, Tensor lse, bool mask_gradient=False, " +
-      settings + ", bool deterministic=True) -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_mask)");
+      settings + part + " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_mask)");
   define("explain(Tensor q, Tensor k, Tensor v, Tensor? mask=None, str operation='forward', " + settings +
          ", bool deterministic=True) -> (str strategy, str order_from, str choice, str kernel, str[] kernels, str[] "
          "reasons)");

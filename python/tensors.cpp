@@ -167,6 +167,7 @@ void set_near(Grouping& grouping, const NearKeys& near) {
   grouping.key_offset = near.key_offset;
   grouping.skip = near.skip;
   grouping.finish = near.finish;
+  grouping.part = near.part;
 }
 
 // A tensor of some blocks of d values for each head, contiguous; it may be flat.

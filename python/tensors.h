@@ -68,6 +68,7 @@ struct NearKeys {
   std::optional<std::int64_t> key_offset;
   double skip = 0;
   bool finish = false;
+  std::optional<Part> part = std::nullopt;
 };
 
 // Everything but the tensors that says what attention is wanted, as the operators take it.

@@ -80,6 +80,9 @@ std::string reason_against(const KernelEntry<Tensors>& entry, const Problem& pro
       traits(grouping.strategy).order == OrderSource::caller && !common::has_key_means(grouping)) {
     return "has nothing to compute, as the caller brings the order";
   }
+  if (OperationOf<Tensors>::kOperation == Operation::grouping && grouping.part.has_value()) {
+    return "has no orders of a part, which are the whole's";
+  }
   if (OperationOf<Tensors>::kOperation == Operation::backward && grouping.skip > 0) {
     return "has no gradients of skipped keys";
   }

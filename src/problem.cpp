@@ -78,7 +78,7 @@ void require_second_block(const Problem& problem, const Grouping& grouping) {
   constexpr std::int64_t kLongest = Grouping{}.block;
   const bool is_computed = traits(grouping.strategy).order == OrderSource::computed;
   if (problem.causal == Causal::none || !is_computed || grouping.strategy == Strategy::automatic ||
-      grouping.group_size == 1 || grouping.order_from == OrderFrom::own) {
+      grouping.group_size == 1 || grouping.order_from == OrderFrom::own || grouping.part.has_value()) {
     return;
   }
   if (problem.seq_q > kLongest && grouping.block >= problem.seq_q) {
@@ -111,6 +111,34 @@ void validate_near_keys(const Problem& problem, const Grouping& grouping) {
     invalid(std::string("finish is set with strategy ") + strategy.name + " and group size " +
             std::to_string(grouping.group_size) +
             ", which drop no columns; allowed: strategies that drop some (energy, given) and a group size above 1");
+  }
+}
+
+void validate_part(const Problem& problem, const Grouping& grouping) {
+  if (!grouping.part.has_value()) {
+    return;
+  }
+  const auto [first_row, first_key] = *grouping.part;
+  const auto require_position = [](const char* name, std::int64_t position, std::int64_t step, const char* why) {
+    require_range(name, position, 0, kMaxDistance);
+    if (position % step != 0) {
+      invalid(std::string(name) + " is " + std::to_string(position) + "; allowed: a multiple of " +
+              std::to_string(step) + ", " + why);
+    }
+  };
+  require_position("first_row", first_row, is_exact(grouping) ? 1 : grouping.block, "the rows of a block");
+  require_position("first_key", first_key, common::has_near_keys(grouping) ? common::kNearTile : 1,
+                   "the keys that are near or far together");
+  if (grouping.strategy == Strategy::automatic) {
+    invalid("the strategy of a part of a call is auto, which is for the whole to decide; allowed: another");
+  }
+  if (grouping.skip > 0 || grouping.key_offset.has_value()) {
+    invalid("a part of a call has a skip or a key_offset; allowed: neither");
+  }
+  if (problem.causal != Causal::none && first_row - first_key != common::causal_offset(problem)) {
+    invalid("first_row is " + std::to_string(first_row) + " and first_key " + std::to_string(first_key) +
+            " in a causal call; allowed: positions as far from each other as its corner says, " +
+            std::to_string(common::causal_offset(problem)));
   }
 }
 
@@ -177,6 +205,7 @@ void validate(const Problem& problem, const Grouping& grouping) {
   require_range("block", grouping.block, 1, std::numeric_limits<std::int64_t>::max());
   require_second_block(problem, grouping);
   validate_near_keys(problem, grouping);
+  validate_part(problem, grouping);
 }
 
 std::int64_t num_groups(const Problem& problem, const Grouping& grouping) noexcept {

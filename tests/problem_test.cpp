@@ -110,6 +110,34 @@ TEST(Validate, RefusesACausalCallThatWouldBeExactThroughout) {
   }
 }
 
+TEST(Validate, PositionsOfAPart) {
+  const auto part = [](std::int64_t first_row, std::int64_t first_key,
+                       const std::function<void(Problem&, Grouping&)>& change) {
+    return fault([&](Problem& p, Grouping& g) {
+      g = {.strategy = Strategy::energy, .group_size = 2, .block = 64, .window = 1, .part = Part{first_row, first_key}};
+      change(p, g);
+    });
+  };
+  const auto as_it_is = [](Problem&, Grouping&) {};
+  EXPECT_EQ(part(192, 128, as_it_is), "");
+  EXPECT_EQ(part(-64, 0, as_it_is), "first_row is -64; allowed: 0 to 1099511627776");
+  EXPECT_EQ(part(96, 0, as_it_is), "first_row is 96; allowed: a multiple of 64, the rows of a block");
+  EXPECT_EQ(part(64, 64, as_it_is),
+            "first_key is 64; allowed: a multiple of 128, the keys that are near or far together");
+  EXPECT_EQ(part(64, 64, [](Problem&, Grouping& g) { g.window.reset(); }), "");
+  EXPECT_EQ(part(3, 5, [](Problem&, Grouping& g) { g = {.strategy = Strategy::exact, .part = g.part}; }), "");
+  EXPECT_EQ(part(0, 0, [](Problem&, Grouping& g) { g.strategy = Strategy::automatic; }),
+            "the strategy of a part of a call is auto, which is for the whole to decide; allowed: another");
+  for (const auto& change : {+[](Grouping& g) { g.skip = 0.1; }, +[](Grouping& g) { g.key_offset = 3; }}) {
+    EXPECT_EQ(part(0, 0, [&](Problem&, Grouping& g) { change(g); }),
+              "a part of a call has a skip or a key_offset; allowed: neither");
+  }
+  EXPECT_EQ(part(128, 128, [](Problem& p, Grouping&) { p.causal = Causal::top_left; }), "");
+  EXPECT_EQ(part(128, 0, [](Problem& p, Grouping&) { p.causal = Causal::top_left; }),
+            "first_row is 128 and first_key 0 in a causal call; allowed: positions as far from each other as its "
+            "corner says, 0");
+}
+
 TEST(Validate, Masks) {
   const auto with_mask = [](std::initializer_list<std::int64_t> shape) {
     return [=](Problem& p, Grouping&) {

@@ -6,31 +6,14 @@ A table stands between `<!-- NAME -->` and `<!-- /NAME -->`, in one page or in s
 exits with 1 if a table differs from its result file, or stands in no page.
 """
 
-import json
 import pathlib
 import re
 import statistics
 import sys
 
-ROOT = pathlib.Path(__file__).resolve().parent.parent
-
-
-def load(name: str) -> dict:
-    return json.loads((ROOT / "bench/results" / name).read_text())
-
-
-def markdown(head: list[str], rows: list[list[str]]) -> str:
-    lines = [head, ["---"] * len(head), *rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in lines)
-
-
-def source(name: str, meta: dict, *facts: str) -> str:
-    """What the figures above come from, in lines of at most 120 characters."""
-    machine = [meta[key] for key in ("gpu", "cpu", "instruction_set") if meta.get(key)]
-    threads = [f'{meta["threads"]} thread{"s" if meta["threads"] > 1 else ""}'] if meta.get("threads") else []
-    where = ", ".join([*machine, *threads])
-    return (f'({"; ".join([where, *facts, "commit " + meta["commit"]])};\n'
-            f"[bench/results/{name}](bench/results/{name}))")
+sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
+from distributed_tables import distributed, ring_model  # noqa: E402
+from table_parts import ROOT, load, markdown, source  # noqa: E402
 
 
 def compare() -> str:
@@ -350,7 +333,8 @@ TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "s
           "performance": performance, "grouping": grouping, "memory": memory, "errors": errors,
           "semantic_search": semantic_search, "torch_speed": torch_speed,
           "torch_speed_zen4": lambda: torch_speed("cpu/torch_zen4.json"), "gpu_speed": gpu_speed,
-          "gpu_gains": gpu_gains, "hopper": hopper, "gpu_free_order": gpu_free_order, "build_time": build_time}
+          "gpu_gains": gpu_gains, "hopper": hopper, "gpu_free_order": gpu_free_order, "build_time": build_time,
+          "ring_model": ring_model, "distributed": distributed}
 
 
 def pages() -> list[pathlib.Path]:

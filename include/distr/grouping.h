@@ -99,6 +99,14 @@ inline constexpr std::array kOrdersFrom{Named<OrderFrom>{OrderFrom::automatic, "
 /// The largest `window`, `sinks` and `key_offset`.
 inline constexpr std::int64_t kMaxDistance = std::int64_t{1} << 40;
 
+/// Where a call lies in a longer one of which it is a part: the positions there of its query 0 and its key 0.
+struct Part {
+  std::int64_t first_row = 0;  ///< a multiple of Grouping::block
+  std::int64_t first_key = 0;  ///< with near keys a multiple of 128, as these come in tiles
+
+  bool operator==(const Part&) const = default;
+};
+
 struct Grouping {
   Strategy strategy = Strategy::automatic;
   std::int64_t group_size = 1;  ///< G, 1 (exact attention, whatever the strategy) to head_dim
@@ -120,6 +128,12 @@ struct Grouping {
   double skip = 0;
   /// With `skip`, in `energy` and `given`: far scores only decide what is skipped, and what is kept is exact.
   bool finish = false;
+
+  /// For forward() and backward() of some rows and some keys of a longer call, merge()d over the parts of the keys.
+  /// Blocks, `window` and `sinks` then are the longer call's, and so are the order and the means that the caller
+  /// brings: under `previous` block 0 is exact only where first_row is 0. A part's strategy is named, it skips nothing
+  /// and has no key_offset; where it is causal, its first query stands beside its first key.
+  std::optional<Part> part = std::nullopt;
 
   bool operator==(const Grouping&) const = default;
 };

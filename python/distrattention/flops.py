@@ -31,7 +31,7 @@ def _(grad_out, grad_lse, q, k, v, mask, order, key_means, out, lse, mask_gradie
 def _products(
     operation, q, k, v, mask, causal="none", scale=None, strategy="auto", group_size=1, block_size=128,
     estimator="mean", order_from="auto", window=None, sinks=0, key_offset=None, skip=0.0, finish=False,
-    deterministic=True,
+    deterministic=True, first_row=None, first_key=None,
 ):  # fmt: skip
     """Multiplications of the scores of a head: N Nk d where attention is exact, else fewer by about G."""
     (rows, d), keys = q.shape[2:], k.shape[2]
@@ -41,11 +41,13 @@ def _products(
         strategy, order_from, *_ = ops.explain(q, k, v, mask, operation, *options)
     if strategy == "exact" or group_size == 1 or finish:
         return rows * keys * d
-    is_first_exact = order_from == "previous" and STRATEGIES[strategy].order == "computed"
+    is_first_exact = order_from == "previous" and STRATEGIES[strategy].order == "computed" and not first_row
     exact_rows = min(rows, block_size) if is_first_exact else 0
     if key_offset is None:
         key_offset = keys - rows if causal == "bottom_right" else 0
-    length = NEAR_TILE if block_size >= rows else block_size
+    if first_row is not None:  # of a part of a longer call
+        key_offset, sinks = first_row - first_key, max(sinks - first_key, 0)
+    length = NEAR_TILE if block_size >= rows and first_row is None else block_size
     near = 0
     for start in range(exact_rows, rows, length):
         end = min(start + length, rows)

@@ -106,7 +106,7 @@ def lse_dtype(dtype):
 # Fake kernels: shapes, strides and dtypes of what the operators return.
 
 
-def _complete(operator, arguments):
+def with_defaults(operator, arguments):
     """All arguments of a call of the operator, those that were left out by their defaults."""
     left_out = operator._schema.arguments[len(arguments) :]
     return (*arguments, *(argument.default_value for argument in left_out))
@@ -114,7 +114,7 @@ def _complete(operator, arguments):
 
 @torch.library.register_fake("distrattention::make_grouping")
 def _(*arguments):
-    q, k, causal, strategy, group_size, block_size, order_from, _, flat, *near = _complete(
+    q, k, causal, strategy, group_size, block_size, order_from, _, flat, *near = with_defaults(
         make_grouping.default, arguments
     )
     blocks, d = (q.shape[2] + block_size - 1) // block_size, q.shape[3]
@@ -271,8 +271,8 @@ class _Forward(torch.autograd.Function):
         mask_gradient = mask is not None and ctx.needs_input_grad[3]
         tensors = (grad_out, grad_lse, q, k, v, mask, order, key_means, out, lse)
         settings = ctx.settings
-        if torch.are_deterministic_algorithms_enabled():
-            settings = settings[:_DETERMINISTIC]  # left out, it is true
+        if torch.are_deterministic_algorithms_enabled() and len(settings) > _DETERMINISTIC:
+            settings = (*settings[:_DETERMINISTIC], True, *settings[_DETERMINISTIC + 1 :])
         run = _backward
         if torch.compiler.is_compiling():  # compiled autograd traces this
             run = backward

@@ -33,7 +33,8 @@ struct Groups {
 // Block 0 of `previous` has no block before it to compute its order from and is exact, as all blocks are at G = 1.
 [[nodiscard]] inline bool is_exact_block(const Grouping& grouping, std::int64_t block) noexcept {
   const bool computed = traits(grouping.strategy).order == OrderSource::computed;
-  return is_exact(grouping) || (computed && grouping.order_from == OrderFrom::previous && block == 0);
+  const bool is_first = block == 0 && (!grouping.part.has_value() || grouping.part->first_row == 0);
+  return is_exact(grouping) || (computed && grouping.order_from == OrderFrom::previous && is_first);
 }
 
 // How many rows attend exactly. They are the first rows.

@@ -44,7 +44,19 @@ inline constexpr std::int64_t kSkipKeys = 64;   // keys that are kept or skipped
 
 // Rows that have the same near keys: a block's, and 128 where one grouping serves the whole sequence.
 [[nodiscard]] inline std::int64_t near_rows(const Problem& problem, const Grouping& grouping) noexcept {
-  return grouping.block >= problem.seq_q ? kNearTile : grouping.block;
+  return grouping.block >= problem.seq_q && !grouping.part.has_value() ? kNearTile : grouping.block;
+}
+
+// The first keys that are near whatever the row, as many of them as this call has.
+[[nodiscard]] inline std::int64_t count_sinks(const Problem& problem, const Grouping& grouping) noexcept {
+  const std::int64_t before = grouping.part.value_or(Part{}).first_key;
+  return std::clamp<std::int64_t>(grouping.sinks - before, 0, problem.seq_k);
+}
+
+// The key that stands beside query 0.
+[[nodiscard]] inline std::int64_t near_offset(const Problem& problem, const Grouping& grouping) noexcept {
+  return grouping.part.has_value() ? grouping.part->first_row - grouping.part->first_key
+                                   : grouping.key_offset.value_or(causal_offset(problem));
 }
 
 // The near keys of some rows: whole tiles, [0, sinks) and [first, last), none of them past the last key's tile.
@@ -58,12 +70,12 @@ struct NearTiles {
 // Of the rows that share them with row i.
 [[nodiscard]] inline NearTiles near_tiles(const Problem& problem, const Grouping& grouping, std::int64_t i) noexcept {
   NearTiles result;
-  result.sinks = ceil_div(std::min(grouping.sinks, problem.seq_k), kNearTile);
+  result.sinks = ceil_div(count_sinks(problem, grouping), kNearTile);
   if (grouping.window.has_value()) {
     const std::int64_t rows = near_rows(problem, grouping);
     const std::int64_t n0 = i / rows * rows;
     const std::int64_t n1 = std::min(n0 + rows, problem.seq_q) - 1;
-    const std::int64_t offset = grouping.key_offset.value_or(causal_offset(problem));
+    const std::int64_t offset = near_offset(problem, grouping);
     const std::int64_t low = std::max<std::int64_t>(n0 + offset - *grouping.window, 0);
     const std::int64_t high = std::min(n1 + offset + *grouping.window, problem.seq_k - 1);
     if (low <= high) {

@@ -77,11 +77,10 @@ struct DeviceProblem {
   DeviceNear result{};
   result.has = common::has_near_keys(grouping);
   result.has_window = grouping.window.has_value();
-  result.sinks =
-      static_cast<std::int32_t>(common::ceil_div(std::min(grouping.sinks, problem.seq_k), common::kNearTile));
+  result.sinks = static_cast<std::int32_t>(common::ceil_div(common::count_sinks(problem, grouping), common::kNearTile));
   result.rows = common::near_rows(problem, grouping);
   result.window = grouping.window.value_or(0);
-  result.offset = grouping.key_offset.value_or(common::causal_offset(problem));
+  result.offset = common::near_offset(problem, grouping);
   result.has_means = common::has_key_means(grouping);
   result.keeps_means = common::keeps_key_means(grouping);
   result.means = common::num_key_means(problem, grouping);

@@ -123,13 +123,12 @@ def textbook_attention(
 def near_keys(n, m, length, window, sinks, offset):
     """Whether a key is near a row, [n, m]; so many rows have the same near keys, and 128 keys are near together."""
     near = torch.zeros(n, m, dtype=torch.bool)
-    for row in range(n):
-        first = row // length * length
+    for first in range(0, n, length):
         low, high = first + offset - (window or 0), min(first + length, n) - 1 + offset + (window or 0)
         for tile in range(0, m, 128):
             keys = range(tile, min(tile + 128, m))
             has_window = window is not None and any(low <= key <= high for key in keys)
-            near[row, tile : tile + 128] = tile < sinks or has_window
+            near[first : first + length, tile : tile + 128] = tile < sinks or has_window
     return near
 
 

@@ -1,10 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the snippets of README.md and docs/*.md as a reader would, each by itself.
 
-Python blocks are run, and so are the commands of bash blocks, which have a line before them: `<!-- test -->`, or
-`<!-- gpu -->` for those that need one. A snippet that depends on an earlier one fails here. The snippets of a page run
-in one temporary folder, in the page's order, with the repository's examples and data in it. The examples that embed
-whole documents look at a few passages, unless DISTR_LONG is set. C++ is built by tests/install/install_test.py.
+Python blocks are run, those with `<!-- torchrun -->` before them by two processes, and so are the commands of bash
+blocks, which have a line before them: `<!-- test -->`, or `<!-- gpu -->` for those that need one. A snippet that
+depends on an earlier one fails here. The snippets of a page run in one temporary folder, in the page's order, with the
+repository's examples and data in it. The examples that embed whole documents look at a few passages, unless DISTR_LONG
+is set. C++ is built by tests/install/install_test.py.
 """
 
 import os
@@ -22,7 +23,8 @@ ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 LINKS = ("data", "examples", "LICENSE")
 DISTR = Path(os.environ.get("DISTR_BINARY", ROOT / "build" / "distr"))
-FENCE = re.compile(r"(?:<!-- (?P<mark>test|gpu) -->\n+)?^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
+MARK = r"(?:<!-- (?P<mark>test|gpu|torchrun) -->\n+)?"
+FENCE = re.compile(MARK + r"^```(?P<language>\w*)\n(?P<text>.*?)^```$", re.M | re.S)
 SET_UP = ("apt", "pip", "cmake", "build/venv/bin/python")  # what blocks of `sh` do, which tools/test does in its way
 
 
@@ -72,7 +74,8 @@ def run(snippet, folder):
         # As many empty lines in front as the page has: a traceback's line numbers are those of the page.
         script = folder / f"{Path(snippet.page).stem}_line_{snippet.line}.py"
         script.write_text("\n" * (snippet.line - 1) + snippet.text, encoding="utf-8")
-        calls = [[sys.executable, str(script)]]
+        processes = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+        calls = [[sys.executable, *(processes if snippet.mark == "torchrun" else []), str(script)]]
     else:
         calls = commands(snippet)
     environment = {**os.environ, "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
@@ -124,7 +127,8 @@ def test_no_block_is_left_out():
 
 def test_there_is_a_snippet_for_each_entry():
     text = "\n".join(snippet.text for snippet in RUN)
-    names = ("scaled_dot_product_attention", "flash_attn_func", "replace_sdpa", "transformers", "timm", "report")
+    names = ("scaled_dot_product_attention", "flash_attn_func", "replace_sdpa", "transformers", "timm", "report",
+             "distributed import attention")  # fmt: skip
     assert [name for name in names if name not in text] == []
 
 

@@ -1,0 +1,58 @@
+# SPDX-License-Identifier: Apache-2.0
+"""Attention of several processes on GPUs, by NCCL: on one GPU what a group of one can do, and on more the cases of
+test_distributed.py that so many processes can run."""
+
+import importlib
+
+import distributed_cases
+import pytest
+import torch
+import torch.distributed as dist
+from test_distributed import check
+
+from distrattention import Settings, ops, scaled_dot_product_attention
+from distrattention.distributed import attention, layout
+
+pytestmark = [
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
+    pytest.mark.skipif(ops.describe().cuda_build == "none", reason="the package was built without CUDA"),
+]
+GPUS = min(torch.cuda.device_count(), distributed_cases.WORLD)
+NAMES = distributed_cases.cases_for(GPUS, "cuda")
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory):
+    """What each of as many processes as there are GPUs found."""
+    results = distributed_cases.run_all(tmp_path_factory.mktemp("processes"), GPUS, "cuda")
+    for rank, of_rank in enumerate(results):
+        assert "failed" not in of_rank, f"rank {rank}: {of_rank['failed']}"
+    return results
+
+
+@pytest.mark.skipif(not NAMES, reason="needs two GPUs")
+@pytest.mark.parametrize("name", NAMES)
+def test_equals_one_process(found, name, textbook, no_worse_than):
+    check(found, name, textbook, no_worse_than)
+
+
+@pytest.fixture
+def alone(tmp_path):
+    """NCCL's group of this process."""
+    dist.init_process_group("nccl", init_method=f"file://{tmp_path}/store", rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_a_ring_of_one_by_nccl(alone, problem, monkeypatch):
+    """A group of one is made a ring of one: it agrees with itself, and gathers sums over its keys."""
+    module = importlib.import_module("distrattention.distributed.attention")
+    monkeypatch.setattr(module, "ranks_of", lambda group, kind: layout.Ranks(alone, None, kind))
+    tensors = [tensor.cuda().requires_grad_() for tensor in problem(n=700, d=64, dtype=torch.bfloat16)]
+    settings = Settings("energy", 2, 64, window=100)
+    results = []
+    for attend in (scaled_dot_product_attention, attention):
+        out, lse = attend(*tensors, is_causal=True, settings=settings, return_lse=True)
+        results.append((out, lse, *torch.autograd.grad((out, lse), tensors, (out.detach(), lse.detach()))))
+    for one, other in zip(*results):
+        torch.testing.assert_close(other, one, atol=2e-2, rtol=2e-2)

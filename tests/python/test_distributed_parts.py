@@ -1,0 +1,156 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What attention of several processes is made of, each by itself: layouts, pairs, orders, and the calls of one process
+alone."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+
+from distrattention import Settings, ops, scaled_dot_product_attention
+from distrattention.core import columns_of, options_of
+from distrattention.distributed import attention, columns, layout, positions, ring, shard, unshard
+
+SHAPES = [(1, 7, 1), (2, 64, 16), (3, 100, 8), (4, 1000, 128), (8, 129, 16), (8, 3, 1), (5, 0, 4)]  # ranks, n, multiple
+
+
+@pytest.mark.parametrize("kind", ["contiguous", "zigzag"])
+@pytest.mark.parametrize(("ranks", "n", "multiple"), SHAPES)
+def test_each_row_is_on_one_rank(ranks, n, multiple, kind):
+    pieces = layout.cut(n, ranks, kind, multiple)
+    rows = [row for of_rank in pieces for piece in of_rank for row in range(piece.start, piece.stop)]
+    assert sorted(rows) == list(range(n))
+    assert all(piece.stop % multiple == 0 or piece.stop == n for of_rank in pieces for piece in of_rank)
+    for of_rank in pieces:
+        assert [piece.at for piece in of_rank] == [0, *(piece.end for piece in of_rank)][: len(of_rank)]
+
+
+@pytest.mark.parametrize("fused", [False, True])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("kind", ["contiguous", "zigzag"])
+@pytest.mark.parametrize(("ranks", "n", "multiple"), SHAPES[:-2])
+def test_pairs_are_what_rows_see(ranks, n, multiple, kind, causal, fused):
+    pieces = layout.cut(n, ranks, kind, multiple)
+    where = [[row for piece in of_rank for row in range(piece.start, piece.stop)] for of_rank in pieces]
+    seen = torch.zeros(n, n, dtype=torch.int)
+    for rows, of_rows in zip(pieces, where):
+        for keys, of_keys in zip(pieces, where):
+            for pair in ring.pairs_of(rows, keys, causal, fused):
+                here, there = torch.tensor(of_rows[pair.rows]), torch.tensor(of_keys[pair.keys])
+                assert (here[0], there[0]) == (pair.first_row, pair.first_key)
+                if not fused:  # which near keys need
+                    assert torch.equal(here, here[0] + torch.arange(len(here))) and (there.diff() == 1).all()
+                part = torch.ones(len(here), len(there), dtype=torch.int)
+                seen[here[:, None], there] += part.tril() if pair.causal else part
+    expected = torch.ones_like(seen)
+    assert torch.equal(seen, expected.tril() if causal else expected)
+
+
+def test_zigzag_gives_all_ranks_the_same_work():
+    pieces = layout.cut(1024, 8, "zigzag", 64)
+    for step in range(1, 8):
+        work = [
+            sum((p.rows.stop - p.rows.start) * (p.keys.stop - p.keys.start) for p in pairs)
+            for rank in range(8)
+            for pairs in [ring.pairs_of(pieces[rank], pieces[(rank - step) % 8], True, True)]
+        ]
+        assert set(work) == {2 * 64 * 64}
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+@pytest.mark.parametrize("order_from", ["own", "previous"])
+@pytest.mark.parametrize("strategy", ["lsh", "energy", "given"])
+def test_orders_and_means_are_those_of_the_library(strategy, order_from, dtype, problem):
+    q, k, _ = problem(batch=2, heads=4, heads_kv=2, n=300, d=12, dtype=dtype)
+    k = k + 10  # so that their spread is a small difference of large sums
+    given = torch.stack([torch.randperm(12) for _ in range(4)])[None, :, None] if strategy == "given" else None
+    settings = Settings(strategy, 2, 32, order_from=order_from, window=0, order=given)
+    options = options_of(settings, 12)
+    wanted, means = columns_of(q, k, "top_left", settings, options, flat=False)
+    pieces = [[layout.Piece(0, 300, 0)]]
+    found = columns.columns_of(q, k, pieces, None, options, settings.seed, given)
+    assert torch.equal(found.order, wanted)
+    assert (means is None) == (found.key_means is None) == (strategy == "lsh")
+    if means is not None:
+        torch.testing.assert_close(found.key_means, means, rtol=1e-6, atol=1e-6)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
+def test_columns_that_are_not_finite_come_first(bad, problem):
+    q, k, _ = problem(n=40, d=6, dtype=torch.float32)
+    k[:, :, 3, 4] = bad
+    options = options_of(Settings("energy", 2, 16), 6)[:4] + ("own", *options_of(Settings("energy", 2, 16), 6)[5:])
+    found = columns.columns_of(q, k, [[layout.Piece(0, 40, 0)]], None, options, 0, None).order
+    assert torch.equal(found, ops.make_grouping(q, k, "none", "energy", 2, 16, "own")[0]) and (found[..., 0] == 4).all()
+
+
+def test_merging_leaves_out_what_has_no_weight():
+    lse = torch.tensor([[[-torch.inf, -torch.inf, 0.0, 200.0]]])
+    more = torch.tensor([[[-torch.inf, 1.0, -torch.inf, 0.0]]])
+    out, more_out = torch.full((1, 1, 4, 1), 2.0), torch.full((1, 1, 4, 1), 4.0)
+    out[0, 0, :2], more_out[0, 0, [0, 2, 3]] = torch.nan, torch.nan  # of rows that see no key, or next to nothing of it
+    ring.merge_into(out, lse, more_out, more)
+    assert out.flatten().tolist() == [0, 4, 2, 2] and lse.flatten().tolist() == [-torch.inf, 1, 0, 200]
+
+
+def test_without_a_group_there_is_none(problem):
+    if dist.is_initialized():
+        pytest.skip("another test's group is still there")
+    with pytest.raises(RuntimeError, match=r"torch.distributed is not initialized; allowed: after init_process_group"):
+        attention(*problem(n=20))
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory):
+    """A group of this process."""
+    store = tmp_path_factory.mktemp("alone") / "store"
+    dist.init_process_group("gloo", init_method=f"file://{store}", rank=0, world_size=1)
+    yield dist.group.WORLD
+    dist.destroy_process_group()
+
+
+def test_one_process_is_the_whole(alone, problem):
+    tensors = problem(n=50, heads=4, heads_kv=2, dtype=torch.float32)
+    settings = Settings("energy", 2, 16, window=3, skip=0.2)  # which one process can skip by
+    wanted = scaled_dot_product_attention(*tensors, is_causal=True, enable_gqa=True, settings=settings)
+    for group, kind in ((alone, "zigzag"), (None, "ulysses"), (DeviceMesh("cpu", [[0]]), "contiguous")):
+        assert torch.equal(positions(50, group=group, layout=kind), torch.arange(50))
+        where = {"group": group, "layout": kind}
+        parts = [shard(tensor, **where) for tensor in tensors]
+        found = attention(*parts, **where, is_causal=True, enable_gqa=True, settings=settings)
+        assert torch.equal(unshard(found, **where), wanted)
+
+
+def test_compiled_code_calls_it_as_it_is(alone, problem):
+    tensors = problem(n=20, dtype=torch.float32)
+    compiled = torch.compile(lambda q, k, v: attention(q + 1, k, v).sin(), backend="aot_eager")
+    q, k, v = tensors
+    assert torch.equal(compiled(*tensors), scaled_dot_product_attention(q + 1, k, v).sin())
+
+
+def test_autocast_casts_as_in_one_process(alone, problem):
+    tensors = problem(n=20, dtype=torch.float32)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert attention(*tensors).dtype == torch.bfloat16
+
+
+def test_what_does_not_fit_is_named(alone, problem):
+    q, k, v = problem(n=20, dtype=torch.float32)
+    with pytest.raises(ValueError, match="layout is 'ring'; allowed: 'contiguous', 'zigzag', 'ulysses'"):
+        attention(q, k, v, layout="ring")
+    with pytest.raises(TypeError, match="group is of type int; allowed: None, a ProcessGroup, or a DeviceMesh"):
+        attention(q, k, v, group=1)
+    with pytest.raises(TypeError, match="group is a mesh of 3 axes"):
+        attention(q, k, v, group=DeviceMesh("cpu", [[[0]]]))
+    with pytest.raises(ValueError, match="layout is 'ulysses' with a mesh of 2 axes"):
+        attention(q, k, v, group=DeviceMesh("cpu", [[0]]), layout="ulysses")
+    with pytest.raises(ValueError, match="key has 10 rows; allowed: 20, as many as query"):
+        attention(q, k[:, :, :10], v[:, :, :10])
+    with pytest.raises(ValueError, match="query has 3 axes; allowed: 4"):
+        attention(q[0], k[0], v[0])
+    with pytest.raises(ValueError, match="multiple is 0; allowed: 1 to"):
+        attention(q, k, v, multiple=0)
+    with pytest.raises(ValueError, match="multiple is 0"):
+        shard(q, multiple=0)
+    with pytest.raises(TypeError, match="settings and strategy were both given"):
+        attention(q, k, v, settings=Settings(), strategy="lsh")
