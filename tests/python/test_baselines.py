@@ -16,6 +16,7 @@ HEADS, KV_HEADS, N, D = 4, 2, 13, 8
 GRID = (3, 4)  # of patches behind one class token
 NAMES = [name for name in BASELINES if name != "cudnn"]
 CAUSAL = [name for name in NAMES if name != "flatten-authors"]
+BOTH_WAYS = [(name, False) for name in NAMES] + [(name, True) for name in CAUSAL]
 PADDED = [name for name in NAMES if name not in ("flatten-authors", "primal")]
 
 
@@ -172,11 +173,8 @@ NAIVE = {
 }  # fmt: skip  # with so few tokens the latter two are exact: by its least length, and as all are of one block
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, causal", BOTH_WAYS)
 def test_is_its_equations(name, causal):
-    if causal and name not in CAUSAL:
-        pytest.skip("images alone")
     module = built(name, causal)
     q, k, v = inputs()
     if name == "hyper-authors" and causal:
@@ -206,11 +204,8 @@ def test_padding_is_refused_by_name(name):
         call(built(name), *inputs(), keys=torch.ones(2, N, dtype=torch.bool))
 
 
-@pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name, causal", BOTH_WAYS)
 def test_gradients(name, causal):
-    if causal and name not in CAUSAL:
-        pytest.skip("images alone")
     n = 7
     module = built(name, causal, grid=(2, 3), n=n)
     tensors = inputs(n=n, batch=1, grad=True)
