@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Table 1: how much a smaller d makes exact attention quicker, and with a smaller d of Q and K alone, as the method has.
+"""Table 1: how much a smaller d makes exact attention quicker, and a smaller d of Q and K alone.
 
 FlashAttention-2 takes (128, 128) and (64, 64) alone; cuDNN and this library take (64, 128), too."""
 

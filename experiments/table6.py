@@ -2,9 +2,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Table 6: the time to the first token of a Llama, by the length of the prompt.
 
-ms is the median by CUDA events, ms_cold that of the first call; a method that runs out of memory has an "error". Times
-do not depend on the weights: llama-1b, of Llama 3.2 1B's geometry, has random ones. hyper is exact up to 4096 tokens, as
-it was in the paper; hyper-short approximates beyond 128."""
+ms is the median by CUDA events, ms_cold that of the first call; a method that runs out of memory has an "error".
+llama-1b has the geometry of Llama 3.2 1B and random weights, on which times do not depend. hyper is exact up to 4096
+tokens, as in the paper; hyper-short approximates beyond 128."""
 
 import copy
 

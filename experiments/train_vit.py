@@ -8,8 +8,6 @@ its crops. Goes on from --checkpoint, so that runs of some minutes add up. Not f
 import math
 from pathlib import Path
 
-import timm.data
-import timm.loss
 import torch
 
 from shared import models
@@ -17,11 +15,11 @@ from shared.data import Images, toy_images
 from shared.evaluate import classify
 from shared.results import DTYPES, Results, arguments, chosen, parsed
 from shared.swap import swap
-from shared.training import train
+from shared.training import image_loss, train
 
 
 def main():
-    parser = arguments(__doc__, methods=("exact",), model="vit-ti-197", data="fashion-mnist.npz")
+    parser = arguments(__doc__, methods=("flash2",), model="vit-ti-197", data="fashion-mnist.npz")
     parser.add_argument("--weights", type=Path, help="a .safetensors file to begin from; of other images, too")
     parser.add_argument("--weights-out", type=Path, required=True)
     parser.add_argument("--checkpoint", type=Path, help="written after each epoch, and gone on from")
@@ -34,20 +32,12 @@ def main():
     if options.quick:
         name, data, options.batch, options.rate = "tiny", options.out.with_suffix(".npz"), 32, 3e-3
         toy_images(data)
-    side = models.VITS[name]["img_size"] if name in models.VITS else 224
-    images = Images(data, side, options.device)
+    images = Images(data, models.side_of(name), options.device)
     torch.manual_seed(0)
     model = models.vision(name, images.classes, options.weights, options.device)
     swap(model, chosen(options, options.methods[0]))
     results = Results(options, ("epochs",), epochs=options.epochs, batch=options.batch, rate=options.rate)
-    mix = timm.data.Mixup(0.8, 1.0, prob=0 if options.quick else options.mix, label_smoothing=0.1,
-                          num_classes=images.classes)  # fmt: skip
-    erase = timm.data.random_erasing.RandomErasing(0 if options.quick else 0.25, mode="pixel", device=options.device)
-    criterion = timm.loss.SoftTargetCrossEntropy()
-
-    def loss_of(model, batch):
-        x, labels = mix(*batch)
-        return criterion(model(erase(x)), labels)
+    loss_of = image_loss(images.classes, options.device, *((0, 0) if options.quick else (options.mix,)))
 
     def rate(epoch):
         warm_up = options.epochs / 20
@@ -57,7 +47,10 @@ def main():
     losses = train(
         model, options.epochs, lambda epoch: images.batches("train", options.batch, seed=epoch), loss_of, rate,
         device=options.device, dtype=DTYPES[options.dtype], checkpoint=options.checkpoint, log=results.log,
+        is_over=results.is_over,
     )  # fmt: skip
+    if len(losses) < options.epochs:
+        return results.log(f"{options.epochs - len(losses)} epochs are left to a further run, from --checkpoint")
     found, _ = classify(model, images, options.batch, options)
     models.save_weights(options.weights_out, model)
     results.add({"epochs": len(losses), **found, "losses": losses})

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Images, items of four choices, antibodies and speech, out of files that experiments/fetch or anyone else brings."""
 
+import csv
 import json
 import wave
 from pathlib import Path
@@ -86,14 +87,14 @@ def shifted_and_flipped(images, most):
 
 
 def toy_images(path, classes=4, side=8, train=256, test=64):
-    """Writes a .npz of images with a bright stripe, whose height is their class: easy to learn."""
+    """Writes a .npz of noise that is brighter by its class: easy to learn."""
     random = np.random.default_rng(0)
     parts = {}
     for split, count in (("train", train), ("test", test)):
         labels = random.integers(0, classes, count)
         images = random.integers(0, 100, (count, side, side), dtype=np.uint8)
         for image, label in zip(images, labels):
-            image[label * side // classes : (label + 1) * side // classes] += 120
+            image += np.uint8(150 * label // (classes - 1))
         parts |= {f"{split}_images": images, f"{split}_labels": labels}
     np.savez(path, **parts)
 
@@ -114,17 +115,17 @@ def toy_folder(path, classes=2, side=16, images=4):
 def read_items(folder):
     """{"train": [...], "test": [...]} of items of four choices: {"question", "choices": [4 texts], "answer": 0 to 3}.
 
-    folder: train.jsonl and test.jsonl of such items; or MathInstruct.json (rows of "instruction" and "output") to train
-    on, and MMLU's test set as .parquet files ("question", "choices", "answer")."""
+    folder: train.jsonl and test.jsonl of such items; or MathInstruct.json to train on (rows of "instruction", "output"
+    and "source", those with PoT), and MMLU's test/*.csv (question, A, B, C, D, letter) to test on."""
     folder = Path(folder)
     if (folder / "MathInstruct.json").exists():
-        import pandas
-
         rows = json.loads((folder / "MathInstruct.json").read_text(encoding="utf-8"))
         train = [{"question": row["instruction"], "text": row["output"]} for row in rows if "PoT" in row["source"]]
-        tables = (pandas.read_parquet(path) for path in sorted(folder.rglob("*test*.parquet")))
-        test = [{"question": row.question, "choices": list(row.choices), "answer": int(row.answer)}
-                for table in tables for row in table.itertuples()]  # fmt: skip
+        test = []
+        for path in sorted((folder / "test").glob("*.csv")):
+            with path.open(newline="", encoding="utf-8") as file:
+                test += [{"question": question, "choices": choices, "answer": "ABCD".index(letter)}
+                         for question, *choices, letter in csv.reader(file)]  # fmt: skip
         return {"train": train, "test": test}
     return {
         split: [json.loads(line) for line in (folder / f"{split}.jsonl").read_text(encoding="utf-8").splitlines()]
@@ -133,10 +134,9 @@ def read_items(folder):
 
 
 def toy_items(count=64):
-    """Items whose answer is a letter that stands in the question."""
-    random = np.random.default_rng(0)
-    items = [{"question": f"Which letter is {letter}?", "choices": list("abcd"), "answer": "abcd".index(letter)}
-             for letter in random.choice(list("abcd"), 2 * count)]  # fmt: skip
+    """Items whose answer is mostly the second: easy to learn."""
+    answers = np.random.default_rng(0).choice(4, 2 * count, p=(0.1, 0.7, 0.1, 0.1)).tolist()
+    items = [{"question": f"Which is {'abcd'[of]}?", "choices": list("abcd"), "answer": of} for of in answers]
     return {"train": items[:count], "test": items[count:]}
 
 

@@ -124,20 +124,31 @@ def item_text(item):
     return "\n".join(lines) + "\nAnswer:", [f" {letter}" for letter in "ABCD"]
 
 
+def padded(rows, device):
+    """(tokens [B, N], where each row ends [B]) of lists of numbers, filled up behind with 0. A causal model needs no
+    mask for that."""
+    ends = torch.tensor([len(row) for row in rows], device=device)
+    tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
+    return tokens.to(device), ends
+
+
 @torch.no_grad()
-def answer_items(model, tokenize, items, length, options):
-    """Chooses the letter that is likeliest after the prompt, cut at its beginning to `length` tokens: {"accuracy": in %,
-    "items", "letter_loss": the mean of -ln P(right letter), in nats, of P over the four}."""
-    letters = torch.tensor([tokenize(letter)[-1] for letter in item_text({"question": "", "choices": []})[1]],
-                           device=options.device)  # fmt: skip
-    hits, loss = 0, 0.0
-    for item in items:
-        tokens = torch.tensor([tokenize(item_text(item)[0])[-length:]], device=options.device)
+def answer_items(model, tokenize, items, length, options, batch=16):
+    """Chooses the likeliest letter after each prompt, whose beginning is cut off beyond `length` tokens:
+    {"accuracy": in %, "letter_loss": the mean of -ln P(right letter), of P over the four, "items"}."""
+    letters = [tokenize(letter)[-1] for letter in item_text({"question": "", "choices": []})[1]]
+    losses, hits = [], []
+    for at in range(0, len(items), batch):
+        part = items[at : at + batch]
+        tokens, ends = padded([tokenize(item_text(item)[0])[-length:] for item in part], options.device)
+        wanted = torch.tensor([item["answer"] for item in part], device=options.device)
         with precision(options):
-            logits = model(tokens, use_cache=False, logits_to_keep=1).logits[0, -1, letters].float()
-        hits += (logits.argmax() == item["answer"]).item()
-        loss += F.cross_entropy(logits, torch.tensor(item["answer"], device=options.device)).item()
-    return {"accuracy": 100 * hits / len(items), "letter_loss": loss / len(items), "items": len(items)}
+            hidden = model.model(tokens, use_cache=False).last_hidden_state
+            logits = model.lm_head(hidden[torch.arange(len(part)), ends - 1])[:, letters].float()
+        losses.append(F.cross_entropy(logits, wanted, reduction="none"))
+        hits.append(logits.argmax(1) == wanted)
+    accuracy = 100 * torch.cat(hits).float().mean().item()
+    return {"accuracy": accuracy, "letter_loss": torch.cat(losses).mean().item(), "items": len(items)}
 
 
 @torch.no_grad()

@@ -48,6 +48,11 @@ def vision(name, classes, weights=None, device="cpu"):
     return model.eval().to(device)
 
 
+def side_of(name):
+    """The pixels of a side of the images that a ViT takes."""
+    return VITS[name]["img_size"] if name in VITS else timm.get_pretrained_cfg(name).input_size[-1]
+
+
 def save_weights(path, model):
     """Writes the weights in float16, as a .safetensors file."""
     Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -68,7 +73,7 @@ def llama(name, dtype, device):
             model = transformers.LlamaForCausalLM(config)
         return model.to(dtype).eval(), lambda text: list(text.encode())
     if name == "smollm2":
-        loader = _bench_models()
+        loader = bench_models()
         path = DATA / loader.SMOLLM2
         model, _ = loader.load("smollm2", path if path.exists() else None, dtype, device)
         from gguf import GGUFReader
@@ -79,7 +84,7 @@ def llama(name, dtype, device):
     return model, lambda text, of=transformers.AutoTokenizer.from_pretrained(name): of(text)["input_ids"]
 
 
-def _bench_models():
+def bench_models():
     """bench/quality/models.py, which reads SmolLM2."""
     spec = importlib.util.spec_from_file_location("bench_quality_models", ROOT / "bench/quality/models.py")
     module = importlib.util.module_from_spec(spec)

@@ -105,10 +105,14 @@ class Results:
         """Whether the row is to be measured: it is not there, and there is time."""
         if any(all(known.get(name) == row.get(name) for name in self.key) for known in self.rows):
             return False
-        if time.perf_counter() - self.begin > self.limit:
+        if self.is_over():
             self.log(f"no time for {row}: left to a further run")
             return False
         return True
+
+    def is_over(self):
+        """Whether --time-limit has passed."""
+        return time.perf_counter() - self.begin > self.limit
 
     def add(self, row):
         self.rows.append(row)

@@ -51,6 +51,11 @@ def swap(model, method):
     layers = list(attention_layers(model))
     if not layers:
         raise ValueError(f"{type(model).__name__} has no attention to swap; allowed: models of timm and transformers")
+    for layer in layers:  # what an earlier swap() left
+        if hasattr(layer, "swapped"):
+            del layer.swapped
+        if isinstance(layer, SwappedAttention):
+            layer.__class__ = timm.layers.Attention
     if isinstance(method, Settings):
         if isinstance(layers[0], timm.layers.Attention):
             return replace_attention(model, method)
@@ -89,7 +94,7 @@ def attention_layers(model):
     config = getattr(model, "config", None)
     part = model.get_encoder() if getattr(config, "is_encoder_decoder", False) else model
     for module in part.modules():
-        if type(module) is timm.layers.Attention or hasattr(module, "scaling") and hasattr(module, "is_causal"):
+        if isinstance(module, timm.layers.Attention) or hasattr(module, "scaling") and hasattr(module, "is_causal"):
             yield module
 
 
@@ -112,7 +117,8 @@ def shape_of(model, layer):
 
 
 def _keep_input(layer, inputs, keywords):
-    layer.swapped.x = inputs[0] if inputs else keywords["hidden_states"]
+    if hasattr(layer, "swapped"):
+        layer.swapped.x = inputs[0] if inputs else keywords["hidden_states"]
 
 
 class _Within(TorchFunctionMode):

@@ -4,7 +4,11 @@
 import math
 from pathlib import Path
 
+import timm.data
+import timm.loss
 import torch
+
+from baselines import ksvd_loss
 
 WARM_UP, EPOCHS, LOWEST = 5, 300, 1e-5  # of DeiT's schedule, which the paper's regimes are parts of
 FIRST = {"r1": 0, "r2": 180}  # the epoch that each regime begins with
@@ -19,12 +23,27 @@ def deit_rate(epoch, batch_size):
     return LOWEST + (base - LOWEST) * (1 + math.cos(math.pi * epoch / EPOCHS)) / 2
 
 
-def train(model, epochs, batches, loss_of, rate, *, device, dtype, optimizer=None, checkpoint=None, log=print):
+def image_loss(classes, device, mix=0.5, erase=0.25, eta=0.05):
+    """The loss of (model, (images, labels)) by DeiT's recipe: mixup 0.8 or cutmix 1 of a share `mix` of the batches, a
+    label smoothing of 0.1, a share `erase` of the images with a rectangle of noise; and eta times the KSVD loss."""
+    mixed = timm.data.Mixup(0.8, 1.0, prob=mix, label_smoothing=0.1, num_classes=classes)
+    erased = timm.data.random_erasing.RandomErasing(erase, mode="pixel", device=device)
+    criterion = timm.loss.SoftTargetCrossEntropy()
+
+    def loss_of(model, batch):
+        images, labels = mixed(*batch)
+        return criterion(model(erased(images)).float(), labels) + eta * ksvd_loss(model)
+
+    return loss_of
+
+
+def train(model, epochs, batches, loss_of, rate, *, device, dtype, optimizer=None, checkpoint=None, log=print,
+          is_over=lambda: False):  # fmt: skip
     """Trains the model in place, and returns the mean loss of each epoch.
 
     batches: of an epoch's number gives its (count, iterable of batches). loss_of: of the model and a batch. rate: of
     the epoch, with its fraction, gives the learning rate. dtype: of autocast on a GPU. checkpoint: a path outside git
-    that is written after each epoch, and that a later call goes on from."""
+    that is written after each epoch, and that a later call goes on from. is_over: asked after each epoch; ends it."""
     model.train()
     optimizer = optimizer or torch.optim.AdamW(model.parameters(), 1e-3, weight_decay=0.05)
     losses = []
@@ -54,5 +73,7 @@ def train(model, epochs, batches, loss_of, rate, *, device, dtype, optimizer=Non
         if checkpoint:
             Path(checkpoint).parent.mkdir(parents=True, exist_ok=True)
             torch.save({"model": model.state_dict(), "optimizer": optimizer.state_dict(), "losses": losses}, checkpoint)
+        if is_over():
+            break
     model.eval()
     return losses
