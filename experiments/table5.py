@@ -8,14 +8,12 @@ are transfer sets, with a new head."""
 
 from pathlib import Path
 
-import torch
-
 from shared import models
 from shared.data import Images, toy_images
 from shared.evaluate import classify
-from shared.results import DTYPES, Results, arguments, chosen, label, parsed
+from shared.results import DTYPES, Results, arguments, chosen, label, parsed, shown
 from shared.swap import swap
-from shared.training import FIRST, deit_rate, image_loss, train
+from shared.training import FIRST, deit_rate, image_loss, seed_all, train
 
 METHODS = ("standard", "flash2", "exact", "hydra", "hyper-authors", "flatten", "flatten-authors", "primal",
            "lsh-sample", "lsh-mean", "energy")  # fmt: skip
@@ -38,7 +36,7 @@ def main():
     images = Images(data, models.side_of(name), options.device)
     loss_of = image_loss(images.classes, options.device, *((0, 0) if options.quick else ()))
     key = ("data", "regime", "method", "seed")
-    results = Results(options, key, epochs=options.epochs, batch=options.batch, weights=str(options.weights),
+    results = Results(options, key, epochs=options.epochs, batch=options.batch, weights=shown(options.weights),
                       items=options.items, block=options.block, group_size=options.group_size)  # fmt: skip
     for seed in map(int, options.seeds.split(",")):
         for regime in options.regimes.split(","):
@@ -47,7 +45,7 @@ def main():
                 row = dict(zip(key, (Path(data).stem, regime, label(method, options.device), seed)))
                 if not results.wants(**row):
                     continue
-                torch.manual_seed(seed)
+                seed_all(seed)
                 model = models.vision(name, images.classes, options.weights, options.device)
                 swap(model, chosen(options, method))
 

@@ -39,6 +39,7 @@ def main():
     parser.add_argument("--epochs", default="0,5", help="0: as the model comes [%(default)s]")
     parser.add_argument("--items", type=int, help="train on the first so many items [all]")
     parser.add_argument("--test-items", type=int, help="test on the first so many items [all]")
+    parser.add_argument("--text", type=int, default=16384, help="tokens for the perplexity [%(default)s]")
     parser.add_argument("--batch", type=int, default=5)
     parser.add_argument("--rate", type=float, default=5e-6)
     parser.add_argument("--warm-up", type=int, default=1000, help="steps [%(default)s]")
@@ -52,7 +53,7 @@ def main():
         options.rate, options.warm_up, options.batch = 3e-3, 1, 8
     rows = [tokenize(text_of(item))[-512:] for item in train_items]
     text = torch.tensor(tokenize(next(iter(models.bench_models().texts().values()))), device=options.device)
-    text = text[: 256 if options.quick else 16384]
+    text = text[: 256 if options.quick else options.text]
     results = Results(options, ("method", "epochs", "seed", "length"), train_items=len(rows), rate=options.rate,
                       batch=options.batch, near=options.near, group_size=options.group_size)  # fmt: skip
 

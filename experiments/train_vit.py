@@ -8,14 +8,12 @@ its crops. Goes on from --checkpoint, so that runs of some minutes add up. Not f
 import math
 from pathlib import Path
 
-import torch
-
 from shared import models
 from shared.data import Images, toy_images
 from shared.evaluate import classify
 from shared.results import DTYPES, Results, arguments, chosen, parsed
 from shared.swap import swap
-from shared.training import image_loss, train
+from shared.training import image_loss, seed_all, train
 
 
 def main():
@@ -33,7 +31,7 @@ def main():
         name, data, options.batch, options.rate = "tiny", options.out.with_suffix(".npz"), 32, 3e-3
         toy_images(data)
     images = Images(data, models.side_of(name), options.device)
-    torch.manual_seed(0)
+    seed_all(0)
     model = models.vision(name, images.classes, options.weights, options.device)
     swap(model, chosen(options, options.methods[0]))
     results = Results(options, ("epochs",), epochs=options.epochs, batch=options.batch, rate=options.rate)

@@ -13,6 +13,8 @@ import statistics
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
+sys.path.insert(0, str(ROOT / "tools"))
+import paper_tables  # noqa: E402
 
 
 def load(name: str) -> dict:
@@ -346,11 +348,11 @@ def build_time() -> str:
             source(name, meta, f'nvcc {meta["nvcc"]}'))
 
 
-TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "smollm2": smollm2,
-          "performance": performance, "grouping": grouping, "memory": memory, "errors": errors,
-          "semantic_search": semantic_search, "torch_speed": torch_speed,
-          "torch_speed_zen4": lambda: torch_speed("cpu/torch_zen4.json"), "gpu_speed": gpu_speed,
-          "gpu_gains": gpu_gains, "hopper": hopper, "gpu_free_order": gpu_free_order, "build_time": build_time}
+TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "smollm2": smollm2, "errors": errors,
+          "performance": performance, "grouping": grouping, "memory": memory, "semantic_search": semantic_search,
+          "torch_speed": torch_speed, "torch_speed_zen4": lambda: torch_speed("cpu/torch_zen4.json"),
+          "gpu_speed": gpu_speed, "gpu_gains": gpu_gains, "hopper": hopper, "gpu_free_order": gpu_free_order,
+          "build_time": build_time, **paper_tables.TABLES}
 
 
 def pages() -> list[pathlib.Path]:

@@ -65,11 +65,12 @@ class Flash2(Pinned):
 
 
 class CuDNN(Pinned):
-    """cuDNN's attention, on CUDA alone."""
+    """cuDNN's attention, on CUDA alone; torch gives it as many heads of K and V as of Q."""
 
     backend = SDPBackend.CUDNN_ATTENTION
 
     def forward(self, q, k, v, keys=None, causal=False, scale=None):
         if not q.is_cuda:
             raise NotImplementedError(f"cuDNN's attention was called on {q.device}; allowed: CUDA devices")
+        k, v = (repeat_heads(x, q.shape[1]) for x in (k, v))
         return super().forward(q, k, v, keys, causal, scale)

@@ -144,7 +144,8 @@ def answer_items(model, tokenize, items, length, options, batch=16):
         wanted = torch.tensor([item["answer"] for item in part], device=options.device)
         with precision(options):
             hidden = model.model(tokens, use_cache=False).last_hidden_state
-            logits = model.lm_head(hidden[torch.arange(len(part)), ends - 1])[:, letters].float()
+            last = hidden[torch.arange(len(part), device=ends.device), ends - 1]
+            logits = model.lm_head(last)[:, letters].float()
         losses.append(F.cross_entropy(logits, wanted, reduction="none"))
         hits.append(logits.argmax(1) == wanted)
     accuracy = 100 * torch.cat(hits).float().mean().item()

@@ -62,6 +62,13 @@ def parsed(parser):
     return options
 
 
+def shown(value):
+    """A path as results name it: from the repository on, where it is within, else its last part."""
+    if not isinstance(value, Path):
+        return value
+    return str(value.relative_to(ROOT)) if value.is_relative_to(ROOT) else value.name
+
+
 def chosen(options, name, **fields):
     """The method of that name, with the options' group size, block and near keys."""
     fields = {"group_size": options.group_size, "block_size": options.block, **fields}
@@ -97,7 +104,7 @@ class Results:
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
             "command": shlex.join(sys.argv),
             "dtype": options.dtype,
-            **{name: str(getattr(options, name)) for name in ("model", "data") if hasattr(options, name)},
+            **{name: shown(getattr(options, name)) for name in ("model", "data") if hasattr(options, name)},
             **facts,
         }
 
@@ -118,9 +125,9 @@ class Results:
         self.rows.append(row)
         self.path.parent.mkdir(parents=True, exist_ok=True)
         result_file.write(self.path, {"meta": self.meta, "rows": self.rows})
-        shown = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in row.items()
-                 if not isinstance(value, list | dict)}  # fmt: skip
-        self.log("  ".join(f"{name} {value}" for name, value in shown.items()))
+        line = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in row.items()
+                if not isinstance(value, list | dict)}  # fmt: skip
+        self.log("  ".join(f"{name} {value}" for name, value in line.items()))
 
     def log(self, text):
         print(f"{time.perf_counter() - self.begin:5.0f} s  {text}", flush=True)

@@ -4,6 +4,7 @@
 import math
 from pathlib import Path
 
+import numpy as np
 import timm.data
 import timm.loss
 import torch
@@ -21,6 +22,12 @@ def deit_rate(epoch, batch_size):
     if epoch < WARM_UP:
         return 1e-6 + (base - 1e-6) * epoch / WARM_UP
     return LOWEST + (base - LOWEST) * (1 + math.cos(math.pi * epoch / EPOCHS)) / 2
+
+
+def seed_all(seed):
+    """Seeds torch, and numpy, by which timm mixes images."""
+    torch.manual_seed(seed)
+    np.random.seed(seed)
 
 
 def image_loss(classes, device, mix=0.5, erase=0.25, eta=0.05):
