@@ -63,8 +63,11 @@ class FolderImages(Images):
         self.splits = {
             split: ImageFolder(Path(path) / folder, timm.data.create_transform(side, is_training=split == "train"))
             for split, folder in (("train", "train"), ("test", "val"))
+            if (Path(path) / folder).is_dir()  # Table 8 needs no images to train on
         }
-        self.classes = len(self.splits["train"].classes)
+        if "test" not in self.splits:
+            raise ValueError(f"{path} has no folder val; allowed: a .npz file, or folders train/CLASS/ and val/CLASS/")
+        self.classes = len(self.splits["test"].classes)
 
     def batches(self, split, size, seed=None, items=None):
         images = self.splits[split]

@@ -4,9 +4,11 @@
 import importlib.machinery
 import importlib.util
 import json
+import struct
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import timm
 import tokenizers
@@ -15,7 +17,7 @@ import transformers
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 sys.path.insert(0, str(EXPERIMENTS))
-from shared import data, models, training  # noqa: E402
+from shared import data, evaluate, models, training  # noqa: E402
 
 
 def command(name):
@@ -154,6 +156,13 @@ def test_images_are_read_from_folders_as_from_arrays(tmp_path):
     assert first.shape == (8, 3, 12, 12) and not torch.equal(of_first, of_second)
 
 
+def test_a_folder_without_images_to_test_on_is_refused(tmp_path):
+    data.toy_folder(tmp_path)
+    (tmp_path / "val").rename(tmp_path / "test")
+    with pytest.raises(ValueError, match="has no folder val; allowed: "):
+        data.Images(tmp_path, 16, "cpu")
+
+
 def test_shifts_move_images_and_keep_their_values():
     images = torch.arange(2 * 3 * 8 * 8.0).view(2, 3, 8, 8) + 1
     moved = data.shifted_and_flipped(images, 2)
@@ -198,6 +207,34 @@ def test_items_are_read_as_published(tmp_path):
     items = data.read_items(tmp_path)
     assert items["train"] == [{"question": "1 + 1?", "text": "2"}]
     assert items["test"] == [{"question": "2 + 2, is?", "choices": ["3", "4", "5", "6"], "answer": 1}]
+
+
+def test_word_errors():
+    assert evaluate.words_of("Mr. Smith, 10 of Clubs!") == ["mister", "smith", "ten", "of", "clubs"]
+    said = ["a", "b", "c", "d"]
+    for heard, wanted in ((said, 0), (["a", "c", "d"], 1), (["x", "b", "c", "d", "e"], 2), ([], 4)):
+        assert evaluate.edits(said, heard) == wanted
+
+
+def test_a_ctranslate2_file_is_read(tmp_path):
+    def text(value):
+        return struct.pack("<H", len(value) + 1) + value.encode() + b"\0"
+
+    def variable(name, kind, array):
+        sizes = b"".join(struct.pack("<I", size) for size in array.shape)
+        head = text(name) + struct.pack("<B", array.ndim) + sizes + struct.pack("<BI", kind, array.nbytes)
+        return head + array.tobytes()
+
+    half, whole = np.arange(6, dtype="<f2").reshape(2, 3), np.array([1, 2], dtype="<i2")
+    body = struct.pack("<I", 6) + text("WhisperSpec") + struct.pack("<II", 3, 2)
+    body += variable("a/weight", 4, half) + variable("count", 2, whole)
+    body += struct.pack("<I", 1) + text("b/weight") + text("a/weight")
+    (tmp_path / "model.bin").write_bytes(body)
+    found = models.read_ctranslate2(tmp_path / "model.bin")
+    assert found.keys() == {"a/weight", "b/weight"} and found["b/weight"].tolist() == half.tolist()
+    (tmp_path / "model.bin").write_bytes(struct.pack("<I", 4))
+    with pytest.raises(ValueError, match="binary version 4; allowed: 5 and above"):
+        models.read_ctranslate2(tmp_path / "model.bin")
 
 
 def test_what_is_missing_is_said(tmp_path):
