@@ -73,9 +73,9 @@ def markdown(head, lines, *parts):
 
 def cell(rows, name, form, **wanted):
     """The mean of what the rows with these values have under the name, and its spread over seeds; or that there is
-    none, or why. A CPU's torch has no FlashAttention-2, but an algorithm like it."""
-    if wanted.get("method") == "flash2" and not any(row["method"] == "flash2" for row in rows):
-        wanted["method"] = "flash-cpu"
+    none, or why. A CPU's torch has no FlashAttention-2, but an algorithm like it, which is named."""
+    if wanted.get("method") == "flash2" and any(row["method"] == "flash-cpu" for row in rows):
+        return cell(rows, name, form, **{**wanted, "method": "flash-cpu"}) + " (flash-cpu)"
     found = [row for row in rows if all(row.get(key) == value for key, value in wanted.items())]
     if not found:
         return NOT_YET

@@ -237,6 +237,23 @@ def test_a_ctranslate2_file_is_read(tmp_path):
         models.read_ctranslate2(tmp_path / "model.bin")
 
 
+def test_the_picture_of_the_method(tmp_path):
+    diagrams = importlib.import_module("diagrams")
+    sys.argv, arguments = ["diagrams.py", str(tmp_path / "method.png")], sys.argv
+    try:
+        diagrams.main()
+    finally:
+        sys.argv = arguments
+    assert (tmp_path / "method.png").stat().st_size > 20000
+    q, k = torch.randn(2, 16, 8)
+    order = {strategy: torch.arange(16) for strategy in ("lsh", "energy")}
+    exact = diagrams.estimates(q.repeat_interleave(2, 1), k.repeat_interleave(2, 1), order)
+    torch.testing.assert_close(exact["lsh (sample)"], 2 * q @ k.T)  # columns of a group are alike
+    torch.testing.assert_close(exact["lsh (mean)"], 2 * q @ k.T)
+    near = diagrams.near(300, 300)
+    assert near[0, :256].all() and not near[0, 256:].any() and near[299].all()
+
+
 def test_what_is_missing_is_said(tmp_path):
     fetch = command("fetch")
     assert all(part[0].__doc__ for part in fetch.PARTS.values())

@@ -17,7 +17,7 @@ class PaperTables(unittest.TestCase):
         rows += [{"method": "primal", "error": "out of memory"}, {"method": "flash-cpu", "top1": 5.0}]
         cells = {method: paper_tables.cell(rows, "top1", ".1f", method=method)
                  for method in ("hydra", "primal", "flash2", "energy")}  # fmt: skip
-        self.assertEqual(cells, {"hydra": "11.0 ± 1.0", "primal": "out of memory", "flash2": "5.0",
+        self.assertEqual(cells, {"hydra": "11.0 ± 1.0", "primal": "out of memory", "flash2": "5.0 (flash-cpu)",
                                  "energy": "not measured yet"})  # fmt: skip
         self.assertEqual(paper_tables.cell(rows, "seconds", ".1f", method="hydra"), "not timed")
         self.assertEqual(paper_tables.percent([{"n": 1, "share": 0.5}], "share", n=1), "50 %")
