@@ -268,6 +268,12 @@ def test_what_is_not_allowed_is_named():
         make("cudnn", None)(q, k, v)
     with pytest.raises(ValueError, match="3 queries meet 13 keys"):
         make("standard", None)(q[:, :, :3], k, v)
+    with pytest.raises(ValueError, match="keys were given to a causal HyperAttention; allowed: batches of one length"):
+        built("hyper")(q, k, v, keys=torch.ones(2, N, dtype=torch.bool), causal=True)
+    with pytest.raises(ValueError, match="14 tokens; allowed: at most 13"):
+        built("flatten")(*inputs(n=14))
+    with pytest.raises(ValueError, match="without the layer's input"):
+        built("primal")(q, k, v)
     with pytest.raises(ValueError, match="no grid of patches"):
         make("flatten-authors", Shape(HEADS, KV_HEADS, D))
     with pytest.raises(ValueError, match="no fixed number of tokens"):
