@@ -1,0 +1,95 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Table 7: a Llama fine-tuned with each method on problems of four choices: accuracy, and perplexity on text beside it.
+
+The regime of the paper's code: 5 epochs, batches of 5, at most 512 tokens, Adam with a rate of 5e-6 after 1000 steps of
+warm-up. Rows with epochs = 0 are before fine-tuning. --data: train.jsonl and test.jsonl (experiments/fetch items), or
+MathInstruct.json and MMLU's test/*.csv (shared/data.py). Chance is 25 %. hyper-short has a least length of 128."""
+
+import copy
+
+import torch
+import torch.nn.functional as F
+
+from baselines import ksvd_loss
+from shared import models
+from shared.data import read_items, toy_items
+from shared.evaluate import answer_items, item_text, padded, perplexity
+from shared.results import DTYPES, Results, arguments, chosen, label, parsed
+from shared.swap import swap
+from shared.training import train
+
+METHODS = ("standard", "flash2", "exact", "hydra", "hyper-short", "flatten", "primal", "lsh-sample", "lsh-mean",
+           "energy", "lsh-sample-near", "energy-near")  # fmt: skip
+ETA = 0.1  # of the KSVD loss, as Primal's authors have it for language
+
+
+def text_of(item):
+    """What a model reads of an item in training: the prompt and its answer."""
+    if "text" in item:
+        return f"{item['question']}\n{item['text']}"
+    prompt, letters = item_text(item)
+    return prompt + letters[item["answer"]]
+
+
+def main():
+    parser = arguments(__doc__, methods=METHODS, model="smollm2", data="items")
+    parser.add_argument("--lengths", default="256,512", help="n, the tokens of a prompt [%(default)s]")
+    parser.add_argument("--seeds", default="0")
+    parser.add_argument("--epochs", default="0,5", help="0: as the model comes [%(default)s]")
+    parser.add_argument("--items", type=int, help="train on the first so many items [all]")
+    parser.add_argument("--test-items", type=int, help="test on the first so many items [all]")
+    parser.add_argument("--text", type=int, default=16384, help="tokens for the perplexity [%(default)s]")
+    parser.add_argument("--batch", type=int, default=5)
+    parser.add_argument("--rate", type=float, default=5e-6)
+    parser.add_argument("--warm-up", type=int, default=1000, help="steps [%(default)s]")
+    parser.set_defaults(near="0,128")
+    options = parsed(parser)
+    items = toy_items() if options.quick else read_items(options.data)
+    train_items, test_items = items["train"][: options.items], items["test"][: options.test_items]
+    lengths = [48] if options.quick else [int(n) for n in options.lengths.split(",")]
+    whole, tokenize = models.llama("tiny" if options.quick else options.model, torch.float32, options.device)
+    if options.quick:
+        options.rate, options.warm_up, options.batch = 3e-3, 1, 8
+    rows = [tokenize(text_of(item))[-512:] for item in train_items]
+    text = torch.tensor(tokenize(next(iter(models.bench_models().texts().values()))), device=options.device)
+    text = text[: 256 if options.quick else options.text]
+    results = Results(options, ("method", "epochs", "seed", "length"), train_items=len(rows), rate=options.rate,
+                      batch=options.batch, near=options.near, group_size=options.group_size)  # fmt: skip
+
+    def loss_of(model, part):
+        tokens, ends = padded([rows[number] for number in part], options.device)
+        logits = model(tokens, use_cache=False).logits[:, :-1]
+        wanted = tokens[:, 1:].masked_fill(torch.arange(1, tokens.shape[1], device=ends.device) >= ends[:, None], -100)
+        return F.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten()) + ETA * ksvd_loss(model)
+
+    for seed in map(int, options.seeds.split(",")):
+
+        def batches(epoch, seed=seed):
+            random = torch.Generator().manual_seed(1000 * seed + epoch)
+            parts = torch.randperm(len(rows), generator=random).split(options.batch)
+            return len(parts), (part.tolist() for part in parts)
+
+        def rate(epoch):
+            return options.rate * min(1, epoch * len(rows) / options.batch / options.warm_up)
+
+        for method in options.methods:
+            for epochs in [int(n) for n in options.epochs.split(",")]:
+                row = {"method": label(method, options.device), "epochs": epochs, "seed": seed}
+                wanted = [n for n in lengths if results.wants(**row, length=n)]
+                if not wanted or epochs == 0 and seed > 0 and method in ("standard", "flash2", "exact"):
+                    continue
+                torch.manual_seed(seed)
+                model = copy.deepcopy(whole)
+                swap(model, chosen(options, method, seed=seed))
+                losses = train(model, epochs, batches, loss_of, rate, device=options.device,
+                               dtype=DTYPES[options.dtype], log=lambda text: None,
+                               optimizer=torch.optim.Adam(model.parameters(), options.rate))  # fmt: skip
+                for n in wanted:
+                    found = answer_items(model, tokenize, test_items, n, options)
+                    found["perplexity"] = perplexity(model, text, n, options)
+                    results.add(row | {"length": n} | found | {"losses": [round(loss, 4) for loss in losses]})
+
+
+if __name__ == "__main__":
+    main()
