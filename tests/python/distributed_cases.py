@@ -102,6 +102,7 @@ CASES = {
     "energy, near, own, zigzag": Case(2, 1000, energy(block_size=256, window=10, order_from="own"), **_ZIGZAG,
                                       multiple=256),
     "energy, near, chunks of one block": Case(3, 700, energy(block_size=256, window=10), multiple=256),
+    "energy, near, one block": Case(2, 300, energy(block_size=1 << 40, window=0), multiple=300),
     "energy, near, float64, zigzag": Case(2, 600, energy(block_size=64, window=5), **_ZIGZAG, dtype=torch.float64),
     "given": Case(3, 250, Settings("given", 2, 32, order=_ORDER), causal=True, multiple=32),
     "given, near, zigzag": Case(2, 600, Settings("given", 2, 32, order=_ORDER, window=8), **_ZIGZAG),
@@ -252,6 +253,7 @@ FAULTS = {
     "gradients": lambda: ([tensor.requires_grad_() for tensor in _small()], {}),
     "rows": lambda: ([tensor[:, :, :60] for tensor in _small()], {}),
     "a bad key": lambda: ([_small()[0], torch.zeros(1, 2, 64, 3), _small()[2]], {}),
+    "an order of other blocks": lambda: (_small(), {"order": _ORDER.expand(1, 2, 3, 16)}),
     "no such setting": lambda: (_small(), {"windows": 3}),
     "skip": lambda: (_small(), {"window": 128, "skip": 0.1}),
 }  # fmt: skip

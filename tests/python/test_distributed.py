@@ -89,6 +89,8 @@ EXPECTED = {  # of the ranks 0 and 2, and where it differs, of rank 1, whose fau
     "rows": ["rank 1 of the ring ends after 124 rows of the sequence; allowed: a multiple of 16, the rows of a block"],
     "a bad key": ["rank 1 of the group cannot take part: ValueError: the last size of key is 3; allowed: 16, as query",
                   "the last size of key is 3; allowed: 16, as query"],
+    "an order of other blocks": ["cannot take part: ValueError: order has the shape (1, 2, 3, 16); allowed: [1 or 1, 2",
+                                 "order has the shape (1, 2, 3, 16)"],
     "no such setting": ["rank 1 of the group cannot take part: TypeError: windows is not known",
                         "windows is not known"],
     "skip": ["cannot take part: NotImplementedError: skip is 0.1 in a ring, where near keys may be on another rank",

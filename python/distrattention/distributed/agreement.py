@@ -26,7 +26,9 @@ def agree(group, fields, rows, error):
         if error is not None:
             raise error
         return [rows]
-    told = None if error is None else f"{type(error).__name__}: {error}"[:_LONGEST]
+    told = None
+    if error is not None:  # then the fields do not matter, and what is told fits in whatever its characters are
+        told, fields = ascii(f"{type(error).__name__}: {error}")[1:-1][:_LONGEST], None
     message = json.dumps({"error": told, "fields": fields, "rows": rows}).encode()
     assert len(message) <= _BYTES
     found = _all_messages(group, message)

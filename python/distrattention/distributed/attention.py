@@ -148,6 +148,9 @@ def _check(query, key, value, scale, enable_gqa, settings, ranks):
     if key.shape[1] % ranks.exchanges:
         found = f"key has {counted(key.shape[1], 'head')}"
         raise ValueError(f"{found}; allowed: a multiple of {ranks.exchanges}, the processes that exchange heads")
+    strategy, _, block, *_ = core.options_of(settings, query.shape[3])
+    if settings.order is not None and strategy != "exact":
+        ops.order_of_caller(settings.order, query, block)  # raises where it does not fit
     if settings.order is not None and ranks.heads and settings.order.shape[2] != 1:
         blocks = settings.order.shape[2]
         raise ValueError(f"order has {blocks} blocks where heads are exchanged; allowed: 1, which serves all rows")

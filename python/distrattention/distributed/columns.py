@@ -43,6 +43,8 @@ def columns_of(q, k, pieces, group, options, seed, callers_order):
     strategy, group_size, block, _, order_from, window, sinks, *_ = options
     if strategy == "exact":
         return Columns()
+    length = max((piece.stop for of_rank in pieces for piece in of_rank), default=0)
+    block = max(1, min(block, length))  # blocks are filled up with zeros below
     previous = order_from == "previous"
     mine = pieces[0 if group is None else group.rank()]
     needs_means = ops.needs_key_means(strategy, group_size, window, sinks)

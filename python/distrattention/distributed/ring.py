@@ -45,17 +45,24 @@ class Call(NamedTuple):
         window, sinks = self.options[5:7]
         return strategy != "exact" and (window is not None or sinks > 0)
 
+    @property
+    def length(self) -> int:
+        """The rows of the sequence."""
+        return max((piece.stop for of_rank in self.pieces for piece in of_rank), default=0)
+
     def pairs(self, source):
         """The Pairs of this rank's rows and the keys of rank `source`."""
         return pairs_of(self.pieces[self.rank], self.pieces[source], self.causal, not self.has_near_keys)
 
     def settings(self, pair):
         """What the operators take behind their tensors."""
+        strategy, _, block, _, order_from, *_ = self.options
         part = (None, None)
-        if self.has_near_keys:
+        if strategy == "exact" or block >= self.length:
+            pass  # one block is on one rank, and the pair is no part: near keys then go by 128 rows
+        elif self.has_near_keys:
             part = pair.first_row, pair.first_key
-        elif self.options[0] != "exact" and self.options[4] == "previous":
-            block = self.options[2]
+        elif order_from == "previous":
             part = (min(pair.first_row, block),) * 2  # it counts only whether they are the first ones
         return "top_left" if pair.causal else "none", self.scale, *self.options, self.deterministic, *part
 
