@@ -83,7 +83,8 @@ def require(path):
 
 
 class Results:
-    """The rows of a result file, written anew with each row. `key` names the fields that tell rows apart."""
+    """The rows of a result file, written anew with each row. `key` names the fields that tell rows apart; `facts`, and
+    the machine, the versions and the commit, are the same for all rows."""
 
     def __init__(self, options, key, **facts):
         self.path, self.key, self.limit = options.out, key, options.time_limit
@@ -107,6 +108,15 @@ class Results:
             **{name: shown(getattr(options, name)) for name in ("model", "data") if hasattr(options, name)},
             **facts,
         }
+        self._require_the_same(known)
+
+    def _require_the_same(self, known):
+        """Ends the script where rows that are there were measured otherwise, as the file says of all how it was."""
+        apart = {"command", "date", "model", "data", *self.key}
+        for name, value in json.loads(json.dumps(self.meta)).items():
+            if self.rows and name not in apart and known["meta"].get(name) != value:
+                found = f"{self.path} has rows with {name} {known['meta'].get(name)!r}"
+                raise SystemExit(f"{found}; allowed: {value!r}, that of this run. Name another file by --out")
 
     def wants(self, **row):
         """Whether the row is to be measured: it is not there, and there is time."""

@@ -109,13 +109,16 @@ def test_table7_before_and_after(results):
     assert rows["lsh-sample", 0]["perplexity"] != rows["standard", 0]["perplexity"]
 
 
-def test_a_further_run_keeps_what_is_there(tmp_path, capsys):
+def test_a_further_run_keeps_what_is_there_if_it_was_measured_alike(tmp_path, capsys, monkeypatch):
     run("--quick", "--out", tmp_path, "table1", "--time-limit", 0)
     assert not (tmp_path / "table1.json").exists() and "left to a further run" in capsys.readouterr().out
     run("--quick", "--out", tmp_path, "table1")
     first = (tmp_path / "table1.json").read_text()
     run("--quick", "--out", tmp_path, "table1")
     assert (tmp_path / "table1.json").read_text() == first
+    monkeypatch.setenv("DISTR_COMMIT", "another")
+    with pytest.raises(SystemExit, match="has rows with commit .*; allowed: 'another'"):
+        run("--quick", "--out", tmp_path, "table1")
 
 
 def test_training_goes_on_from_a_checkpoint(tmp_path):
