@@ -131,8 +131,10 @@ struct Grouping {
 
   /// For forward() and backward() of some rows and some keys of a longer call, merge()d over the parts of the keys.
   /// Blocks, `window` and `sinks` then are the longer call's, and so are the order and the means that the caller
-  /// brings: under `previous` block 0 is exact only where first_row is 0. A part's strategy is named, it skips nothing
-  /// and has no key_offset; where it is causal, its first query stands beside its first key.
+  /// brings: under `previous` block 0 is exact only where first_row is 0. A part has whole blocks, but for the longer
+  /// call's last one; with near keys the longer call has several blocks, as those of a single one go by 128 rows. A
+  /// part's strategy is named, it skips nothing and has no key_offset; where it is causal, first_row and first_key are
+  /// as far apart as its corner says.
   std::optional<Part> part = std::nullopt;
 
   bool operator==(const Grouping&) const = default;
