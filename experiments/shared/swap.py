@@ -54,6 +54,10 @@ def swap(model, method):
     for layer in layers:  # what an earlier swap() left
         if hasattr(layer, "swapped"):
             del layer.swapped
+        if hasattr(layer, "left_out"):
+            name, projection = layer.left_out
+            setattr(layer, name, projection)
+            del layer.left_out
         if isinstance(layer, SwappedAttention):
             layer.__class__ = timm.layers.Attention
     if isinstance(method, Settings):
@@ -70,7 +74,9 @@ def swap(model, method):
         if getattr(layer.swapped, "needs_input", False):
             layer.register_forward_pre_hook(_keep_input, with_kwargs=True)
         if getattr(layer.swapped, "skips_projection", False):
-            setattr(layer, "proj" if hasattr(layer, "proj") else "o_proj", nn.Identity())
+            name = "proj" if hasattr(layer, "proj") else "o_proj"
+            layer.left_out = name, getattr(layer, name)
+            setattr(layer, name, nn.Identity())
         if isinstance(layer, timm.layers.Attention):
             layer.__class__, layer.fused_attn = SwappedAttention, True
     if not isinstance(layers[0], timm.layers.Attention):

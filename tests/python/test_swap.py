@@ -72,6 +72,17 @@ def test_every_method_runs_and_trains(kind):
             torch.testing.assert_close(output(model, run), exact, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("kind", ["timm", "vit"])
+def test_a_further_swap_leaves_nothing_of_the_one_before(kind):
+    build, run, names = CASES[kind]
+    model = build().eval()
+    exact = output(model, run).detach()
+    for name in names:
+        swap(model, name if name in BASELINES else method_of(name, block_size=8))
+        swap(model, "standard")
+        torch.testing.assert_close(output(model, run), exact, rtol=1e-4, atol=1e-5, msg=name)
+
+
 def test_padding_reaches_the_methods():
     whole, _ = models.antibody_bert("tiny", "cpu")
     tokens = torch.randint(25, (2, 20))
