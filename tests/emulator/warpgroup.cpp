@@ -1,7 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "emulator/warpgroup.h"
 
+#include <bit>
 #include <cmath>
+#include <cstdint>
 #include <cstring>
 #include <limits>
 #include <string>
@@ -182,8 +184,11 @@ void retire(WarpgroupProducts& all, WarpgroupProducts::Member& member, int index
       return;  // more is added
     }
   }
-  std::memcpy(d, accumulators.sums.data() + index * (accumulators.columns / 2),
-              static_cast<std::size_t>(accumulators.columns / 2) * sizeof(float));
+  constexpr std::uint32_t kNan = 0x7FFFFFFF;  // which wgmma makes, whatever its operands' NaN
+  const float* const sums = accumulators.sums.data() + index * (accumulators.columns / 2);
+  for (int i = 0; i < accumulators.columns / 2; ++i) {
+    d[i] = std::isnan(sums[i]) ? std::bit_cast<float>(kNan) : sums[i];
+  }
 }
 
 }  // namespace

@@ -277,6 +277,34 @@ std::vector<Instance> with_non_finite(const Case& test_case) {
   return result;
 }
 
+// An infinity in a far key of one head, where the last tile of queries has rows for one group of 64 alone: what is kept
+// of another head, and its O, stay as they are.
+std::string infinities_stay_in_their_head(const ForwardKernel& kernel, DType dtype) {
+  constexpr std::int64_t kFarKey = 600;
+  Case test_case = with_dtype(find("skip, energy"), dtype);
+  test_case.problem.seq_q = 160;
+  test_case.problem = contiguous(test_case.problem);
+  const Problem& p = test_case.problem;
+  if (!kernel.supports(p, test_case.grouping).empty()) {
+    return kNotAsked;
+  }
+  const auto second_head = [&](Instance& instance) {
+    run_on_device(kernel, p, test_case.grouping, instance.forward());
+    const std::int64_t values = p.seq_q * p.head_dim_v;
+    std::vector<double> result;
+    for (std::int64_t n = values; n < 2 * values; ++n) {
+      result.push_back(instance.o.at(n));
+    }
+    result.insert(result.end(), instance.halves.begin() + static_cast<std::ptrdiff_t>(instance.halves.size() / 2),
+                  instance.halves.end());
+    return result;
+  };
+  Instance instance(test_case);
+  const std::vector<double> before = second_head(instance);
+  set_row(instance.k, kFarKey, p.head_dim, kInfinity);
+  return second_head(instance) == before ? "" : "an infinity in the first head's K changes the second head";
+}
+
 bool reaches_everything(const Instance& instance) {
   const Case& test_case = instance.test_case;
   return test_case.problem.causal == Causal::none && test_case.problem.mask.kind == MaskKind::none &&
@@ -288,6 +316,7 @@ std::vector<Property<ForwardKernel>> properties() {
           {"G = 1 is exact", group_size_one_is_exact},
           {"masks of any strides", masks_of_any_strides},
           {"rows far apart", check_large_strides},
+          {"an infinity stays in its head", infinities_stay_in_their_head},
           {"causal with previous never sees the future", causal_never_sees_the_future}};
 }
 

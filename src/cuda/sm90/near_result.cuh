@@ -33,7 +33,8 @@ __device__ __forceinline__ void begin_with_near_row_max(const ForwardParameters&
     if (row < p.row_end) {
       const std::int64_t at = near_row(p, work, row);
       const float dropped = p.listed.dropped == nullptr ? 0.0F : p.listed.dropped[at];
-      softmax.row_max[half] = p.listed.near.stats[at].x - dropped;
+      const float row_max = p.listed.near.stats[at].x - dropped;
+      softmax.row_max[half] = isnan(row_max) ? -INFINITY : row_max;  // far scores tell whether the row has NaN
     }
   }
 }

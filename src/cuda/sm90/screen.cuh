@@ -110,7 +110,7 @@ class Thresholds {
 
  private:
   static constexpr int kPieces = 3;
-  // Of a piece: fp16's have others than 1, so that they hold what scores can be.
+  // Of a piece: fp16's have others than 1, so that they hold thresholds to 2^31; above, all is kept.
   [[nodiscard]] __device__ static constexpr float unit(int piece) {
     return !std::is_same_v<T, __half> ? 1.0F : piece == 0 ? 0x1p15F : piece == 1 ? 0x1p4F : 0x1p-7F;
   }
@@ -134,6 +134,10 @@ class Screener {
         whole_(static_cast<int>(visible_keys(p.problem, work.row) / C::kKeys)) {
     const std::int64_t head = std::int64_t{work.batch} * p.problem.heads_q + work.head;
     first_ = head * p.problem.seq_q;
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      behind_[half] = std::int64_t{row} + half * 8 < p.row_end ? 0 : 1U << 31;
+    }
     kept_ = p.kept + (head * ((p.problem.seq_q + 63) / 64) + work.row / 64 + group) * p.kept_words;
   }
 
@@ -207,7 +211,7 @@ class Screener {
     for (int i = 0; i < kHalfKeys / 2; ++i) {
       sign_of_all[i / 2 % 2] &= __float_as_uint(above[half * kHalfKeys / 2 + i]);
     }
-    const bool all_below = static_cast<std::int32_t>(sign_of_all[0] & sign_of_all[1]) < 0;
+    const bool all_below = static_cast<std::int32_t>((sign_of_all[0] | behind_[0]) & (sign_of_all[1] | behind_[1])) < 0;
     return __any_sync(~0U, static_cast<int>(!all_below)) != 0 ? 1 : 0;
   }
 
@@ -223,7 +227,8 @@ class Screener {
   const FarTiles& far_;
   const ScreenShared<C>& shared_;
   const int group_, first_tile_, row_;
-  const int whole_;  // tiles that all rows of the block see whole
+  const int whole_;          // tiles that all rows of the block see whole
+  std::uint32_t behind_[2];  // a sign for those of the thread's rows that lie behind the last: they keep nothing
   std::uint32_t* kept_;
   std::int64_t first_;  // row of the head, of all heads
   std::uint32_t bits_ = 0;
