@@ -138,7 +138,8 @@ struct SharedStorage {
 // What near keys gave: O of them alone, and the row max and sum of the softmax. dv padded as the kernels pad it.
 struct NearResult {
   float* o;       // [B, Hq, Nq, dv]
-  float2* stats;  // [B, Hq, Nq]: row max and row sum
+  float2* stats;  // [B, Hq, Nq]: row max and row sum, of scores times scale_log2
+  float scale_log2;
 };
 
 // The keys of a launch that takes some of them, and what it shares with those of the others.

@@ -171,8 +171,10 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
                                                     : KeyLoad::tma;
   const std::int64_t columns = finishes_ ? p.head_dim : q_hat_extent_.columns;
   // In bf16 q_hat takes the scale in (ScaleIn), unless LSE is asked for: that rounding would be in it, and a
-  // backward that reads it has none. Near scores have none of it either.
-  scales_ = p.dtype == DType::bf16 && !sizes.near.has;
+  // backward that reads it has none. What is kept is decided without it as well. With near keys Q~ of more than 64
+  // columns has no shape for it.
+  const bool is_wide_spread = sizes.near.has && !gathers && std::max(columns, p.head_dim_v) > 64;
+  scales_ = p.dtype == DType::bf16 && !sizes.near.skips && !is_wide_spread;
   grouped_ =
       launches_of(variants, p, {scales_ ? ScaleIn::queries : ScaleIn::softmax, columns, load}, row, p.seq_q, tile_rows);
 }
@@ -213,7 +215,7 @@ void ForwardPlan::attend_near(const Operand& q, const Operand& k, const Operand&
   ListedKeys& listed = p.listed;
   listed.set = KeySet::near;
   listed.kept = kept_.in(workspace);
-  listed.near = {near_o_.in(workspace), near_stats_.in(workspace)};
+  listed.near = {near_o_.in(workspace), near_stats_.in(workspace), p.problem.scale_log2};
   launch(near_, p, q, &k, v, stream);
   listed.set = kept_.exists() ? KeySet::kept : KeySet::far;
 }

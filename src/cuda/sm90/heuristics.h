@@ -45,10 +45,12 @@ enum class Product : std::uint8_t {
   if (grouping.block % kFusingRows != 0) {
     return Product::spread;
   }
+  const bool is_bf16 = problem.dtype == DType::bf16;  // which the rarer shapes are compiled for alone
   if (common::members_of(grouping) == 1) {
-    return is_wide || (groups <= kFewGathered && problem.seq_k > kFewKeys) ? Product::gathered : Product::spread;
+    return is_wide || (is_bf16 && groups <= kFewGathered && problem.seq_k > kFewKeys) ? Product::gathered
+                                                                                      : Product::spread;
   }
-  return is_wide && groups <= kFewFused ? Product::fused : Product::spread;
+  return is_wide && is_bf16 && groups <= kFewFused ? Product::fused : Product::spread;
 }
 
 // Whether sm80/forward is quicker, which splits the keys between thread blocks: few queries with many keys.

@@ -2,8 +2,8 @@
 // The list of compiled shapes of the kernel in forward.cuh that take some of the keys, for both element types:
 //   d = 64    r = 64                Q K^T, Q~ K^T
 //   d = 128   r = 128; r = 64       Q K^T, Q~ K^T; k_hat gathered
-// with the scale in the softmax, so that near and far scores have the same units. Columns are padded with zeros, so
-// each serves every smaller r, d and dv as well.
+// and in bf16 of far keys with the scale in q_hat. Columns are padded with zeros, so each serves every smaller r, d and
+// dv as well.
 #include <array>
 
 #include "cuda/sm90/listed_keys.cuh"
@@ -14,13 +14,17 @@
 namespace distr::cuda::sm90 {
 namespace {
 
-template <class T, int kColumns, int kValues, class KeyLoader>
-constexpr Variant kVariant = variant<Config<T, kColumns, kValues, 2, ScaleIn::softmax, KeyLoader, 1, Stages>>();
+template <class T, int kColumns, int kValues, class KeyLoader, ScaleIn kScaleIn = ScaleIn::softmax>
+constexpr Variant kVariant = variant<Config<T, kColumns, kValues, 2, kScaleIn, KeyLoader, 1, Stages>>();
 
-constexpr std::array kListedVariants = {
-    kVariant<__half, 64, 64, ListedTmaKeys>,          kVariant<__half, 128, 128, ListedTmaKeys>,
-    kVariant<__half, 64, 128, ListedGatherKeys>,      kVariant<__nv_bfloat16, 64, 64, ListedTmaKeys>,
-    kVariant<__nv_bfloat16, 128, 128, ListedTmaKeys>, kVariant<__nv_bfloat16, 64, 128, ListedGatherKeys>};
+constexpr std::array kListedVariants = {kVariant<__half, 64, 64, ListedTmaKeys>,
+                                        kVariant<__half, 128, 128, ListedTmaKeys>,
+                                        kVariant<__half, 64, 128, ListedGatherKeys>,
+                                        kVariant<__nv_bfloat16, 64, 64, ListedTmaKeys>,
+                                        kVariant<__nv_bfloat16, 128, 128, ListedTmaKeys>,
+                                        kVariant<__nv_bfloat16, 64, 128, ListedGatherKeys>,
+                                        kVariant<__nv_bfloat16, 64, 64, ListedTmaKeys, ScaleIn::queries>,
+                                        kVariant<__nv_bfloat16, 64, 128, ListedGatherKeys, ScaleIn::queries>};
 
 }  // namespace
 

@@ -34,10 +34,13 @@ constexpr std::array kShapes = {kVariant<T, 32, 64, 2, kScaleIn>,
                                 kVariant<T, 64, 128, 2, kScaleIn>,
                                 kVariant<T, 128, 128, 2, kScaleIn>,
                                 kVariant<T, 64, 64, 2, kScaleIn, ConsumerTmaKeys, 2>,
-                                kVariant<T, 16, 64, 2, kScaleIn, GatherKeys>,
                                 kVariant<T, 32, 128, 2, kScaleIn, GatherKeys>,
-                                kVariant<T, 64, 128, 2, kScaleIn, GatherKeys>,
-                                kVariant<T, 32, 128, 2, kScaleIn, FuseKeys>};
+                                kVariant<T, 64, 128, 2, kScaleIn, GatherKeys>};
+
+// In bf16.
+template <ScaleIn kScaleIn>
+constexpr std::array kRareShapes = {kVariant<__nv_bfloat16, 16, 64, 2, kScaleIn, GatherKeys>,
+                                    kVariant<__nv_bfloat16, 32, 128, 2, kScaleIn, FuseKeys>};
 
 // Where a forward is all that is run, in bf16. Before a backward, of which it is a small part, and in fp16 these go by
 // r = d / 2 as well.
@@ -53,9 +56,9 @@ constexpr auto joined(const std::array<Variant, kSizes>&... lists) {
 }
 
 // With the scale in q_hat only in bf16, whose range it cannot leave before fp32 would, and only without LSE.
-constexpr auto kVariants =
-    joined(kShapes<__half, ScaleIn::softmax>, kShapes<__nv_bfloat16, ScaleIn::softmax>,
-           kShapes<__nv_bfloat16, ScaleIn::queries>, kNarrowShapes<__nv_bfloat16, ScaleIn::queries>);
+constexpr auto kVariants = joined(kShapes<__half, ScaleIn::softmax>, kShapes<__nv_bfloat16, ScaleIn::softmax>,
+                                  kShapes<__nv_bfloat16, ScaleIn::queries>, kRareShapes<ScaleIn::softmax>,
+                                  kRareShapes<ScaleIn::queries>, kNarrowShapes<__nv_bfloat16, ScaleIn::queries>);
 
 }  // namespace
 
