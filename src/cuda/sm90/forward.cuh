@@ -109,9 +109,6 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
     const auto state = pass.state(n);
     if constexpr (part == upper) {
       ptx::barrier_wait(shared.keys_full(state.stage), state.phase);
-      if constexpr (C::KeyLoader::kIsGathered) {
-        ptx::fence_proxy_async();
-      }
     }
     ptx::wgmma_fence();
     issue_scores_product<C>(scores_of(part), queries, shared.keys(state.stage), part);

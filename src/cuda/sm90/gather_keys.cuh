@@ -3,7 +3,8 @@
 // fusion on chip). Its groups have one member, so a row of k_hat^T is a row of K^T.
 //
 //   All threads of the producer warpgroup together copy kRowsPerPass rows of a tile [columns][keys] at once by
-//   cp.async, 8 keys each. A tile is full when all of them are there; who multiplies it has a proxy fence before.
+//   cp.async, 8 keys each. What they copied becomes visible to wgmma by a proxy fence, before the tile is full: a tile
+//   is published when kLag later ones are on their way.
 #pragma once
 
 #include <cstddef>
@@ -18,17 +19,16 @@
 
 namespace distr::cuda::sm90 {
 
-template <class C, class SharedOf>
+template <class C, int kLag, class SharedOf>
 class Gatherer;
 
 struct GatherKeys {
   static constexpr KeyLoad kLoad = KeyLoad::gather;
   static constexpr bool kIsListed = false;
-  static constexpr bool kIsGathered = true;
   static constexpr int kProducers = 1;
-  static constexpr int stages(int /*values*/) { return 4; }
-  static constexpr unsigned kArrivals = kWarpgroup;  // that make a tile full: of the threads that gather it
-  static constexpr unsigned kValueArrivals = 1;      // of V
+  static constexpr int stages(int /*values*/) { return 3; }
+  static constexpr unsigned kArrivals = kWarpgroup / 32;  // that make a tile full: of the warps that gather it
+  static constexpr unsigned kValueArrivals = 1;           // of V
   static constexpr bool kTransposed = true;
   static constexpr Registers registers(int /*consumers*/) { return {40, 232}; }
 
@@ -51,7 +51,7 @@ struct GatherKeys {
     if (pass.used == 0 && issues) {
       load_queries(pass);
     }
-    Gatherer<C, Shared<C>> gatherer(pass.p, pass.work, pass.shared, pass.p.problem.groups);
+    Gatherer<C, 1, Shared<C>> gatherer(pass.p, pass.work, pass.shared, pass.p.problem.groups);
 #pragma unroll 1
     for (int n = 0; n < pass.tiles; ++n) {
       const auto state = pass.state(n);
@@ -62,6 +62,7 @@ struct GatherKeys {
       }
       __syncwarp();
     }
+    gatherer.finish();
     if (pass.used == 0 && issues) {
       prefetch_next<C>(pass.p);
     }
@@ -72,7 +73,7 @@ struct GatherKeys {
 };
 
 // `kept`: columns that the block keeps, of its order; without an order they are the first ones.
-template <class C, class SharedOf>
+template <class C, int kLag, class SharedOf>
 class Gatherer {
  public:
   template <class Parameters>
@@ -122,7 +123,22 @@ class Gatherer {
         ptx::cp_async_16(place(tile, i), keys + rows_[i], true);
       }
     });
-    ptx::barrier_arrive_after_cp_async(shared_.keys_full(stage));
+    ptx::cp_async_commit();
+    ptx::cp_async_wait<kLag>();
+    publish(pending_[kLag - 1]);
+#pragma unroll
+    for (int i = kLag - 1; i > 0; --i) {
+      pending_[i] = pending_[i - 1];
+    }
+    pending_[0] = shared_.keys_full(stage);
+  }
+  // Publishes what is still on its way.
+  __device__ __forceinline__ void finish() {
+    ptx::cp_async_wait<0>();
+#pragma unroll
+    for (int i = kLag - 1; i >= 0; --i) {
+      publish(pending_[i]);
+    }
   }
 
  private:
@@ -141,10 +157,22 @@ class Gatherer {
     return (first ^ later % kPanelChunks * 16) + later * C::KeyTile::kRowBytes;
   }
 
+  __device__ static void publish(std::uint32_t full) {
+    if (full == 0) {
+      return;
+    }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+      ptx::barrier_arrive(full);
+    }
+  }
+
   const SharedOf& shared_;
-  const std::uint16_t* k_;  // K^T of the head
-  std::int64_t last_;       // where the last 8 keys of a row begin
-  unsigned rows_[kPasses];  // where this thread's rows of K^T begin, in bytes
+  const std::uint16_t* k_;            // K^T of the head
+  std::int64_t last_;                 // where the last 8 keys of a row begin
+  std::uint32_t pending_[kLag] = {};  // full barriers of the tiles on their way, the last one first
+  unsigned rows_[kPasses];            // where this thread's rows of K^T begin, in bytes
 };
 
 }  // namespace distr::cuda::sm90

@@ -109,7 +109,7 @@ struct ListedTmaKeys : TmaKeys {
 struct ListedGatherKeys : GatherKeys {
   static constexpr KeyLoad kLoad = KeyLoad::listed_gather;
   static constexpr bool kIsListed = true;
-  static constexpr unsigned kArrivals = kWarpgroup + 1;  // one more of the thread that says which halves it has
+  static constexpr int stages(int /*values*/) { return 4; }
   static constexpr unsigned kValueArrivals = 4;
   template <class C>
   struct Storage {
@@ -125,7 +125,7 @@ struct ListedGatherKeys : GatherKeys {
     if (pass.used == 0 && warp == 0 && issues) {
       load_queries(pass);
     }
-    Gatherer<C, Shared<C>> gatherer(pass.p, pass.work, pass.shared, pass.p.problem.groups);
+    Gatherer<C, 1, Shared<C>> gatherer(pass.p, pass.work, pass.shared, pass.p.problem.groups);
     KeyListReader reader(KeyList(pass.p, pass.work));
 #pragma unroll 1
     for (int n = 0; n < pass.tiles; ++n) {
@@ -134,8 +134,7 @@ struct ListedGatherKeys : GatherKeys {
       const auto state = pass.state(n);
       wait_empty(pass.shared.keys_empty(state.stage), state.phase);
       if (warp == 0 && issues) {
-        publish_halves(pass, state.stage, halves);
-        ptx::barrier_arrive(pass.shared.keys_full(state.stage));
+        publish_halves(pass, state.stage, halves);  // the warp arrives later
       }
       constexpr int kChunks = kHalfKeys / kChunk;
       const int first_keys[2] = {halves[0].first_key(), halves[1].first_key()};
@@ -154,6 +153,7 @@ struct ListedGatherKeys : GatherKeys {
       }
       __syncwarp();
     }
+    gatherer.finish();
     if (pass.used == 0 && warp == 0 && issues) {
       prefetch_next<C>(pass.p);
     }

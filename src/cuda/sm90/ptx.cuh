@@ -22,10 +22,6 @@ __device__ inline void barrier_arrive(std::uint32_t barrier) {
 __device__ inline void barrier_arrive_expect_tx(std::uint32_t barrier, unsigned bytes) {
   asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(barrier), "r"(bytes) : "memory");
 }
-// Arrives when all copies that this thread began by cp.async are there.
-__device__ inline void barrier_arrive_after_cp_async(std::uint32_t barrier) {
-  asm volatile("cp.async.mbarrier.arrive.noinc.shared::cta.b64 [%0];" ::"r"(barrier) : "memory");
-}
 // Waits for the end of the phase of this parity. Traps after many polls: a mistake must not hang the device.
 __device__ inline void barrier_wait(std::uint32_t barrier, unsigned parity) {
   constexpr unsigned kMaxPolls = 1U << 24;

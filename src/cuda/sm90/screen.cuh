@@ -68,7 +68,7 @@ __device__ __forceinline__ void produce_for_screen(const ScreenParameters& p, co
     }
   }
   __syncwarp();
-  Gatherer<C, ScreenShared<C>> gatherer(p, work, shared, p.columns);
+  Gatherer<C, C::kLag, ScreenShared<C>> gatherer(p, work, shared, p.columns);
 #pragma unroll 1
   for (int n = 0; n < far.count(); ++n) {
     const PipelineState<C::kStages> state(n);
@@ -76,6 +76,7 @@ __device__ __forceinline__ void produce_for_screen(const ScreenParameters& p, co
     const int first = far.tiles.far(n) * C::kKeys;
     gatherer.load(state.stage, [&](int chunk) { return first + chunk * kChunk; });
   }
+  gatherer.finish();
 }
 
 // The thresholds of 64 rows as a left operand of wgmma, a step of 16 columns: each in three pieces, whose sum has all
@@ -189,7 +190,6 @@ class Screener {
     using T = typename C::Element;
     const PipelineState<C::kStages> state(n);
     ptx::barrier_wait(shared_.keys_full(state.stage), state.phase);
-    ptx::fence_proxy_async();
     const SharedOperand<typename C::KeyTile> keys(shared_.keys(state.stage));
     const SharedOperand<typename C::OnesTile> ones(shared_.ones());
     ptx::wgmma_fence();

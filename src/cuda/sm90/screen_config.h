@@ -26,6 +26,7 @@ struct ScreenConfig {
   static constexpr int kKeys = 128;
   static constexpr bool kQueriesInShared = kColumns > 64;
   static constexpr int kStages = kColumns <= 64 ? 8 : 5;
+  static constexpr int kLag = kStages - 2;  // tiles on their way behind the one that is published
   static constexpr int kThreads = kWarpgroup * (1 + kConsumers);
   static constexpr Registers kRegisters{32, 112};
   static_assert(kRegisters.producer + kConsumers * kRegisters.consumer <=

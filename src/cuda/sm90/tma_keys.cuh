@@ -24,7 +24,6 @@ class ConsumerLoads;
 struct TmaKeys {
   static constexpr KeyLoad kLoad = KeyLoad::tma;
   static constexpr bool kIsListed = false;
-  static constexpr bool kIsGathered = false;
   static constexpr int kProducers = 1;
   static constexpr int stages(int /*values*/) { return 2; }
   static constexpr unsigned kArrivals = 1;       // that make a tile full: of the thread that issues TMA

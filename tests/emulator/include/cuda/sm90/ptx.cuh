@@ -22,13 +22,6 @@ inline void barrier_arrive(std::uint32_t barrier) { emulator::barrier_arrive(bar
 inline void barrier_arrive_expect_tx(std::uint32_t barrier, unsigned bytes) {
   emulator::barrier_arrive(barrier, bytes);
 }
-// At once, where the device arrives late. That who waits has a proxy fence is not checked.
-inline void barrier_arrive_after_cp_async(std::uint32_t barrier) {
-  emulator::copy_async_commit();
-  emulator::copy_async_wait(0);
-  ++emulator::thread_block().thread().proxy_fences;
-  emulator::barrier_arrive(barrier, 0);
-}
 inline void barrier_wait(std::uint32_t barrier, unsigned parity) { emulator::barrier_wait(barrier, parity); }
 
 // What this thread stored to shared memory is seen by wgmma and TMA from here on.
