@@ -60,13 +60,13 @@ struct Strided {
 
 // The first `count` values of a seed, of which a thread draws each once.
 const std::vector<double>& normals(std::uint64_t seed, std::size_t count) {
-  struct Drawn {
+  struct Sequence {
     std::mt19937_64 random;
     std::normal_distribution<double> normal;
     std::vector<double> values;
   };
-  thread_local std::map<std::uint64_t, Drawn> all;
-  Drawn& drawn = all.try_emplace(seed, Drawn{std::mt19937_64(seed), {}, {}}).first->second;
+  thread_local std::map<std::uint64_t, Sequence> all;
+  Sequence& drawn = all.try_emplace(seed, Sequence{std::mt19937_64(seed), {}, {}}).first->second;
   while (drawn.values.size() < count) {
     drawn.values.push_back(drawn.normal(drawn.random));
   }
