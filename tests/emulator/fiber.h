@@ -3,7 +3,6 @@
 #pragma once
 
 #include <ucontext.h>
-#include <csetjmp>
 #include <cstddef>
 
 namespace distr::emulator {
@@ -27,7 +26,7 @@ class Fiber {
   static void begin();
 
   ucontext_t context_{};
-  std::jmp_buf place_{};
+  void* place_[5] = {};       // where it goes on
   const std::size_t offset_;  // unused bytes of the stack
   void* stack_ = nullptr;
   void (*body_)() = nullptr;

@@ -81,10 +81,11 @@ class Pool {
  private:
   [[noreturn]] void work(Worker& own) {
     self = &own;
+    ThreadBlock block;
     while (true) {
       own.turn.acquire();
       while (next_ < blocks_ && fault_.empty()) {
-        const std::string fault = thread_block().run(*launch_, next_++);
+        const std::string fault = block.run(*launch_, next_++);
         idle_turns_ = 0;
         if (fault_.empty()) {
           fault_ = fault;

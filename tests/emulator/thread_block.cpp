@@ -15,13 +15,10 @@ const char kPolling = 0;  // its address is what threads wait on that look at me
 
 }  // namespace
 
-ThreadBlock& thread_block() {
-  thread_local ThreadBlock own;
-  return own;
-}
+thread_local constinit ThreadBlock* running_block = nullptr;
 
-ThreadBlock::ThreadBlock() = default;
-ThreadBlock::~ThreadBlock() = default;
+ThreadBlock::ThreadBlock() { running_block = this; }
+ThreadBlock::~ThreadBlock() { running_block = nullptr; }
 
 std::string ThreadBlock::run(const Launch& of_launch, std::uint64_t index) {
   start(of_launch, index);
@@ -63,10 +60,10 @@ void ThreadBlock::start(const Launch& of_launch, std::uint64_t index) {
     thread->fiber.prepare(&ThreadBlock::run_thread);
   }
   warps_.assign(static_cast<std::size_t>((count_ + 31) / 32), Warp{});
+  waits_on_.assign(static_cast<std::size_t>(count_), nullptr);
   for (int n = 0; n < count_; ++n) {
     Thread& thread = *threads_[static_cast<std::size_t>(n)];
     thread.exited = false;
-    thread.waits_on = nullptr;
     thread.proxy_fences = 1;
     thread.copies.clear();
     thread.copy_groups.clear();
@@ -101,7 +98,9 @@ void ThreadBlock::run_thread() {
     self.exited = true;
     --own.left_;
     own.warp().runnable &= ~(1U << self.lane);
-    own.wake(&own.named[0]);
+    if (own.named[0].arrived > 0) {  // perhaps for this thread
+      own.wake(&own.named[0]);
+    }
     own.go_on();
   }
 }
@@ -184,8 +183,7 @@ Thread* ThreadBlock::choose() {
 // Threads that look at memory again and again do so; null: no thread can.
 bool ThreadBlock::wake_polling() {
   constexpr int kMaxIdleTurns = 20'000;
-  const bool any = std::any_of(threads_.begin(), threads_.begin() + count_,
-                               [](const auto& thread) { return thread->waits_on == &kPolling; });
+  const bool any = std::find(waits_on_.begin(), waits_on_.end(), &kPolling) != waits_on_.end();
   if (!any || ++idle_turns() > kMaxIdleTurns) {
     fault_ = deadlock();
     return false;
@@ -211,7 +209,7 @@ void ThreadBlock::fail(const std::string& why) {
 
 void ThreadBlock::sleep(const void* key, const char* what, std::uint64_t value) {
   Thread& self = thread();
-  self.waits_on = key;
+  waits_on_[static_cast<std::size_t>(self.index)] = key;
   self.waits_for = what;
   self.waits_value = value;
   warp().runnable &= ~(1U << self.lane);
@@ -219,11 +217,10 @@ void ThreadBlock::sleep(const void* key, const char* what, std::uint64_t value) 
 }
 
 void ThreadBlock::wake(const void* key) {
-  for (int n = 0; n < count_; ++n) {
-    Thread& thread = *threads_[static_cast<std::size_t>(n)];
-    if (thread.waits_on == key) {
-      thread.waits_on = nullptr;
-      warps_[static_cast<std::size_t>(thread.warp)].runnable |= 1U << thread.lane;
+  for (std::size_t n = 0; n < waits_on_.size(); ++n) {
+    if (waits_on_[n] == key) {
+      waits_on_[n] = nullptr;
+      warps_[n / 32].runnable |= 1U << n % 32;
     }
   }
   if (key != &kPolling) {
@@ -265,7 +262,7 @@ Rendezvous* ThreadBlock::arrive(const char* name, std::uint32_t mask, void* data
 void ThreadBlock::leave(Rendezvous& all) {
   Warp& own = warp();
   for (std::uint32_t rest = all.mask & ~(1U << thread().lane); rest != 0; rest &= rest - 1) {
-    threads_[static_cast<std::size_t>(thread().warp * 32 + std::countr_zero(rest))]->waits_on = nullptr;
+    waits_on_[static_cast<std::size_t>(thread().warp * 32 + std::countr_zero(rest))] = nullptr;
   }
   own.runnable |= all.mask;
   all.arrived = 0;

@@ -24,8 +24,7 @@ struct Thread {
   int warp = 0, lane = 0;
   Fiber fiber;
   bool exited = false;
-  const void* waits_on = nullptr;  // null: the thread can run
-  const char* waits_for = "";      // the same in words, with a number
+  const char* waits_for = "";  // what it waits for, in words, with a number
   std::uint64_t waits_value = 0;
 
   // How many proxy fences it has executed. Asynchronous reads see what it stored before the last one.
@@ -147,6 +146,7 @@ class ThreadBlock {
   Fiber home_;
   std::vector<std::unique_ptr<Thread>> threads_;  // those of earlier blocks are kept for reuse
   int count_ = 0;
+  std::vector<const void*> waits_on_;  // what each thread waits for; null: it can run
   std::vector<Warp> warps_;
   Thread* current_ = nullptr;
   int left_ = 0;
@@ -158,7 +158,8 @@ class ThreadBlock {
   std::string fault_;
 };
 
-// The thread block that the calling system thread runs.
-[[nodiscard]] ThreadBlock& thread_block();
+// The thread block that the calling system thread runs: the one that it has made.
+extern thread_local constinit ThreadBlock* running_block;
+[[nodiscard]] inline ThreadBlock& thread_block() { return *running_block; }
 
 }  // namespace distr::emulator

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <cstdint>
 #include <cstring>
-#include <limits>
 #include <string>
 
 #include "emulator/copies.h"
@@ -103,6 +102,23 @@ void read_operand(const SharedMatrix& matrix, int count, const float* widened, f
   });
 }
 
+// A row of the product: the sum over k of a[k][row] b[k], for the blocks of 16 of its columns. No instruction set fuses
+// the two operations, so that all have the same bits.
+#if defined(__x86_64__)
+[[gnu::target_clones("avx2", "default")]]
+#endif
+void multiply_row(const float (&a)[16][64], const float (&b)[16][256], int row, int columns, float* line) {
+  for (int first = 0; first < columns; first += 16) {
+    float sums[16] = {};
+    for (int k = 0; k < 16; ++k) {
+      for (int n = 0; n < 16; ++n) {
+        sums[n] += a[k][row] * b[k][first + n];
+      }
+    }
+    std::memcpy(line + first, sums, sizeof sums);
+  }
+}
+
 void execute(AsyncProduct& product) {
   const ProductCall& call = product.call;
   const float* const widened = widened_values(call.element);
@@ -125,13 +141,8 @@ void execute(AsyncProduct& product) {
   float* const sums = product.accumulators->sums.data();
   const int columns = call.columns;
   for (int row = 0; row < 64; ++row) {
-    float line[256] = {};
-    for (int k = 0; k < 16; ++k) {
-      const float left = a[k][row];
-      for (int n = 0; n < columns; ++n) {
-        line[n] += left * b[k][n];
-      }
-    }
+    float line[256];
+    multiply_row(a, b, row, columns, line);
     float* const first = sums + (row / 16 * 32 + row % 8 * 4) * (columns / 2) + row / 8 % 2 * 2;
     for (int n = 0; n < columns; n += 2) {
       float* const to = first + n % 8 / 2 * (columns / 2) + n / 8 * 4;
@@ -153,12 +164,14 @@ AsyncProduct& product_at(WarpgroupProducts& all, std::uint64_t number) {
 }
 
 void require_poison(const float* d, int columns, std::uint32_t poison) {
+  std::uint32_t changed = 0;
   for (int i = 0; i < columns / 2; ++i) {
     std::uint32_t bits = 0;
     std::memcpy(&bits, d + i, 4);
-    if (bits != poison) {
-      thread_block().fail("an accumulator of wgmma was written to while the product was under way");
-    }
+    changed |= bits ^ poison;
+  }
+  if (changed != 0) {
+    thread_block().fail("an accumulator of wgmma was written to while the product was under way");
   }
 }
 
@@ -178,6 +191,7 @@ void retire(WarpgroupProducts& all, WarpgroupProducts::Member& member, int index
   Accumulators& accumulators = *product.accumulators;
   float* const d = accumulators.places[thread];
   require_poison(d, accumulators.columns, all.poison);
+  ++product.retired;
   ++member.retired;
   for (std::uint64_t n = member.retired; n < member.issued; ++n) {
     if (product_at(all, n).accumulators.get() == &accumulators) {
@@ -279,11 +293,7 @@ void product_wait(std::size_t pending) {
     }
     member.groups.erase(member.groups.begin());
   }
-  std::uint64_t oldest = std::numeric_limits<std::uint64_t>::max();
-  for (const WarpgroupProducts::Member& each : all.members) {
-    oldest = std::min(oldest, each.retired);
-  }
-  while (all.first < oldest) {
+  while (!all.products.empty() && all.products.front().retired == 128) {
     all.products.pop_front();
     ++all.first;
   }

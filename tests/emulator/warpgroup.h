@@ -37,7 +37,7 @@ struct Accumulators {
 
 struct AsyncProduct {
   ProductCall call;
-  int issued = 0;  // threads
+  int issued = 0, retired = 0;  // by so many threads
   bool done = false;
   std::shared_ptr<Accumulators> accumulators;
   std::uint32_t a[128][4] = {};

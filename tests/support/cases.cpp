@@ -121,8 +121,9 @@ Case parse_case(const Json& json) {
 
 using Random = std::mt19937_64;
 
-double draw(Random& random, Values values) {
-  const double x = std::normal_distribution<double>()(random);
+double normal(Random& random) { return std::normal_distribution<double>()(random); }
+
+double shaped(double x, Values values) {
   switch (values) {
     case Values::heavy:
       return x * x * x;
@@ -137,9 +138,29 @@ double draw(Random& random, Values values) {
   }
 }
 
-void fill(Buffer& buffer, Random& random, Values values) {
+// The first values of a seed, and its generator behind them.
+struct Drawn {
+  std::uint64_t seed = 0;
+  std::vector<double> values = {};
+  Random random = {};
+};
+
+// Those of the last seed are kept: a case is wanted in several dtypes.
+const Drawn& drawn(std::uint64_t seed, std::int64_t count) {
+  thread_local Drawn last;
+  if (last.seed != seed || last.values.size() != static_cast<std::size_t>(count)) {
+    last = {seed, {}, Random(seed)};
+    for (std::int64_t n = 0; n < count; ++n) {
+      last.values.push_back(normal(last.random));
+    }
+  }
+  return last;
+}
+
+// Takes the buffer's values from `from` on, which it moves behind them.
+void fill(Buffer& buffer, const double*& from, Values values) {
   for (std::int64_t index = 0; index < buffer.count(); ++index) {
-    buffer.set(index, draw(random, values));
+    buffer.set(index, shaped(*from++, values));
   }
 }
 
@@ -275,19 +296,21 @@ std::int64_t extent(const Strides& strides, std::int64_t batch, std::int64_t hea
 
 Instance::Instance(Case wanted, std::uint64_t seed) : test_case(std::move(wanted)) {
   const Problem& p = test_case.problem;
-  Random random(std::hash<std::string>{}(test_case.name) + seed);
   if (test_case.packed) {
     q = Buffer(p.batch * p.q.batch, p.dtype);
     k_offset = p.heads_q * p.head_dim;
     v_offset = 2 * k_offset;
-    fill(q, random, test_case.values);
   } else {
     q = Buffer(extent(p.q, p.batch, p.heads_q, p.seq_q, p.head_dim), p.dtype);
     k = Buffer(extent(p.k, p.batch, p.heads_kv, p.seq_k, p.head_dim), p.dtype);
     v = Buffer(extent(p.v, p.batch, p.heads_kv, p.seq_k, p.head_dim_v), p.dtype);
-    fill(q, random, test_case.values);
-    fill(k, random, test_case.values);
-    fill(v, random, Values::normal);
+  }
+  const Drawn& values = drawn(std::hash<std::string>{}(test_case.name) + seed, q.count() + k.count() + v.count());
+  const double* from = values.values.data();
+  fill(q, from, test_case.values);
+  fill(k, from, test_case.values);
+  fill(v, from, Values::normal);
+  if (!test_case.packed) {
     plant_scores(*this);
     if (test_case.values == Values::patches) {
       make_patches(*this);
@@ -298,11 +321,12 @@ Instance::Instance(Case wanted, std::uint64_t seed) : test_case(std::move(wanted
     mask_count *= p.mask.shape[static_cast<std::size_t>(axis)];
   }
   mask = Buffer(mask_count, p.mask.dtype);
+  Random random = values.random;
   std::bernoulli_distribution keep(0.7);
   for (std::int64_t index = 0; index < mask_count; ++index) {
     const bool kept = keep(random) && !test_case.mask_hides_all;
     boolean_mask.push_back(kept ? 1 : 0);
-    mask.set(index, kept ? draw(random, Values::normal) : -std::numeric_limits<double>::infinity());
+    mask.set(index, kept ? normal(random) : -std::numeric_limits<double>::infinity());
   }
   make_order();
   o = output();

@@ -15,6 +15,8 @@ struct Result {
   std::vector<double> lse;          // [B, Hq, Nq]
   std::vector<char> is_close = {};  // [B, Hq, Nq]: rounding may decide otherwise what is skipped; empty: nothing is
   std::vector<std::int32_t> halves = {};  // [B, Hq, ceil(Nq / 64), 2]: kept, and seen; likewise
+
+  bool operator==(const Result&) const = default;
 };
 
 enum class Precision {
@@ -24,7 +26,7 @@ enum class Precision {
 };
 
 // softmax(scale * q_hat k_hat^T + mask) V with the instance's order. The sums over the groups begin with group
-// `rotation`.
+// `rotation`. The last answers of a thread are kept.
 [[nodiscard]] Result textbook(const Instance& instance, Precision precision, std::int64_t rotation = 0);
 
 struct Gradients {
@@ -34,7 +36,8 @@ struct Gradients {
   std::vector<double> d_mask;  // in the mask's own shape
 };
 
-// The gradients of sum(dO * O) + sum(dLSE * LSE). `plain` rounds P, dS, q_hat, k_hat and the results.
+// The gradients of sum(dO * O) + sum(dLSE * LSE), dMask of an additive mask. `plain` rounds P, dS, q_hat, k_hat and the
+// results. The last answers of a thread are kept.
 [[nodiscard]] Gradients textbook_backward(const Instance& instance, const Result& forward, const Result& upstream,
                                           Precision precision, std::int64_t rotation = 0);
 

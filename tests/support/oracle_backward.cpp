@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 // Textbook gradients, and the check of a backward against them.
 #include <functional>
+#include <map>
 #include <random>
 #include <utility>
 
+#include "support/memo.h"
 #include "support/textbook.h"
 
 namespace distr::test {
@@ -56,22 +58,34 @@ struct Strided {
   Buffer buffer;
 };
 
+// The first `count` values of a seed, of which a thread draws each once.
+const std::vector<double>& normals(std::uint64_t seed, std::size_t count) {
+  struct Sequence {
+    std::mt19937_64 random;
+    std::normal_distribution<double> normal;
+    std::vector<double> values;
+  };
+  thread_local std::map<std::uint64_t, Sequence> all;
+  Sequence& drawn = all.try_emplace(seed, Sequence{std::mt19937_64(seed), {}, {}}).first->second;
+  while (drawn.values.size() < count) {
+    drawn.values.push_back(drawn.normal(drawn.random));
+  }
+  return drawn.values;
+}
+
 std::vector<double> random_values(std::size_t count, DType dtype, std::uint64_t seed) {
-  std::mt19937_64 random(seed);
-  std::normal_distribution<double> normal;
+  const std::vector<double>& drawn = normals(seed, count);
   Buffer rounded(static_cast<std::int64_t>(count), dtype);
   std::vector<double> values(count);
   for (std::size_t n = 0; n < count; ++n) {
-    rounded.set(static_cast<std::int64_t>(n), normal(random));
+    rounded.set(static_cast<std::int64_t>(n), drawn[n]);
     values[n] = rounded.at(static_cast<std::int64_t>(n));
   }
   return values;
 }
 
-}  // namespace
-
-Gradients textbook_backward(const Instance& instance, const Result& forward, const Result& upstream,
-                            Precision precision, std::int64_t rotation) {
+Gradients make_textbook_backward(const Instance& instance, const Result& forward, const Result& upstream,
+                                 Precision precision, std::int64_t rotation) {
   const Problem& p = instance.test_case.problem;
   const Rounding round{precision, p.dtype};
   const bool sample = instance.test_case.grouping.estimator == Estimator::sample;
@@ -117,7 +131,9 @@ Gradients textbook_backward(const Instance& instance, const Result& forward, con
       const std::int64_t key = (row.b * p.heads_kv + row.h_kv) * p.seq_k + j;
       round.add(size(p.head_dim_v), round.operand(probability), d_o, result.d_v.data() + key * p.head_dim_v);
       const double d_s = round.sum(probability * round.sum(d_p[size(j)] - d));
-      add(result.d_mask[size(mask_index(p.mask, {row.b, row.h, row.i, j}))], d_s);
+      if (p.mask.kind == MaskKind::additive) {
+        add(result.d_mask[size(mask_index(p.mask, {row.b, row.h, row.i, j}))], d_s);
+      }
       const double scaled = round.operand(round.sum(d_s * p.softmax_scale()));
       double* const d_k = result.d_k.data() + key * p.head_dim;
       if (row.is_near[size(j)] != 0) {
@@ -127,7 +143,8 @@ Gradients textbook_backward(const Instance& instance, const Result& forward, con
       }
       add(far, scaled);
       round.add(dq_hat.size(), scaled, rows.k_hat.data() + size(j) * dq_hat.size(), dq_hat.data());
-      if (columns.size() == q_hat.size()) {  // one loop over all of them is several times as quick
+      // One loop over all columns is several times as quick. It adds 0 to those without a group, their q_hat.
+      if (columns.size() == q_hat.size() || std::isfinite(scaled)) {
         round.add(q_hat.size(), scaled, q_hat.data(), d_k);
         continue;
       }
@@ -152,6 +169,22 @@ Gradients textbook_backward(const Instance& instance, const Result& forward, con
     }
   }
   return result;
+}
+
+struct BackwardQuestion {
+  bool operator==(const BackwardQuestion&) const = default;
+
+  Question question;
+  Result forward, upstream;
+};
+
+}  // namespace
+
+Gradients textbook_backward(const Instance& instance, const Result& forward, const Result& upstream,
+                            Precision precision, std::int64_t rotation) {
+  thread_local Memo<BackwardQuestion, Gradients> memo;
+  return memo.get({{instance, precision, rotation}, forward, upstream},
+                  [&] { return make_textbook_backward(instance, forward, upstream, precision, rotation); });
 }
 
 namespace {

@@ -21,6 +21,10 @@ constexpr bool values_are_judged(DType dtype) {
   return DISTR_SANITIZED == 0 || dtype == DType::f32 || dtype == DType::f64;
 }
 
+// sums[n] += factor * values[n]; the second rounds each sum to fp32.
+void add_products(std::size_t count, double factor, const double* values, double* sums);
+void add_products_rounded(std::size_t count, double factor, const double* values, double* sums);
+
 // Rounds a value as the precision says.
 struct Rounding {
   Precision precision;
@@ -29,15 +33,7 @@ struct Rounding {
   [[nodiscard]] double sum(double x) const { return precision == Precision::float64 ? x : static_cast<float>(x); }
   // sums[n] += factor * values[n], each rounded.
   void add(std::size_t count, double factor, const double* values, double* sums) const {
-    if (precision == Precision::float64) {
-      for (std::size_t n = 0; n < count; ++n) {
-        sums[n] += factor * values[n];
-      }
-    } else {
-      for (std::size_t n = 0; n < count; ++n) {
-        sums[n] = static_cast<float>(sums[n] + factor * values[n]);
-      }
-    }
+    (precision == Precision::float64 ? add_products : add_products_rounded)(count, factor, values, sums);
   }
   [[nodiscard]] double operand(double x) const {
     if (precision == Precision::float64) {
@@ -169,6 +165,7 @@ class TextbookRows {
 
  private:
   void fuse(const TextbookRow& row);
+  void read_keys(const TextbookRow& row);
   [[nodiscard]] TextbookRow unskipped_row(std::int64_t n);
   [[nodiscard]] std::vector<double> products(const std::vector<double>& q, const std::vector<double>& k) const;
   void finish_scores(const TextbookRow& row, std::vector<double>& s) const;
@@ -178,6 +175,7 @@ class TextbookRows {
   Rounding round_;
   std::int64_t rotation_;    // where the sums over the groups begin
   std::int64_t fused_ = -1;  // the block whose groups and k_hat these are, counted over all heads
+  std::int64_t read_ = -1;   // the head of K and V that these are, counted over the batch
   Skipped skipped_;
   std::int64_t decided_ = -1;  // the rows whose halves these are, counted over all heads
 };
