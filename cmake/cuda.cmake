@@ -56,6 +56,7 @@ if(DISTR_CUDA_FOUND)
     src/cuda/grouping_identity.cu
     src/cuda/grouping_lsh.cu
     src/cuda/memory.cu
+    src/cuda/merge.cu
     src/cuda/plain/backward.cu
     src/cuda/plain/forward.cu
     src/cuda/plain/mask_gradient.cu

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // The torch operators distrattention::{make_grouping, forward, backward}, {attend}, which is the first two in one, for
-// eager code, {forward_counting}, a forward that tells what it skipped, and {explain, describe, decisions}, which tell
-// what would run and what was built. Written against
-// LibTorch's stable ABI: one binary serves every torch from the version on that CMakeLists.txt targets. Fake kernels
-// and autograd formulas are in distrattention/ops.py.
+// eager code, {forward_counting}, a forward that tells what it skipped, {merge_into}, which adds a part of the keys to
+// attention over others, and {explain, describe, decisions}, which tell what would run and what was built. Written
+// against LibTorch's stable ABI: one binary serves every torch from the version on that CMakeLists.txt targets. Fake
+// kernels and autograd formulas are in distrattention/ops.py.
 #include <torch/csrc/stable/library.h>
 
 #include <algorithm>
@@ -263,6 +263,30 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   return {d_q, d_k, d_v, d_mask};
 }
 
+// Merges attention over other keys into out [B, H, N, dv], of contiguous rows, and lse; more_out is of any dtype.
+void merge_into(const Tensor& out, const Tensor& lse, const Tensor& more_out_in, const Tensor& more_lse) {
+  if (out.dim() == 4 && out.size(3) > 1 && out.stride(3) != 1) {
+    invalid("the last stride of out is " + std::to_string(out.stride(3)) + "; allowed: 1, as out is written to");
+  }
+  Call call = make_call(out, out, out, {});
+  call.problem.o = strides_of(out);
+  const ScalarType type_of_lse = lse_type(call.problem);
+  require(out, "more_out", more_out_in, more_out_in.scalar_type(), out.sizes());
+  require(out, "lse", lse, type_of_lse, {out.size(0), out.size(1), out.size(2)});
+  require(out, "more_lse", more_lse, type_of_lse, lse.sizes());
+  const Tensor more_out = with_unit_rows(more_out_in), all_lse = packed(lse), other_lse = packed(more_lse);
+  const std::array parts{Partial{out.const_data_ptr(), all_lse.const_data_ptr()},
+                         Partial{more_out.const_data_ptr(), other_lse.const_data_ptr(),
+                                 make_call(more_out, more_out, more_out, {}).problem.dtype, strides_of(more_out)}};
+  if (out.numel() > 0) {
+    merge(call.problem, parts, out.mutable_data_ptr(), all_lse.mutable_data_ptr(), call.execution);
+  }
+  if (!lse.is_contiguous()) {
+    Tensor target = lse;
+    torch::stable::copy_(target, all_lse);
+  }
+}
+
 constexpr std::array kOperations{Named<Operation>{Operation::grouping, "grouping"},
                                  Named<Operation>{Operation::forward, "forward"},
                                  Named<Operation>{Operation::backward, "backward"}};
@@ -358,6 +382,7 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
       "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? order, "
       "Tensor? key_means, Tensor out, Tensor lse, bool mask_gradient=False, " +
       settings + part + " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_mask)");
+  define("merge_into(Tensor(a!) out, Tensor(b!) lse, Tensor more_out, Tensor more_lse) -> ()");
   define("explain(Tensor q, Tensor k, Tensor v, Tensor? mask=None, str operation='forward', " + settings +
          ", bool deterministic=True) -> (str strategy, str order_from, str choice, str kernel, str[] kernels, str[] "
          "reasons)");
@@ -373,6 +398,7 @@ STABLE_TORCH_LIBRARY_IMPL(distrattention, CPU, m) {
   m.impl("forward_counting", TORCH_BOX(&forward_counting));
   m.impl("attend", TORCH_BOX(&attend));
   m.impl("backward", TORCH_BOX(&backward));
+  m.impl("merge_into", TORCH_BOX(&merge_into));
 }
 
 // In a build without CUDA kernels too: the library refuses such tensors in words.
@@ -382,6 +408,7 @@ STABLE_TORCH_LIBRARY_IMPL(distrattention, CUDA, m) {
   m.impl("forward_counting", TORCH_BOX(&forward_counting));
   m.impl("attend", TORCH_BOX(&attend));
   m.impl("backward", TORCH_BOX(&backward));
+  m.impl("merge_into", TORCH_BOX(&merge_into));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(distrattention, CompositeExplicitAutograd, m) {

@@ -22,6 +22,11 @@ std::vector<std::string> cuda_device_names(std::string& reason) {
 
 Advice cuda_advice(const Problem& problem, const Grouping& grouping) { return cuda::advise(problem, grouping, {}); }
 
+void cuda_merge(const Problem& /*problem*/, std::span<const Partial> /*parts*/, void* /*o*/, void* /*lse*/,
+                const Execution& /*execution*/) {
+  refuse();
+}
+
 inline namespace v0 {
 
 std::string cuda_unusable_reason() { return kReason; }

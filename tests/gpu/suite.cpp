@@ -16,6 +16,7 @@
 #include "gpu/device_run.h"
 #include "gpu/forced_tiles.h"
 #include "gpu/large_cases.h"
+#include "gpu/merge_check.h"
 #include "gpu/properties.h"
 #include "gpu/small_cases.h"
 #include "gpu/time_inputs.h"
@@ -152,6 +153,9 @@ class Checker {
     const Watchdog::Guard guard(watchdog_, kPublic);
     record(kPublic, "refusals", caught(check_unsupported));
     record(kPublic, "memory and times", caught(check_memory));
+    for (const DType dtype : kDTypes) {
+      record(kPublic, std::string("merge, ") + name_of(dtype), caught([dtype] { return check_merge(dtype); }));
+    }
     for (const DType dtype : {DType::bf16, DType::f32}) {
       record(kPublic, std::string("streams, ") + name_of(dtype), caught([dtype] { return check_streams(dtype); }));
     }
