@@ -19,6 +19,7 @@
 #include "gpu/merge_check.h"
 #include "gpu/properties.h"
 #include "gpu/small_cases.h"
+#include "gpu/stream_check.h"
 #include "gpu/time_inputs.h"
 #include "gpu/watchdog.h"
 #include "support/magnitudes.h"
@@ -155,6 +156,7 @@ class Checker {
     record(kPublic, "memory and times", caught(check_memory));
     for (const DType dtype : kDTypes) {
       record(kPublic, std::string("merge, ") + name_of(dtype), caught([dtype] { return check_merge(dtype); }));
+      record(kPublic, std::string("streaming, ") + name_of(dtype), caught([dtype] { return check_streaming(dtype); }));
     }
     for (const DType dtype : {DType::bf16, DType::f32}) {
       record(kPublic, std::string("streams, ") + name_of(dtype), caught([dtype] { return check_streams(dtype); }));
