@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `distr attend`: attention of tensors in files, written to files.
+#include <array>
 #include <chrono>
 #include <cstring>
 #include <filesystem>
@@ -20,6 +21,7 @@
 #include "progress.h"
 #include "report.h"
 #include "safetensors.h"
+#include "streamed.h"
 #include "text.h"
 
 namespace distr::cli {
@@ -29,6 +31,7 @@ struct AttendOptions {
   InputOptions input;
   RunOptions run;
   GroupingOptions grouping;
+  StreamFlags stream;
   std::string out, lse, order_out, halves_out;  // paths; empty: not given
   bool json = false;
 };
@@ -43,6 +46,7 @@ struct Result {
   Tensor o, lse;
   double seconds_grouping = 0;
   double seconds_forward = 0;
+  Json stream;  // of what was streamed; null: nothing
 };
 
 // The bytes of a file that holds one tensor, in the format of the path's extension.
@@ -89,6 +93,16 @@ struct Plans {
   std::optional<Plan> grouping;  // there, and where there are means of the keys
 };
 
+// O and LSE in the types and shapes of their files.
+void set_outputs(const Inputs& inputs, std::vector<std::byte> o, std::vector<std::byte> lse, Result& result) {
+  const Problem& problem = inputs.problem;
+  result.o = {element_type(inputs.file_type),
+              inputs.shape_like_input({problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v}),
+              converted(std::move(o), problem.dtype, inputs.file_type)};
+  result.lse = {ElementType::f32, inputs.shape_like_input({problem.batch, problem.heads_q, problem.seq_q}),
+                converted(std::move(lse), problem.lse_dtype(), DType::f32)};
+}
+
 // Runs what is to be run, with a time for each step.
 void run(const Inputs& inputs, const Plans& plans, Computation& computation, Result& result) {
   Progress progress;
@@ -114,13 +128,7 @@ void run(const Inputs& inputs, const Plans& plans, Computation& computation, Res
   result.seconds_forward = laps.at(2) * 1e-3;
   if (skips) result.halves = computation.halves();
 
-  const Problem& problem = inputs.problem;
-  const DType lse_type = problem.lse_dtype();
-  result.o = {element_type(inputs.file_type),
-              inputs.shape_like_input({problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v}),
-              converted(computation.take_o(), problem.dtype, inputs.file_type)};
-  result.lse = {ElementType::f32, inputs.shape_like_input({problem.batch, problem.heads_q, problem.seq_q}),
-                converted(computation.take_lse(), lse_type, DType::f32)};
+  set_outputs(inputs, computation.take_o(), computation.take_lse(), result);
   if (plans.makes_order) result.order = computation.order();
 }
 
@@ -147,6 +155,49 @@ Result compute(const AttendOptions& options, const Inputs& inputs, Device device
   const auto outputs = options.lse.empty() ? Computation::Outputs::o : Computation::Outputs::o_and_lse;
   Computation computation(inputs, outputs, device, options.run.threads);
   run(inputs, plans, computation, result);
+  return result;
+}
+
+// The same of tensors that stay in host memory, chunk by chunk; orders are computed with each chunk.
+Result stream(const AttendOptions& options, const Inputs& inputs, Device device) {
+  if (!options.order_out.empty()) {
+    throw InputError(
+        "--order-out: orders are not kept where chunks are streamed; allowed: without --devices and "
+        "--chunk-heads");
+  }
+  const Problem& problem = inputs.problem;
+  Progress progress;
+  StreamOptions how = stream_options(options.stream, options.run, device);
+  how.progress = progress.step("attention");
+  StreamedAttention attention(problem, grouping_of(options.grouping, problem.head_dim, options.run.seed), how);
+  Result result;
+  result.grouping = attention.grouping();
+  result.choice = attention.choice();
+  result.kernel = attention.kernel().name;
+  result.device = device;
+  result.stream = stream_json(attention, how);
+  static_cast<void>(needs_order(options, result.grouping));  // says so where one is missing
+  if (!options.grouping.order.empty()) result.order = read_order(options.grouping.order, inputs, result.grouping);
+  const auto bytes = [&problem](std::int64_t columns, DType type) {
+    const std::int64_t shape[] = {problem.batch, problem.heads_q, problem.seq_q, columns};
+    return static_cast<std::size_t>(count_of(shape)) * size_of(type);
+  };
+  std::vector<std::byte> o(bytes(problem.head_dim_v, problem.dtype));
+  std::vector<std::byte> lse(options.lse.empty() ? 0 : bytes(1, problem.lse_dtype()));
+  if (result.grouping.skip > 0) result.halves.resize(static_cast<std::size_t>(count_of(halves_shape(problem))));
+  ForwardTensors tensors = inputs.tensors();
+  tensors.order = result.order.empty() ? nullptr : result.order.data();
+  tensors.o = o.data();
+  tensors.lse = lse.empty() ? nullptr : lse.data();
+  tensors.halves = result.halves.empty() ? nullptr : result.halves.data();
+  const auto start = std::chrono::steady_clock::now();
+  const std::array pins{pinned(inputs.q, device), pinned(inputs.k, device), pinned(inputs.v, device),
+                        pinned(o, device)};
+  const auto ready = std::chrono::steady_clock::now();
+  attention.run(tensors);
+  result.stream["seconds_pinning"] = std::chrono::duration<double>(ready - start).count();
+  result.seconds_forward = std::chrono::duration<double>(std::chrono::steady_clock::now() - ready).count();
+  set_outputs(inputs, std::move(o), std::move(lse), result);
   return result;
 }
 
@@ -188,6 +239,7 @@ void print_json(const AttendOptions& options, const Inputs& inputs, const Result
   json["seconds_grouping"] = result.seconds_grouping;
   json["seconds_forward"] = result.seconds_forward;
   json["seconds_total"] = seconds_total;
+  if (!result.stream.is_null()) json["stream"] = result.stream;
   json["inputs"] = inputs.paths;
   json["outputs"] = {{"o", options.out}};
   if (!options.lse.empty()) json["outputs"]["lse"] = options.lse;
@@ -201,6 +253,10 @@ void print_summary(const AttendOptions& options, const Inputs& inputs, const Res
             << "grouping  " << grouping_text(result.grouping) << '\n'
             << "kernel    " << result.kernel << (result.device == Device::cuda ? " on " + cuda_device().name : "")
             << '\n';
+  if (!result.stream.is_null()) {
+    std::cout << "chunks    " << result.stream["chunks"] << ", with "
+              << significant(result.stream["device_bytes"].get<double>() / 1e6, 3) << " MB on each device\n";
+  }
   if (const std::optional<double> kept = kept_share(result.halves); kept.has_value()) {
     std::cout << "kept      " << significant(*kept, 3) << " of the far halves of tiles\n";
   }
@@ -214,7 +270,9 @@ void print_summary(const AttendOptions& options, const Inputs& inputs, const Res
 
 void attend(const AttendOptions& options) {
   const auto start = std::chrono::steady_clock::now();
-  const Device device = require_device(options.run.device);
+  const bool is_streamed = options.stream.any();
+  const Device device =
+      is_streamed ? require_stream_device(options.stream, options.run) : require_device(options.run.device);
   OutputFiles files;
   reserve(files, "--out", options.out);
   reserve(files, "--lse", options.lse);
@@ -224,7 +282,7 @@ void attend(const AttendOptions& options) {
     throw InputError("--halves-out: nothing is skipped, so there is nothing to count; allowed: with a --skip above 0");
   }
   const Inputs inputs = read_inputs(options.input, options.run);
-  Result result = compute(options, inputs, device);
+  Result result = (is_streamed ? stream : compute)(options, inputs, device);
   write_files(options, inputs, result, files);
   if (options.grouping.grouping.strategy == Strategy::automatic) {
     std::cerr << "distr: strategy auto: " << result.choice << '\n';
@@ -256,6 +314,7 @@ void add_attend(CLI::App& app) {
   add_path(*command, "--order", options->grouping.order, type, "Use this order of columns, of any integer type")
       ->group(kGroupingGroup);
   add_run_options(*command, options->run);
+  add_stream_flags(*command, options->stream);
   command->footer(
       "Example: distr attend --q q.npy --k k.npy --v v.npy --out o.npy --strategy energy --group-size 2\n"
       "Tensors in .safetensors output are named o, lse, order and halves. Existing files are replaced.");

@@ -19,6 +19,7 @@
 #include "result_file.h"
 #include "run_meta.h"
 #include "settings.h"
+#include "stream_bench.h"
 #include "text.h"
 
 namespace distr::cli {
@@ -29,6 +30,8 @@ constexpr std::int64_t kErrorPairs = 1 << 22;  // scores that errors of P are ta
 struct BenchOptions {
   RunOptions run;
   SettingLists settings;
+  StreamFlags stream;
+  bool streams = false;
   std::vector<std::int64_t> seqs{1024, 2048, 4096};
   std::vector<std::int64_t> head_dims{64, 128};
   std::vector<DType> dtypes{DType::f32};
@@ -161,7 +164,42 @@ void require_choice_of_order(const BenchOptions& options) {
   }
 }
 
+void write_results(const BenchOptions& options, OutputFiles& files, const std::string& text) {
+  if (!options.json_out.empty()) files.write(options.json_out, std::as_bytes(std::span(text)));
+  files.commit();
+  if (options.json) std::cout << text;
+}
+
+void bench_streams(const BenchOptions& options) {
+  if (options.works != std::vector{Work::forward} || options.nondeterministic) {
+    throw InputError("--stream: another --op, or --nondeterministic; allowed: --op forward");
+  }
+  const Device device = require_stream_device(options.stream, options.run);
+  OutputFiles files;
+  if (!options.json_out.empty()) files.reserve(options.json_out);
+  const StreamOptions how = stream_options(options.stream, options.run, device);
+  const int repeats = options.settings.repeats.value_or(5);
+  Json rows = Json::array();
+  Table table;
+  add_stream_columns(table);
+  for (const Problem& problem : problems_of(options)) {
+    const std::vector<Grouping> settings = settings_of(options.settings, problem.head_dim, options.run.seed);
+    bench_streamed(problem, settings, how, repeats, options.run.seed, rows, table);
+  }
+  const Json meta = run_meta(options.run.threads, device);
+  write_results(options, files, result_text({{"meta", meta}, {"rows", rows}}));
+  if (options.json) return;
+  std::cout << "B " << options.batch << ", H " << options.heads << ", from host memory\n\n";
+  table.print(std::cout);
+  std::cout << "\nms: median of " << repeats
+            << " runs, wall time; copies: of the same run without attention; compute: without copies.\n";
+}
+
 void bench(const BenchOptions& options) {
+  if (options.streams) return bench_streams(options);
+  if (options.stream.any()) {
+    throw InputError("--devices or --chunk-heads without --stream; allowed: with --stream");
+  }
   require_choice_of_order(options);
   const Device device = require_device(options.run.device);
   OutputFiles files;
@@ -180,13 +218,8 @@ void bench(const BenchOptions& options) {
   }
   Json meta = run_meta(options.run.threads, device);
   meta["fma_peak_gflops"] = device == Device::cpu ? Json(sweep.peak * 1e-9) : Json(nullptr);
-  const std::string text = result_text({{"meta", meta}, {"rows", sweep.rows}});
-  if (!options.json_out.empty()) files.write(options.json_out, std::as_bytes(std::span(text)));
-  files.commit();
-  if (options.json) {
-    std::cout << text;
-    return;
-  }
+  write_results(options, files, result_text({{"meta", meta}, {"rows", sweep.rows}}));
+  if (options.json) return;
   std::cout << "B " << options.batch << ", H " << options.heads << ", ";
   if (device == Device::cpu) {
     std::cout << meta["threads"] << " threads, peak " << significant(sweep.peak * 1e-9)
@@ -252,6 +285,10 @@ void add_bench(CLI::App& app) {
       ->add_flag("--nondeterministic", options->nondeterministic,
                  "A quicker backward on a GPU, whose dQ is not summed in the same order in every run")
       ->group(kRunGroup);
+  command
+      ->add_flag("--stream", options->streams, "The forward from host memory, beside its copies and its kernels alone")
+      ->group(kRunGroup);
+  add_stream_flags(*command, options->stream);
   command->footer("Example: distr bench --seq 2048,4096 --op forward,backward --json-out bench.json");
   command->callback([options] { bench(*options); });
 }

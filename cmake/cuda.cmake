@@ -56,6 +56,7 @@ if(DISTR_CUDA_FOUND)
     src/cuda/grouping_identity.cu
     src/cuda/grouping_lsh.cu
     src/cuda/memory.cu
+    src/cuda/merge.cu
     src/cuda/plain/backward.cu
     src/cuda/plain/forward.cu
     src/cuda/plain/mask_gradient.cu
@@ -71,7 +72,8 @@ if(DISTR_CUDA_FOUND)
     src/cuda/sm80/near_launch.cu
     src/cuda/sm80/split_kv.cu
     src/cuda/sm80/variants_bf16.cu
-    src/cuda/sm80/variants_f16.cu)
+    src/cuda/sm80/variants_f16.cu
+    src/cuda/streams.cu)
   # Hopper's own instructions are those of no other architecture: these sources are compiled for it alone.
   set(DISTR_HOPPER_SOURCES
     src/cuda/prepare/dropped_scores.cu

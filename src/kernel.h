@@ -85,6 +85,9 @@ Backend cuda_backend();
 Advice cpu_advice(const Problem& problem, const Grouping& grouping);
 Advice cuda_advice(const Problem& problem, const Grouping& grouping);
 
+// merge() of tensors in CUDA memory; the problem and the pointers are checked.
+void cuda_merge(const Problem& problem, std::span<const Partial> parts, void* o, void* lse, const Execution& execution);
+
 // Names of the CUDA devices that could be used; empty: none, `reason` says why.
 std::vector<std::string> cuda_device_names(std::string& reason);
 

@@ -140,7 +140,7 @@ CUDA = r"<(cuda|cooperative_groups|cub/|nccl|mma\.h)|\"(cuda(_runtime|_fp16|_bf1
 # Files (below these folders; not below those) must not include what matches.
 INCLUDES = (
     ("", ("python/", "tests/"), TORCH, "PyTorch's headers belong below python/"),
-    ("", ("src/cuda/", "src/distributed/", "tests/"), CUDA, "CUDA's headers belong below src/cuda/"),
+    ("", ("src/cuda/", "tests/"), CUDA, "CUDA's headers belong below src/cuda/"),
     ("src/", (), r"\"(\.\./)*cli/", "src/ must not include cli/"),
     ("src/common/", (), r"\"(\.\./)*(reference|cpu|cuda)/", "src/common/ must not include a backend"),
     ("src/reference/", (), r"\"(\.\./)*(cpu|cuda)/", "src/reference/ must not include src/cpu/ or src/cuda/"),
@@ -150,6 +150,7 @@ INCLUDES = (
     ("src/cuda/sm80/", (), r"\"(\.\./)*(cuda/)?(plain|sm90)/", "src/cuda/sm80/ must not include another architecture"),
     ("src/cuda/sm90/", (), r"\"(\.\./)*(cuda/)?(plain|sm80)/", "src/cuda/sm90/ must not include another architecture"),
     ("src/cuda/prepare/", (), r"\"(\.\./)*(cuda/)?(plain|sm\d+)/", "src/cuda/prepare/ must include no architecture"),
+    ("src/distributed/", (), r"\"(?!distr/|distributed/)", "src/distributed/ must use nothing below include/"),
     ("cli/", (), r"\"(\.\./)*(src/)?(reference|cpu|cuda)/", "cli/ must not include a backend"),
     ("include/distr/", (), r"(?!<[a-z_0-9]+>|\"distr/)", "include/distr/ includes <standard> and \"distr/...\" only"),
 )

@@ -59,6 +59,92 @@ class CudaMemory {
   std::size_t bytes_ = 0;
 };
 
+/// How many CUDA devices CUDA_VISIBLE_DEVICES leaves, usable or not; 0 where there are none or no driver.
+[[nodiscard]] int cuda_device_count() noexcept;
+
+/// Makes a device the calling thread's current one, and the one before again at the end.
+class CudaDeviceScope {
+ public:
+  /// Throws Error(invalid_argument) for a number that no device has.
+  explicit CudaDeviceScope(int device);
+  CudaDeviceScope(const CudaDeviceScope&) = delete;
+  CudaDeviceScope& operator=(const CudaDeviceScope&) = delete;
+  ~CudaDeviceScope();
+
+ private:
+  [[maybe_unused]] int before_ = 0;
+};
+
+/// Host memory that stays where it is while this lives (page-locked): devices copy it at full speed, and while they
+/// compute. Costs about as much time as one slow copy.
+class CudaPin {
+ public:
+  CudaPin() = default;
+  /// Memory of whole pages, or alone in its pages: others must not be pinned by themselves. None, in words of
+  /// reason(), where the system does not allow it: copies then are slow, but right.
+  CudaPin(const void* host, std::size_t bytes);
+
+  [[nodiscard]] const std::string& reason() const noexcept { return reason_; }  ///< empty: it is pinned
+
+ private:
+  struct Release {
+    void operator()(void* host) const noexcept;
+  };
+  std::unique_ptr<void, Release> pinned_;
+  std::string reason_ = "nothing was to be pinned";
+};
+
+class CudaStream;
+
+/// A point in a stream.
+class CudaEvent {
+ public:
+  CudaEvent();
+  CudaEvent(const CudaEvent&) = delete;
+  CudaEvent& operator=(const CudaEvent&) = delete;
+  ~CudaEvent();
+
+  void record(const CudaStream& stream);
+  /// The calling thread waits, without keeping a processor busy.
+  void wait() const;
+  /// Of two events of one device that have been reached.
+  [[nodiscard]] double milliseconds_since(const CudaEvent& begin) const;
+  [[nodiscard]] void* get() const noexcept { return event_; }  ///< a cudaEvent_t
+
+ private:
+  void* event_ = nullptr;
+};
+
+/// A stream that does not wait for the default one.
+class CudaStream {
+ public:
+  /// Rows that are so many bytes apart.
+  struct Rows {
+    void* data;
+    std::size_t pitch;
+  };
+  struct ConstRows {
+    const void* data;
+    std::size_t pitch;
+  };
+
+  CudaStream();
+  CudaStream(const CudaStream&) = delete;
+  CudaStream& operator=(const CudaStream&) = delete;
+  ~CudaStream();
+
+  /// `rows` rows of `width` bytes, either in host memory or on the device. Returns at once where host memory is pinned.
+  void copy(const Rows& to, const ConstRows& from, std::size_t width, std::size_t rows = 1);
+  /// What the stream gets from here on waits.
+  void wait(const CudaEvent& event);
+  /// The calling thread waits for all that the stream has.
+  void wait() const;
+  [[nodiscard]] void* get() const noexcept { return stream_; }  ///< a cudaStream_t
+
+ private:
+  void* stream_ = nullptr;
+};
+
 /// Times of the work on a stream, by CUDA events.
 class CudaStopwatch {
  public:

@@ -6,8 +6,10 @@ gradient or vmap of their own.
 Schemas and kernels are in C++ (python/ops.cpp). Tensors are [B, H, N, d] with any strides, a mask of rank 0 to 4
 broadcasts to [B, Hq, Nq, Nk]; an order of the columns is int32 [B, Hq, blocks, d] or flat, [B, Hq, blocks * d] (what
 torch.export can trace for lengths below and above block_size alike), and the means of the keys are float32 [B, H,
-blocks or 1, d] or flat, [0] where there are none. Operators are functional: they return new tensors
-and change none. The settings that follow the tensors are those of distrattention.Settings, resolved.
+blocks or 1, d] or flat, [0] where there are none. Operators are functional: they return new tensors and change none,
+but for merge_into(out, lse, more_out, more_lse), which adds attention over some keys to that of the same rows over
+others, in place and without gradients. The settings that follow the tensors are those of distrattention.Settings,
+resolved.
 """
 
 import typing
@@ -52,6 +54,7 @@ forward = torch.ops.distrattention.forward
 forward_counting = torch.ops.distrattention.forward_counting
 attend = torch.ops.distrattention.attend.default  # not looked up by its arguments
 backward = torch.ops.distrattention.backward
+merge_into = torch.ops.distrattention.merge_into
 explain = torch.ops.distrattention.explain
 
 
@@ -173,6 +176,11 @@ def _dense_like(tensor):
 def _(grad_out, grad_lse, q, k, v, mask, order, key_means, out, lse, mask_gradient=False, *settings):
     shape = mask.shape if mask is not None and mask_gradient else (0,)
     return _dense_like(q), _dense_like(k), _dense_like(v), q.new_empty(shape, dtype=lse_dtype(q.dtype))
+
+
+@torch.library.register_fake("distrattention::merge_into")
+def _(out, lse, more_out, more_lse):
+    pass
 
 
 # Gradients: of O and LSE with respect to Q, K, V and an additive mask, the order and the means of the keys held

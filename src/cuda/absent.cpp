@@ -22,6 +22,11 @@ std::vector<std::string> cuda_device_names(std::string& reason) {
 
 Advice cuda_advice(const Problem& problem, const Grouping& grouping) { return cuda::advise(problem, grouping, {}); }
 
+void cuda_merge(const Problem& /*problem*/, std::span<const Partial> /*parts*/, void* /*o*/, void* /*lse*/,
+                const Execution& /*execution*/) {
+  refuse();
+}
+
 inline namespace v0 {
 
 std::string cuda_unusable_reason() { return kReason; }
@@ -31,6 +36,23 @@ void CudaMemory::Free::operator()(void* /*data*/) const noexcept {}
 void CudaMemory::copy_from(const void* /*host*/, std::size_t /*bytes*/, void* /*stream*/) { refuse(); }
 void CudaMemory::copy_to(void* /*host*/, std::size_t /*bytes*/, void* /*stream*/) const { refuse(); }
 void CudaMemory::fill(std::uint8_t /*value*/, void* /*stream*/) { refuse(); }
+int cuda_device_count() noexcept { return 0; }
+CudaDeviceScope::CudaDeviceScope(int /*device*/) { refuse(); }
+CudaDeviceScope::~CudaDeviceScope() = default;
+CudaPin::CudaPin(const void* /*host*/, std::size_t /*bytes*/) { refuse(); }
+void CudaPin::Release::operator()(void* /*host*/) const noexcept {}
+CudaEvent::CudaEvent() { refuse(); }
+CudaEvent::~CudaEvent() = default;
+void CudaEvent::record(const CudaStream& /*stream*/) { refuse(); }
+void CudaEvent::wait() const { refuse(); }
+double CudaEvent::milliseconds_since(const CudaEvent& /*begin*/) const { refuse(); }
+CudaStream::CudaStream() { refuse(); }
+CudaStream::~CudaStream() = default;
+void CudaStream::copy(const Rows& /*to*/, const ConstRows& /*from*/, std::size_t /*width*/, std::size_t /*rows*/) {
+  refuse();
+}
+void CudaStream::wait(const CudaEvent& /*event*/) { refuse(); }
+void CudaStream::wait() const { refuse(); }
 CudaStopwatch::~CudaStopwatch() = default;
 void CudaStopwatch::mark() { refuse(); }
 std::vector<double> CudaStopwatch::laps() { refuse(); }

@@ -100,6 +100,22 @@ const DeviceProperties& device_properties() {
   return found->second;
 }
 
+void require_device_memory(const void* pointer, const char* name, int device) {
+  if (pointer == nullptr) {
+    return;
+  }
+  cudaPointerAttributes attributes{};
+  check(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
+  if (attributes.type == cudaMemoryTypeUnregistered) {
+    throw Error(Status::invalid_argument, std::string(name) + " is in host memory; allowed: memory of the CUDA device");
+  }
+  if (attributes.type == cudaMemoryTypeDevice && attributes.device != device) {
+    throw Error(Status::invalid_argument, std::string(name) + " is in the memory of device " +
+                                              std::to_string(attributes.device) + "; allowed: the current device, " +
+                                              std::to_string(device));
+  }
+}
+
 std::string unusable_reason() {
   try {
     const DeviceProperties& properties = device_properties();  // known after the first call, unlike what follows

@@ -34,23 +34,6 @@ std::string supports(const Problem& problem, const Grouping& grouping) {
   return reason.empty() ? unusable_reason() : reason;
 }
 
-// Memory that the device cannot reach would fail in the kernel, long after the call.
-void require_device_memory(const void* pointer, const char* name, int device) {
-  if (pointer == nullptr) {
-    return;
-  }
-  cudaPointerAttributes attributes{};
-  check(cudaPointerGetAttributes(&attributes, pointer), "cudaPointerGetAttributes");
-  if (attributes.type == cudaMemoryTypeUnregistered) {
-    throw Error(Status::invalid_argument, std::string(name) + " is in host memory; allowed: memory of the CUDA device");
-  }
-  if (attributes.type == cudaMemoryTypeDevice && attributes.device != device) {
-    throw Error(Status::invalid_argument, std::string(name) + " is in the memory of device " +
-                                              std::to_string(attributes.device) + "; allowed: the current device, " +
-                                              std::to_string(device));
-  }
-}
-
 using NamedTensor = std::pair<const void*, const char*>;
 
 constexpr const char* kKeyMeans = "the means of the keys";

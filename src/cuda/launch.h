@@ -43,6 +43,10 @@ const DeviceProperties& device_properties();
 // Why no kernel of this build can run on the current device (no driver, older than sm_80); empty: they can.
 std::string unusable_reason();
 
+// Throws Error(invalid_argument) where memory is not that of the current device, `device`: it would fail in the kernel,
+// long after the call. Null is none.
+void require_device_memory(const void* pointer, const char* name, int device);
+
 // Lets a kernel have kBytes of dynamic shared memory on the current device. CUDA is asked once for each device (if it
 // is one of the first 64), and no lock is taken: where two threads ask at once they ask for the same.
 template <auto kKernel, std::size_t kBytes>

@@ -76,6 +76,10 @@ def has_unnamed_files(folder):
 @pytest.mark.parametrize("existing", [False, True], ids=["new", "existing"])
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGKILL], ids=lambda x: x.name)
 def test_ended_run_leaves_the_folder_as_it_was(endless_run, tmp_path, number, existing):
+    ended_run_leaves_the_folder(endless_run, tmp_path, number, existing)
+
+
+def ended_run_leaves_the_folder(endless_run, tmp_path, number, existing):
     if number == signal.SIGKILL and not has_unnamed_files(tmp_path):
         pytest.skip("the file system has no unnamed files, and nothing can clean up after SIGKILL")
     if existing:

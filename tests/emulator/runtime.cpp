@@ -99,6 +99,7 @@ cudaError_t cudaGetDevice(int* device) {
   *device = 0;
   return cudaSuccess;
 }
+cudaError_t cudaSetDevice(int device) { return device == 0 ? cudaSuccess : cudaErrorInvalidDevice; }
 cudaError_t cudaGetDeviceCount(int* count) {
   *count = 1;
   return cudaSuccess;
@@ -185,12 +186,26 @@ cudaError_t cudaMemsetAsync(void* to, int value, std::size_t bytes, cudaStream_t
   return cudaSuccess;
 }
 
+cudaError_t cudaMemcpy2DAsync(void* to, std::size_t to_pitch, const void* from, std::size_t from_pitch,
+                              std::size_t width, std::size_t rows, cudaMemcpyKind kind, cudaStream_t stream) {
+  for (std::size_t row = 0; row < rows; ++row) {
+    cudaMemcpyAsync(static_cast<std::byte*>(to) + row * to_pitch,
+                    static_cast<const std::byte*>(from) + row * from_pitch, width, kind, stream);
+  }
+  return cudaSuccess;
+}
+cudaError_t cudaHostRegister(void* /*memory*/, std::size_t /*bytes*/, unsigned /*flags*/) { return cudaSuccess; }
+cudaError_t cudaHostUnregister(void* /*memory*/) { return cudaSuccess; }
+
 cudaError_t cudaStreamCreateWithFlags(cudaStream_t* stream, unsigned /*flags*/) {
   *stream = reinterpret_cast<cudaStream_t>(new Stream);
   return cudaSuccess;
 }
 cudaError_t cudaStreamDestroy(cudaStream_t stream) {
   delete reinterpret_cast<Stream*>(stream);
+  return cudaSuccess;
+}
+cudaError_t cudaStreamWaitEvent(cudaStream_t /*stream*/, cudaEvent_t /*event*/, unsigned /*flags*/) {
   return cudaSuccess;
 }
 cudaError_t cudaStreamSynchronize(cudaStream_t /*stream*/) { return cudaSuccess; }
@@ -238,6 +253,7 @@ cudaError_t cudaEventCreate(cudaEvent_t* event) {
   *event = nullptr;
   return cudaSuccess;
 }
+cudaError_t cudaEventCreateWithFlags(cudaEvent_t* event, unsigned /*flags*/) { return cudaEventCreate(event); }
 cudaError_t cudaEventDestroy(cudaEvent_t /*event*/) { return cudaSuccess; }
 cudaError_t cudaEventRecord(cudaEvent_t /*event*/, cudaStream_t /*stream*/) { return cudaSuccess; }
 cudaError_t cudaEventSynchronize(cudaEvent_t /*event*/) { return cudaSuccess; }

@@ -35,6 +35,8 @@ class NoDevice(unittest.TestCase):
                 expected = f"distr {words[0]}: --device: cuda cannot be used: {REASON}; allowed: auto, cpu\n"
                 self.assertEqual(run(*words, "--device", "cuda"), (2, "", expected))
                 self.assertEqual(list(Path(folder).iterdir()), [])
+            expected = f"distr attend: --device: cuda cannot be used: {REASON}; allowed: auto, cpu\n"
+            self.assertEqual(run("attend", "--input", INPUT, "--out", str(out), "--devices", "0"), (2, "", expected))
 
     def test_tune_needs_a_device(self):
         self.assertEqual(run("tune"), (2, "", f"distr tune: a CUDA device is needed: {REASON}\n"))

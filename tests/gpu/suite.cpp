@@ -16,8 +16,10 @@
 #include "gpu/device_run.h"
 #include "gpu/forced_tiles.h"
 #include "gpu/large_cases.h"
+#include "gpu/merge_check.h"
 #include "gpu/properties.h"
 #include "gpu/small_cases.h"
+#include "gpu/stream_check.h"
 #include "gpu/time_inputs.h"
 #include "gpu/watchdog.h"
 #include "support/magnitudes.h"
@@ -152,6 +154,10 @@ class Checker {
     const Watchdog::Guard guard(watchdog_, kPublic);
     record(kPublic, "refusals", caught(check_unsupported));
     record(kPublic, "memory and times", caught(check_memory));
+    for (const DType dtype : kDTypes) {
+      record(kPublic, std::string("merge, ") + name_of(dtype), caught([dtype] { return check_merge(dtype); }));
+      record(kPublic, std::string("streaming, ") + name_of(dtype), caught([dtype] { return check_streaming(dtype); }));
+    }
     for (const DType dtype : {DType::bf16, DType::f32}) {
       record(kPublic, std::string("streams, ") + name_of(dtype), caught([dtype] { return check_streams(dtype); }));
     }

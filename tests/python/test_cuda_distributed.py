@@ -9,9 +9,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from test_distributed import check
+from test_distributed_parts import check_merge
 
 from distrattention import Settings, ops, scaled_dot_product_attention
-from distrattention.distributed import attention, layout
+from distrattention.distributed import attention, layout, ring
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -56,3 +57,9 @@ def test_a_ring_of_one_by_nccl(alone, problem, monkeypatch):
         results.append((out, lse, *torch.autograd.grad((out, lse), tensors, (out.detach(), lse.detach()))))
     for one, other in zip(*results):
         torch.testing.assert_close(other, one, atol=2e-2, rtol=2e-2)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_merging_gives_attention_over_all_keys(dtype, problem):
+    tensors = [tensor.cuda() for tensor in problem(batch=2, heads=4, heads_kv=2, n=60, d=12, dtype=dtype)]
+    check_merge(ring.merge_into, *tensors)

@@ -84,13 +84,57 @@ def test_columns_that_are_not_finite_come_first(bad, problem):
     assert torch.equal(found, ops.make_grouping(q, k, "none", "energy", 2, 16, "own")[0]) and (found[..., 0] == 4).all()
 
 
-def test_merging_leaves_out_what_has_no_weight():
-    lse = torch.tensor([[[-torch.inf, -torch.inf, 0.0, 200.0]]])
+MERGES = pytest.mark.parametrize("merge_into", [ring.merge_into, ops.merge_into], ids=["torch", "operator"])
+
+
+@MERGES
+def test_merging_leaves_out_what_has_no_weight(merge_into):
+    lse = torch.tensor([[[-torch.inf, -torch.inf, 0.0, 2000.0]]])
     more = torch.tensor([[[-torch.inf, 1.0, -torch.inf, 0.0]]])
     out, more_out = torch.full((1, 1, 4, 1), 2.0), torch.full((1, 1, 4, 1), 4.0)
     out[0, 0, :2], more_out[0, 0, [0, 2, 3]] = torch.nan, torch.nan  # of rows that see no key, or next to nothing of it
-    ring.merge_into(out, lse, more_out, more)
-    assert out.flatten().tolist() == [0, 4, 2, 2] and lse.flatten().tolist() == [-torch.inf, 1, 0, 200]
+    merge_into(out, lse, more_out, more)
+    assert out.flatten().tolist() == [0, 4, 2, 2] and lse.flatten().tolist() == [-torch.inf, 1, 0, 2000]
+
+
+@MERGES
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
+def test_merging_gives_attention_over_all_keys(merge_into, dtype, problem):
+    q, k, v = problem(batch=2, heads=4, heads_kv=2, n=60, d=12, dtype=dtype)
+    check_merge(merge_into, q, k, v)
+
+
+def check_merge(merge_into, q, k, v):
+    """Merges attention over two thirds and one third of the keys into some rows of larger tensors."""
+    whole, lse_of_whole = ops.forward(q, k, v)
+    wide = ops.lse_dtype(q.dtype)
+    out = torch.full((*q.shape[:2], q.shape[2] + 9, v.shape[3]), 7.0, dtype=wide, device=q.device)
+    lse = torch.full(out.shape[:3], 7.0, dtype=wide, device=q.device)
+    rows = slice(4, 4 + q.shape[2])
+    first, second = (ops.forward(q, k[:, :, keys], v[:, :, keys]) for keys in (slice(0, 40), slice(40, None)))
+    out[:, :, rows], lse[:, :, rows] = first
+    merge_into(out[:, :, rows], lse[:, :, rows], *second)
+    loose = {"atol": 2e-2, "rtol": 2e-2} if q.dtype.itemsize == 2 else {"atol": 1e-5, "rtol": 1e-5}
+    torch.testing.assert_close(out[:, :, rows], whole.to(wide), **loose)
+    torch.testing.assert_close(lse[:, :, rows], lse_of_whole, **loose)
+    for tensor in (out, lse):
+        assert (tensor[:, :, :4] == 7).all() and (tensor[:, :, rows.stop :] == 7).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        ({"out": torch.zeros(1, 2, 4, 3).transpose(2, 3)}, "the last stride of out is 3; allowed: 1"),
+        ({"lse": torch.zeros(1, 2, 3, dtype=torch.double)}, "the dtype of lse is Double; allowed: Float"),
+        ({"more_lse": torch.zeros(1, 2, 5)}, r"the shape of more_lse is \[1, 2, 5\]; allowed: \[1, 2, 3\]"),
+        ({"more_out": torch.zeros(1, 2, 3, 5)}, r"the shape of more_out is \[1, 2, 3, 5\]; allowed: \[1, 2, 3, 4\]"),
+    ],
+)
+def test_merging_refuses_other_sizes(change, words):
+    tensors = {"out": torch.zeros(1, 2, 3, 4), "lse": torch.zeros(1, 2, 3)}
+    tensors |= {"more_out": torch.zeros(1, 2, 3, 4), "more_lse": torch.zeros(1, 2, 3)} | change
+    with pytest.raises(RuntimeError, match=words):
+        ops.merge_into(**tensors)
 
 
 def test_without_a_group_there_is_none(problem):

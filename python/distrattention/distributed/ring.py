@@ -155,14 +155,13 @@ class _Ring(torch.autograd.Function):
 
 def merge_into(out, lse, more_out, more_lse):
     """Merges (more_out, more_lse), of the same rows over other keys, into (out, lse), which are float32 or wider."""
+    if out.is_cuda:  # one kernel
+        ops.merge_into(out, lse, more_out, more_lse)
+        return
     total = torch.logaddexp(lse, more_lse)
     base = torch.where(total == -torch.inf, 0, total)
     share, more_share = torch.exp(lse - base).unsqueeze(3), torch.exp(more_lse - base).unsqueeze(3)
-    added = more_out * more_share
-    if not out.is_cuda:  # where values have to be finite, a pass over O can be saved, and another
-        out.masked_fill_(share == 0, 0)
-        added.masked_fill_(more_share == 0, 0)
-    out.mul_(share).add_(added)
+    out.masked_fill_(share == 0, 0).mul_(share).add_((more_out * more_share).masked_fill_(more_share == 0, 0))
     lse.copy_(total)
 
 

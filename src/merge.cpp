@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "common/element.h"
-#include "distr/attention.h"
+#include "kernel.h"
 
 namespace distr {
 inline namespace v0 {
@@ -31,9 +31,45 @@ double merged_lse(std::span<const Partial> parts, DType dtype, std::int64_t row)
   return largest + std::log(sum);
 }
 
+std::int64_t start_of(const Strides& strides, std::int64_t b, std::int64_t h, std::int64_t i) {
+  return b * strides.batch + h * strides.head + i * strides.row;
+}
+
+void merge_on_cpu(const Problem& problem, std::span<const Partial> parts, void* o, void* lse) {
+  const DType lse_dtype = problem.lse_dtype();
+  std::vector<double> sum(static_cast<std::size_t>(problem.head_dim_v));
+  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
+  for (std::int64_t row = 0; row < rows; ++row) {
+    const std::int64_t i = row % problem.seq_q;
+    const std::int64_t h = row / problem.seq_q % problem.heads_q;
+    const std::int64_t b = row / problem.seq_q / problem.heads_q;
+    const double total = merged_lse(parts, lse_dtype, row);
+    sum.assign(sum.size(), 0);
+    for (const Partial& part : parts) {
+      const double part_lse = common::load(part.lse, lse_dtype, row);
+      if (part_lse == kNegativeInfinity) {
+        continue;
+      }
+      const double weight = std::exp(part_lse - total);
+      const std::int64_t start = start_of(part.strides.value_or(problem.o), b, h, i);
+      const DType dtype = part.dtype.value_or(problem.dtype);
+      for (std::size_t c = 0; c < sum.size() && weight != 0; ++c) {
+        sum[c] += weight * common::load(part.o, dtype, start + static_cast<std::int64_t>(c));
+      }
+    }
+    const std::int64_t start = start_of(problem.o, b, h, i);
+    for (std::size_t c = 0; c < sum.size(); ++c) {
+      common::store(o, problem.dtype, start + static_cast<std::int64_t>(c), sum[c]);
+    }
+    if (lse != nullptr) {
+      common::store(lse, lse_dtype, row, total);
+    }
+  }
+}
+
 }  // namespace
 
-void merge(const Problem& problem, std::span<const Partial> parts, void* o, void* lse) {
+void merge(const Problem& problem, std::span<const Partial> parts, void* o, void* lse, const Execution& execution) {
   validate(problem);
   for (const Partial& part : parts) {
     if (part.o == nullptr || part.lse == nullptr) {
@@ -43,35 +79,13 @@ void merge(const Problem& problem, std::span<const Partial> parts, void* o, void
   if (o == nullptr && problem.batch * problem.seq_q > 0) {
     throw Error(Status::invalid_argument, "O is null; allowed: memory of the problem's sizes");
   }
-  if (problem.seq_q == 0) {
+  if (problem.batch * problem.seq_q == 0) {
     return;
   }
-  const DType lse_dtype = problem.lse_dtype();
-  std::vector<double> sum(static_cast<std::size_t>(problem.head_dim_v));
-  const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
-  for (std::int64_t row = 0; row < rows; ++row) {
-    const std::int64_t i = row % problem.seq_q;
-    const std::int64_t h = row / problem.seq_q % problem.heads_q;
-    const std::int64_t b = row / problem.seq_q / problem.heads_q;
-    const std::int64_t start = b * problem.o.batch + h * problem.o.head + i * problem.o.row;
-    const double total = merged_lse(parts, lse_dtype, row);
-    sum.assign(sum.size(), 0);
-    for (const Partial& part : parts) {
-      const double part_lse = common::load(part.lse, lse_dtype, row);
-      if (part_lse == kNegativeInfinity) {
-        continue;
-      }
-      const double weight = std::exp(part_lse - total);
-      for (std::size_t c = 0; c < sum.size() && weight != 0; ++c) {
-        sum[c] += weight * common::load(part.o, problem.dtype, start + static_cast<std::int64_t>(c));
-      }
-    }
-    for (std::size_t c = 0; c < sum.size(); ++c) {
-      common::store(o, problem.dtype, start + static_cast<std::int64_t>(c), sum[c]);
-    }
-    if (lse != nullptr) {
-      common::store(lse, lse_dtype, row, total);
-    }
+  if (execution.device == Device::cuda) {
+    cuda_merge(problem, parts, o, lse, execution);
+  } else {
+    merge_on_cpu(problem, parts, o, lse);
   }
 }
 

@@ -1,0 +1,168 @@
+// SPDX-License-Identifier: Apache-2.0
+// Merges attention over disjoint parts of the keys:
+//   m = max_p LSE_p,  w_p = exp(LSE_p - m),  LSE = m + log(sum_p w_p),  O = sum_p w_p O_p / sum_p w_p
+//
+// A warp takes a row, a lane every 32nd column of it. All is in fp32, and the parts are added in their order: the same
+// bits in every run. A part whose weight is 0 adds nothing, whatever its values are. No shared memory; bound by memory.
+#include <algorithm>
+#include <string>
+
+#include "common/element.h"
+#include "cuda/launch.h"
+#include "cuda/tile.cuh"
+#include "kernel.h"
+
+namespace distr {
+namespace cuda {
+namespace {
+
+constexpr int kMostParts = 64;  // of a launch: a kernel's parameters are at most 4 KiB
+constexpr int kWarps = 8;
+constexpr int kColumnsOfLane = static_cast<int>(kMaxHeadDim) / 32;
+
+struct MergePart {
+  const void* o;     // [B, H, N, dv]
+  const float* lse;  // [B, H, N]
+  Strides strides;   // of O
+  DType dtype;       // of O
+};
+
+struct Merge {
+  MergePart parts[kMostParts];
+  int count;
+  void* o;          // [B, H, N, dv]
+  float* lse;       // [B, H, N]; null: not wanted
+  Strides strides;  // of O
+  std::int64_t rows, heads, rows_of_head;
+  int columns;  // dv
+};
+static_assert(sizeof(Merge) <= 4096);
+
+__device__ std::int64_t start_of(const Strides& strides, const Merge& p, std::int64_t row) {
+  const std::int64_t head = row / p.rows_of_head;
+  return head / p.heads * strides.batch + head % p.heads * strides.head + row % p.rows_of_head * strides.row;
+}
+
+__device__ float load(const MergePart& part, std::int64_t index) {
+  switch (part.dtype) {
+    case DType::f16:
+      return static_cast<float>(static_cast<const __half*>(part.o)[index]);
+    case DType::bf16:
+      return static_cast<float>(static_cast<const __nv_bfloat16*>(part.o)[index]);
+    default:
+      return static_cast<const float*>(part.o)[index];
+  }
+}
+
+template <class T>
+__global__ void __launch_bounds__(kWarps * 32) merge_kernel(const __grid_constant__ Merge p) {
+  const std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  if (row >= p.rows) {
+    return;
+  }
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float largest = -INFINITY;
+  for (int n = 0; n < p.count; ++n) {
+    const float lse = p.parts[n].lse[row];
+    largest = isnan(lse) || lse > largest ? lse : largest;
+  }
+  float sum = 0;
+  float r_o[kColumnsOfLane] = {};
+  for (int n = 0; n < p.count && largest != -INFINITY; ++n) {
+    const MergePart& part = p.parts[n];
+    const float weight = expf(part.lse[row] - largest);
+    if (weight == 0) {
+      continue;
+    }
+    sum += weight;
+    const std::int64_t start = start_of(part.strides, p, row);
+#pragma unroll
+    for (int i = 0; i < kColumnsOfLane; ++i) {
+      if (i * 32 + lane < p.columns) {
+        r_o[i] = fmaf(weight, load(part, start + i * 32 + lane), r_o[i]);
+      }
+    }
+  }
+  const std::int64_t start = start_of(p.strides, p, row);
+#pragma unroll
+  for (int i = 0; i < kColumnsOfLane; ++i) {
+    if (i * 32 + lane < p.columns) {
+      static_cast<T*>(p.o)[start + i * 32 + lane] = T(largest == -INFINITY ? 0.0F : r_o[i] / sum);
+    }
+  }
+  __syncwarp();  // LSE may be that of a part, which all lanes have read by now
+  if (lane == 0 && p.lse != nullptr) {
+    p.lse[row] = largest == -INFINITY ? largest : largest + logf(sum);
+  }
+}
+
+void launch_merge(DType dtype, const Merge& p, void* stream) {
+  const auto kernel = dtype == DType::f16    ? merge_kernel<__half>
+                      : dtype == DType::bf16 ? merge_kernel<__nv_bfloat16>
+                                             : merge_kernel<float>;
+  launch(kernel, dim3(static_cast<unsigned>(common::ceil_div(p.rows, std::int64_t{kWarps}))), kWarps * 32, 0, stream,
+         p);
+}
+
+void require_served(const Problem& problem, std::span<const Partial> parts) {
+  const std::string reason = unusable_reason();
+  if (!reason.empty()) {
+    throw Error(Status::unsupported, "CUDA cannot be used: " + reason);
+  }
+  const bool has_double =
+      std::any_of(parts.begin(), parts.end(), [](const Partial& part) { return part.dtype == DType::f64; });
+  if (problem.dtype == DType::f64 || has_double) {
+    throw Error(Status::unsupported, "O of a merge on CUDA is f64; allowed: f16, bf16, f32");
+  }
+}
+
+void require_memory_of_device(std::span<const Partial> parts, const void* o, const void* lse) {
+  const int device = current_device();
+  for (const Partial& part : parts) {
+    require_device_memory(part.o, "a part's O", device);
+    require_device_memory(part.lse, "a part's LSE", device);
+  }
+  require_device_memory(o, "O", device);
+  require_device_memory(lse, "LSE", device);
+}
+
+}  // namespace
+}  // namespace cuda
+
+void cuda_merge(const Problem& problem, std::span<const Partial> parts, void* o, void* lse,
+                const Execution& execution) {
+  using namespace cuda;
+  require_served(problem, parts);
+  if (lse == nullptr && parts.size() > kMostParts) {
+    throw Error(Status::invalid_argument, "LSE is null, and there are " + std::to_string(parts.size()) +
+                                              " parts; allowed on CUDA: memory for LSE, or up to " +
+                                              std::to_string(kMostParts) + " parts");
+  }
+  if (execution.check_memory) {
+    require_memory_of_device(parts, o, lse);
+  }
+  Merge p{};
+  p.o = o;
+  p.lse = static_cast<float*>(lse);
+  p.strides = problem.o;
+  p.rows = problem.batch * problem.heads_q * problem.seq_q;
+  p.heads = problem.heads_q;
+  p.rows_of_head = problem.seq_q;
+  p.columns = static_cast<int>(problem.head_dim_v);
+  std::size_t taken = 0;
+  do {  // later launches take what the one before made as their first part
+    p.count = 0;
+    const auto add = [&p](const MergePart& part) { p.parts[p.count++] = part; };
+    if (taken > 0) {
+      add({o, p.lse, problem.o, problem.dtype});
+    }
+    for (; taken < parts.size() && p.count < kMostParts; ++taken) {
+      const Partial& part = parts[taken];
+      add({part.o, static_cast<const float*>(part.lse), part.strides.value_or(problem.o),
+           part.dtype.value_or(problem.dtype)});
+    }
+    launch_merge(problem.dtype, p, execution.stream);
+  } while (taken < parts.size());
+}
+
+}  // namespace distr
