@@ -4,8 +4,8 @@
 Python blocks are run, those with `<!-- torchrun -->` before them by two processes, and so are the commands of bash
 blocks, which have a line before them: `<!-- test -->`, or `<!-- gpu -->` for those that need one. A snippet that
 depends on an earlier one fails here. The snippets of a page run in one temporary folder, in the page's order, with the
-repository's examples and data in it. The examples that embed whole documents look at a few passages, unless DISTR_LONG
-is set. C++ is built by tests/install/install_test.py.
+repository's examples and data in it. The example that embeds whole documents is run here where DISTR_LONG is set; else
+test_example.py runs it with a few passages. C++ is built by tests/install/install_test.py.
 """
 
 import os
@@ -62,9 +62,11 @@ def commands(snippet):
     for words in (shlex.split(line, comments=True) for line in snippet.text.splitlines()):
         if words:
             assert words[0] in ("python", "distr"), f"{snippet}: {words[0]}; allowed in a marked block: python, distr"
-            short = "examples/semantic_search.py" in words and "DISTR_LONG" not in os.environ
+            if "examples/semantic_search.py" in words and "DISTR_LONG" not in os.environ:
+                assert len(words) == 3 and words[2][0] != "-", f"{snippet}: allowed: a query, as in test_example.py"
+                continue
             program = {"python": sys.executable, "distr": str(DISTR.absolute())}[words[0]]
-            found.append([program, *words[1:], *(["--passages", "8"] if short else [])])
+            found.append([program, *words[1:]])
     return found
 
 
