@@ -46,7 +46,7 @@ struct Result {
   Tensor o, lse;
   double seconds_grouping = 0;
   double seconds_forward = 0;
-  Json stream;  // of what was streamed; null: nothing
+  std::unique_ptr<Json> stream;  // of what was streamed; null: nothing
 };
 
 // The bytes of a file that holds one tensor, in the format of the path's extension.
@@ -175,7 +175,7 @@ Result stream(const AttendOptions& options, const Inputs& inputs, Device device)
   result.choice = attention.choice();
   result.kernel = attention.kernel().name;
   result.device = device;
-  result.stream = stream_json(attention, how);
+  result.stream = std::make_unique<Json>(stream_json(attention, how));
   static_cast<void>(needs_order(options, result.grouping));  // says so where one is missing
   if (!options.grouping.order.empty()) result.order = read_order(options.grouping.order, inputs, result.grouping);
   const auto bytes = [&problem](std::int64_t columns, DType type) {
@@ -195,7 +195,7 @@ Result stream(const AttendOptions& options, const Inputs& inputs, Device device)
                         pinned(o, device)};
   const auto ready = std::chrono::steady_clock::now();
   attention.run(tensors);
-  result.stream["seconds_pinning"] = std::chrono::duration<double>(ready - start).count();
+  (*result.stream)["seconds_pinning"] = std::chrono::duration<double>(ready - start).count();
   result.seconds_forward = std::chrono::duration<double>(std::chrono::steady_clock::now() - ready).count();
   set_outputs(inputs, std::move(o), std::move(lse), result);
   return result;
@@ -239,7 +239,7 @@ void print_json(const AttendOptions& options, const Inputs& inputs, const Result
   json["seconds_grouping"] = result.seconds_grouping;
   json["seconds_forward"] = result.seconds_forward;
   json["seconds_total"] = seconds_total;
-  if (!result.stream.is_null()) json["stream"] = result.stream;
+  if (result.stream != nullptr) json["stream"] = *result.stream;
   json["inputs"] = inputs.paths;
   json["outputs"] = {{"o", options.out}};
   if (!options.lse.empty()) json["outputs"]["lse"] = options.lse;
@@ -253,9 +253,9 @@ void print_summary(const AttendOptions& options, const Inputs& inputs, const Res
             << "grouping  " << grouping_text(result.grouping) << '\n'
             << "kernel    " << result.kernel << (result.device == Device::cuda ? " on " + cuda_device().name : "")
             << '\n';
-  if (!result.stream.is_null()) {
-    std::cout << "chunks    " << result.stream["chunks"] << ", with "
-              << significant(result.stream["device_bytes"].get<double>() / 1e6, 3) << " MB on each device\n";
+  if (result.stream != nullptr) {
+    std::cout << "chunks    " << (*result.stream)["chunks"] << ", with "
+              << significant((*result.stream)["device_bytes"].get<double>() / 1e6, 3) << " MB on each device\n";
   }
   if (const std::optional<double> kept = kept_share(result.halves); kept.has_value()) {
     std::cout << "kept      " << significant(*kept, 3) << " of the far halves of tiles\n";

@@ -58,8 +58,8 @@ class StreamedAttention {
   ///   out_of_memory: a device lacks device_bytes(), which fewer heads in a chunk lessen.
   /// What concerns one device begins with its name.
   StreamedAttention(const Problem& problem, const Grouping& grouping, const StreamOptions& options = {});
-  StreamedAttention(StreamedAttention&&) noexcept;
-  StreamedAttention& operator=(StreamedAttention&&) noexcept;
+  StreamedAttention(StreamedAttention&& other) noexcept;
+  StreamedAttention& operator=(StreamedAttention&& other) noexcept;
   ~StreamedAttention();
 
   /// Tensors in host memory, with the problem's strides; rows must not overlap. Pinned memory (CudaPin) is copied at

@@ -38,16 +38,16 @@ void CudaMemory::copy_to(void* /*host*/, std::size_t /*bytes*/, void* /*stream*/
 void CudaMemory::fill(std::uint8_t /*value*/, void* /*stream*/) { refuse(); }
 int cuda_device_count() noexcept { return 0; }
 CudaDeviceScope::CudaDeviceScope(int /*device*/) { refuse(); }
-CudaDeviceScope::~CudaDeviceScope() = default;
+CudaDeviceScope::~CudaDeviceScope() { before_ = 0; }
 CudaPin::CudaPin(const void* /*host*/, std::size_t /*bytes*/) { refuse(); }
 void CudaPin::Release::operator()(void* /*host*/) const noexcept {}
 CudaEvent::CudaEvent() { refuse(); }
-CudaEvent::~CudaEvent() = default;
+CudaEvent::~CudaEvent() { event_ = nullptr; }
 void CudaEvent::record(const CudaStream& /*stream*/) { refuse(); }
 void CudaEvent::wait() const { refuse(); }
 double CudaEvent::milliseconds_since(const CudaEvent& /*begin*/) const { refuse(); }
 CudaStream::CudaStream() { refuse(); }
-CudaStream::~CudaStream() = default;
+CudaStream::~CudaStream() { stream_ = nullptr; }
 void CudaStream::copy(const Rows& /*to*/, const ConstRows& /*from*/, std::size_t /*width*/, std::size_t /*rows*/) {
   refuse();
 }

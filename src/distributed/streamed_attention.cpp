@@ -36,8 +36,8 @@ struct StreamedAttention::State {
 
 StreamedAttention::StreamedAttention(const Problem& problem, const Grouping& grouping, const StreamOptions& options)
     : state_(new State{{problem, grouping, options.chunk_heads, devices_of(options)}, options.progress}) {}
-StreamedAttention::StreamedAttention(StreamedAttention&&) noexcept = default;
-StreamedAttention& StreamedAttention::operator=(StreamedAttention&&) noexcept = default;
+StreamedAttention::StreamedAttention(StreamedAttention&& other) noexcept = default;
+StreamedAttention& StreamedAttention::operator=(StreamedAttention&& other) noexcept = default;
 StreamedAttention::~StreamedAttention() = default;
 
 void StreamedAttention::run(const ForwardTensors& tensors, StreamWork work) {
