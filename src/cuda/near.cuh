@@ -63,6 +63,13 @@ struct NearTiles {
   return near_tiles(problem, row, row, keys);
 }
 
+// The 64 rows of a tile that keep and skip together, its `group`-th ones, counted over all heads.
+[[nodiscard]] __device__ inline std::int64_t skip_group(const DeviceProblem& problem, const WorkTile& tile, int group) {
+  const std::int64_t of_head = (problem.seq_q + common::kSkipRows - 1) / common::kSkipRows;
+  const std::int64_t head = std::int64_t{tile.batch} * problem.heads_q + tile.head;
+  return head * of_head + tile.row / common::kSkipRows + group;
+}
+
 // Where the means of a block of queries begin, in [batch, heads_kv, means, d].
 [[nodiscard]] __device__ inline std::int64_t key_means_at(const DeviceProblem& problem, std::int64_t b,
                                                           std::int64_t h_kv, std::int64_t block) {

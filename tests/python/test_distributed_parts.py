@@ -84,27 +84,22 @@ def test_columns_that_are_not_finite_come_first(bad, problem):
     assert torch.equal(found, ops.make_grouping(q, k, "none", "energy", 2, 16, "own")[0]) and (found[..., 0] == 4).all()
 
 
-MERGES = pytest.mark.parametrize("merge_into", [ring.merge_into, ops.merge_into], ids=["torch", "operator"])
-
-
-@MERGES
-def test_merging_leaves_out_what_has_no_weight(merge_into):
+def test_merging_leaves_out_what_has_no_weight():
     lse = torch.tensor([[[-torch.inf, -torch.inf, 0.0, 2000.0]]])
     more = torch.tensor([[[-torch.inf, 1.0, -torch.inf, 0.0]]])
     out, more_out = torch.full((1, 1, 4, 1), 2.0), torch.full((1, 1, 4, 1), 4.0)
     out[0, 0, :2], more_out[0, 0, [0, 2, 3]] = torch.nan, torch.nan  # of rows that see no key, or next to nothing of it
-    merge_into(out, lse, more_out, more)
+    ops.merge_into(out, lse, more_out, more)
     assert out.flatten().tolist() == [0, 4, 2, 2] and lse.flatten().tolist() == [-torch.inf, 1, 0, 2000]
 
 
-@MERGES
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
-def test_merging_gives_attention_over_all_keys(merge_into, dtype, problem):
+def test_merging_gives_attention_over_all_keys(dtype, problem):
     q, k, v = problem(batch=2, heads=4, heads_kv=2, n=60, d=12, dtype=dtype)
-    check_merge(merge_into, q, k, v)
+    check_merge(q, k, v)
 
 
-def check_merge(merge_into, q, k, v):
+def check_merge(q, k, v):
     """Merges attention over two thirds and one third of the keys into some rows of larger tensors."""
     whole, lse_of_whole = ops.forward(q, k, v)
     wide = ops.lse_dtype(q.dtype)
@@ -113,7 +108,7 @@ def check_merge(merge_into, q, k, v):
     rows = slice(4, 4 + q.shape[2])
     first, second = (ops.forward(q, k[:, :, keys], v[:, :, keys]) for keys in (slice(0, 40), slice(40, None)))
     out[:, :, rows], lse[:, :, rows] = first
-    merge_into(out[:, :, rows], lse[:, :, rows], *second)
+    ops.merge_into(out[:, :, rows], lse[:, :, rows], *second)
     loose = {"atol": 2e-2, "rtol": 2e-2} if q.dtype.itemsize == 2 else {"atol": 1e-5, "rtol": 1e-5}
     torch.testing.assert_close(out[:, :, rows], whole.to(wide), **loose)
     torch.testing.assert_close(lse[:, :, rows], lse_of_whole, **loose)

@@ -124,7 +124,7 @@ class _Ring(torch.autograd.Function):
                     for tensor, some in zip(so_far, part):
                         tensor.copy_(some)
                 else:
-                    merge_into(*so_far, *part)
+                    ops.merge_into(*so_far, *part)
         out = out.to(q.dtype)
         ctx.save_for_backward(q, k, v, order, key_means, out, lse)
         ctx.call = call
@@ -151,18 +151,6 @@ class _Ring(torch.autograd.Function):
             home.send(source)
         grad_k, grad_v = home.arrived()
         return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None, None, None
-
-
-def merge_into(out, lse, more_out, more_lse):
-    """Merges (more_out, more_lse), of the same rows over other keys, into (out, lse), which are float32 or wider."""
-    if out.is_cuda:  # one kernel
-        ops.merge_into(out, lse, more_out, more_lse)
-        return
-    total = torch.logaddexp(lse, more_lse)
-    base = torch.where(total == -torch.inf, 0, total)
-    share, more_share = torch.exp(lse - base).unsqueeze(3), torch.exp(more_lse - base).unsqueeze(3)
-    out.masked_fill_(share == 0, 0).mul_(share).add_((more_out * more_share).masked_fill_(more_share == 0, 0))
-    lse.copy_(total)
 
 
 def _travelling(k, v, call):

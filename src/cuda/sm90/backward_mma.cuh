@@ -15,7 +15,7 @@ __device__ __forceinline__ void issue_transposed_scores(float (&s)[32], const Le
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < P::kColumns / 16; ++step) {
-    keys.template multiply<T>(s, step, queries.k_major(0, step), opaque_zero);
+    keys.template multiply<T>(s, step, queries.k_major(0, step), opaque_zero, step > 0);
   }
   ptx::wgmma_commit();
 }

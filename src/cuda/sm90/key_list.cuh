@@ -12,7 +12,7 @@
 
 namespace distr::cuda::sm90 {
 
-inline constexpr int kHalfKeys = 64;
+inline constexpr int kHalfKeys = common::kSkipKeys;
 
 // A half of the list: its number, and which consumers' rows take it, a bit each.
 class ListedHalf {
@@ -44,20 +44,14 @@ class ListedHalf {
 // The list of a thread block of two consumers.
 class KeyList {
  public:
-  __device__ KeyList(const ForwardParameters& p, const WorkTile& work)
-      : KeyList(p, work, seen_keys(p.problem, work, kRows, p.row_end)) {}
-  // keys: that any of the block's queries sees, from key 0 on.
-  __device__ KeyList(const ForwardParameters& p, const WorkTile& work, std::int64_t keys)
-      : tiles_(near_tiles(p.problem, work.row, keys)),
-        halves_(static_cast<int>((keys + kHalfKeys - 1) / kHalfKeys)),
-        nothing_(static_cast<int>((p.problem.seq_k + kHalfKeys - 1) / kHalfKeys)),
-        set_(p.listed.set) {
+  __device__ KeyList(const ForwardParameters& p, const WorkTile& work) : set_(p.listed.set) {
+    const std::int64_t keys = seen_keys(p.problem, work, kRows, p.row_end);  // that any of the block's queries sees
+    tiles_ = near_tiles(p.problem, work.row, keys);
+    halves_ = static_cast<int>((keys + kHalfKeys - 1) / kHalfKeys);
+    nothing_ = static_cast<int>((p.problem.seq_k + kHalfKeys - 1) / kHalfKeys);
     if (set_ == KeySet::kept) {
-      const std::int64_t groups = (p.problem.seq_q + 63) / 64;
-      const std::int64_t group = work.row / 64;
-      const std::int64_t head = std::int64_t{work.batch} * p.problem.heads_q + work.head;
-      kept_ = p.listed.kept + (head * groups + group) * p.listed.kept_words;
-      to_second_ = group + 1 < groups ? p.listed.kept_words : 0;
+      kept_ = p.listed.kept + skip_group(p.problem, work, 0) * p.listed.kept_words;
+      to_second_ = work.row + common::kSkipRows < p.problem.seq_q ? p.listed.kept_words : 0;
     }
   }
 
@@ -100,8 +94,7 @@ class KeyList {
       kept += __popc(word(w, consumer));
       far += __popc(far_ones(w) & bits_between(0, seen, w));
     }
-    const std::int64_t head = std::int64_t{work.batch} * p.problem.heads_q + work.head;
-    std::int32_t* const to = p.listed.halves + 2 * (head * ((p.problem.seq_q + 63) / 64) + row / 64);
+    std::int32_t* const to = p.listed.halves + 2 * skip_group(p.problem, work, consumer);
     to[0] = kept;
     to[1] = far;
   }

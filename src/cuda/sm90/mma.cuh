@@ -51,14 +51,9 @@ class RegisterOperand {
     }
   }
   template <class T, ptx::Major kRight = ptx::Major::k, int kSums>
-  __device__ __forceinline__ void multiply(float (&sum)[kSums], int step, std::uint64_t right,
-                                           unsigned /*opaque_zero*/) const {
-    ptx::wgmma<kRight>(sum, rows_[step], right, step > 0, T{});
-  }
-  // The same to sums that have begun.
-  template <class T, ptx::Major kRight, int kSums>
-  __device__ __forceinline__ void multiply_add(float (&sum)[kSums], int step, std::uint64_t right) const {
-    ptx::wgmma<kRight>(sum, rows_[step], right, true, T{});
+  __device__ __forceinline__ void multiply(float (&sum)[kSums], int step, std::uint64_t right, unsigned /*opaque_zero*/,
+                                           bool adds) const {
+    ptx::wgmma<kRight>(sum, rows_[step], right, adds, T{});
   }
 
  private:
@@ -72,14 +67,9 @@ class SharedOperandRows {
   __device__ __forceinline__ SharedOperandRows(std::uint32_t tile, int first)
       : rows_(tile + static_cast<std::uint32_t>(first) * P::kRowBytes) {}
   template <class T, ptx::Major kRight = ptx::Major::k, int kSums>
-  __device__ __forceinline__ void multiply(float (&sum)[kSums], int step, std::uint64_t right,
-                                           unsigned opaque_zero) const {
-    ptx::wgmma<ptx::Major::k, kRight>(sum, SharedOperand<P>(rows_ + opaque_zero).k_major(0, step), right, step > 0,
-                                      T{});
-  }
-  template <class T, ptx::Major kRight, int kSums>
-  __device__ __forceinline__ void multiply_add(float (&sum)[kSums], int step, std::uint64_t right) const {
-    ptx::wgmma<ptx::Major::k, kRight>(sum, SharedOperand<P>(rows_).k_major(0, step), right, true, T{});
+  __device__ __forceinline__ void multiply(float (&sum)[kSums], int step, std::uint64_t right, unsigned opaque_zero,
+                                           bool adds) const {
+    ptx::wgmma<ptx::Major::k, kRight>(sum, SharedOperand<P>(rows_ + opaque_zero).k_major(0, step), right, adds, T{});
   }
 
  private:
@@ -100,9 +90,9 @@ __device__ __forceinline__ void issue_scores_product(float (&s)[C::kHalf / 2], c
 #pragma unroll
   for (int step = 0; step < C::kColumns / 16; ++step) {
     if constexpr (C::KeyLoader::kTransposed) {
-      queries.template multiply<T, ptx::Major::mn>(s, step, keys.mn_major(step * 16, first), 0);
+      queries.template multiply<T, ptx::Major::mn>(s, step, keys.mn_major(step * 16, first), 0, step > 0);
     } else {
-      queries.template multiply<T, ptx::Major::k>(s, step, keys.k_major(first, step), 0);
+      queries.template multiply<T, ptx::Major::k>(s, step, keys.k_major(first, step), 0, step > 0);
     }
   }
   ptx::wgmma_commit();

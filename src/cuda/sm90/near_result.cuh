@@ -71,9 +71,9 @@ __device__ inline void clear_kept(const ForwardParameters& p, const WorkTile& wo
   if (p.listed.kept == nullptr || row >= p.row_end) {
     return;
   }
-  const std::int64_t group = near_row(p, work, 0) / p.problem.seq_q * ((p.problem.seq_q + 63) / 64) + row / 64;
+  std::uint32_t* const kept = p.listed.kept + skip_group(p.problem, work, consumer) * p.listed.kept_words;
   for (std::int64_t w = threadIdx.x % kWarpgroup; w < p.listed.kept_words; w += kWarpgroup) {
-    p.listed.kept[group * p.listed.kept_words + w] = 0;
+    kept[w] = 0;
   }
 }
 

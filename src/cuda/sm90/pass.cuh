@@ -13,22 +13,20 @@
 
 namespace distr::cuda::sm90 {
 
-template <class C>
-class Shared : public SharedAddresses<SharedStorage<C>> {
-  using Storage = SharedStorage<C>;
+// The addresses of queries and of a ring of keys, which several kernels' storages have.
+template <class C, class Storage>
+class KeyRing : public SharedAddresses<Storage> {
   using Barriers = typename Storage::Barriers;
 
  public:
   using SharedAddresses<Storage>::SharedAddresses;
 
-  [[nodiscard]] __device__ std::uint32_t queries(int consumer) const {
-    return this->tile(offsetof(Storage, queries), C::QueryTile::kBytes, consumer);
+  // Of a consumer, or of a group of them.
+  [[nodiscard]] __device__ std::uint32_t queries(int index) const {
+    return this->tile(offsetof(Storage, queries), C::QueryTile::kBytes, index);
   }
   [[nodiscard]] __device__ std::uint32_t keys(int stage) const {
     return this->tile(offsetof(Storage, keys), C::KeyTile::kBytes, stage);
-  }
-  [[nodiscard]] __device__ std::uint32_t values(int stage) const {
-    return this->tile(offsetof(Storage, values), C::ValueTile::kBytes, stage);
   }
   [[nodiscard]] __device__ std::uint32_t queries_full() const {
     return this->barrier(offsetof(Barriers, queries_full));
@@ -38,6 +36,19 @@ class Shared : public SharedAddresses<SharedStorage<C>> {
   }
   [[nodiscard]] __device__ std::uint32_t keys_empty(int stage) const {
     return this->barrier(offsetof(Barriers, keys_empty), stage);
+  }
+};
+
+template <class C>
+class Shared : public KeyRing<C, SharedStorage<C>> {
+  using Storage = SharedStorage<C>;
+  using Barriers = typename Storage::Barriers;
+
+ public:
+  using KeyRing<C, Storage>::KeyRing;
+
+  [[nodiscard]] __device__ std::uint32_t values(int stage) const {
+    return this->tile(offsetof(Storage, values), C::ValueTile::kBytes, stage);
   }
   [[nodiscard]] __device__ std::uint32_t values_full(int stage) const {
     return this->barrier(offsetof(Barriers, values_full), stage);

@@ -18,6 +18,7 @@
 #include "cuda/sm90/gather_keys.cuh"
 #include "cuda/sm90/key_list.cuh"
 #include "cuda/sm90/mma.cuh"
+#include "cuda/sm90/pass.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/screen_config.h"
 #include "cuda/sm90/softmax.cuh"
@@ -25,29 +26,11 @@
 namespace distr::cuda::sm90 {
 
 template <class C>
-class ScreenShared : public SharedAddresses<ScreenStorage<C>> {
-  using Storage = ScreenStorage<C>;
-  using Barriers = typename Storage::Barriers;
-
+class ScreenShared : public KeyRing<C, ScreenStorage<C>> {
  public:
-  using SharedAddresses<Storage>::SharedAddresses;
+  using KeyRing<C, ScreenStorage<C>>::KeyRing;
 
-  [[nodiscard]] __device__ std::uint32_t queries(int group) const {
-    return this->tile(offsetof(Storage, queries), C::QueryTile::kBytes, group);
-  }
-  [[nodiscard]] __device__ std::uint32_t keys(int stage) const {
-    return this->tile(offsetof(Storage, keys), C::KeyTile::kBytes, stage);
-  }
-  [[nodiscard]] __device__ std::uint32_t ones() const { return this->tile(offsetof(Storage, ones), 0, 0); }
-  [[nodiscard]] __device__ std::uint32_t queries_full() const {
-    return this->barrier(offsetof(Barriers, queries_full));
-  }
-  [[nodiscard]] __device__ std::uint32_t keys_full(int stage) const {
-    return this->barrier(offsetof(Barriers, keys_full), stage);
-  }
-  [[nodiscard]] __device__ std::uint32_t keys_empty(int stage) const {
-    return this->barrier(offsetof(Barriers, keys_empty), stage);
-  }
+  [[nodiscard]] __device__ std::uint32_t ones() const { return this->tile(offsetof(ScreenStorage<C>, ones), 0, 0); }
 };
 
 // The far tiles of a block's queries, in ascending order.
@@ -139,7 +122,7 @@ class Screener {
     for (int half = 0; half < 2; ++half) {
       behind_[half] = std::int64_t{row} + half * 8 < p.row_end ? 0 : 1U << 31;
     }
-    kept_ = p.kept + (head * ((p.problem.seq_q + 63) / 64) + work.row / 64 + group) * p.kept_words;
+    kept_ = p.kept + skip_group(p.problem, work, group) * p.kept_words;
   }
 
   __device__ __forceinline__ void screen() {
@@ -196,7 +179,7 @@ class Screener {
     thresholds.begin(above, ones.mn_major(0, 0));
 #pragma unroll
     for (int step = 0; step < C::kColumns / 16; ++step) {
-      queries.template multiply_add<T, ptx::Major::mn>(above, step, keys.mn_major(step * 16, 0));
+      queries.template multiply<T, ptx::Major::mn>(above, step, keys.mn_major(step * 16, 0), 0, true);
     }
     ptx::wgmma_commit();
     ptx::wgmma_wait<0>();

@@ -11,7 +11,6 @@
 namespace distr::cuda::sm90 {
 namespace {
 
-constexpr std::int64_t kGroupRows = 64;
 constexpr int kTileRows = 128;
 
 // The narrowest shape that has so many columns.
@@ -37,7 +36,7 @@ std::int64_t kept_words(const Problem& problem) noexcept {
 }
 
 std::int64_t kept_count(const Problem& problem) noexcept {
-  return problem.batch * problem.heads_q * common::ceil_div(problem.seq_q, kGroupRows) * kept_words(problem);
+  return problem.batch * problem.heads_q * common::ceil_div(problem.seq_q, common::kSkipRows) * kept_words(problem);
 }
 
 ScreenLaunch::ScreenLaunch(const Problem& problem, const DeviceProblem& sizes, std::int64_t columns, std::int64_t begin,
@@ -54,7 +53,7 @@ ScreenLaunch::ScreenLaunch(const Problem& problem, const DeviceProblem& sizes, s
 
 void ScreenLaunch::run(const Tensors& tensors, void* stream) const {
   ScreenParameters p = parameters_;
-  p.q = tensor_map(tensors.q_hat, dtype_, {static_cast<int>(kGroupRows), std::min(variant_->columns, 64)});
+  p.q = tensor_map(tensors.q_hat, dtype_, {static_cast<int>(common::kSkipRows), std::min(variant_->columns, 64)});
   p.keys_transposed = tensors.keys_transposed;
   p.column_stride = tensors.column_stride;
   p.order = tensors.order;
