@@ -9,8 +9,10 @@ A time is the median over the rounds, in each of which all contenders run in tur
 from one barrier to the next. Beside the whole call there are, of the same call, what one process takes for the whole
 sequence (`ms_one`), the ring's kernels and merges without what travels (`ms_compute`), what travels alone
 (`ms_moving`), and what the model of bench/ring_model.py says (`ms_model`), which knows of this machine
-`ms_compute` and the rows of "link": the time of so many bytes from each rank to the next. share_of_ideal is
-ms_one / (ranks * ms). rel_error_out is against one process, in the same dtype.
+`ms_compute` and the rows of "link": the time of so many bytes from each rank to the next. Exact calls have torch's own
+ring beside them (`ms_torch_flash`, `ms_torch_cudnn`: context_parallel on those kernels; on GPUs alone).
+share_of_ideal is ms_one / (ranks * ms). rel_error_out is against one process, in the same dtype; bits are compared
+between two runs.
 
 Rank 0 writes {"meta", "rows"} (bench/results/<gpu or cpu>/distributed.json) and prints a line for each row. Exit
 status: 0; 1 where an output errs by more than --tolerance.
@@ -19,6 +21,8 @@ status: 0; 1 where an output errs by more than --tolerance.
 import argparse
 import contextlib
 import datetime
+import functools
+import inspect
 import itertools
 import os
 import shlex
@@ -34,6 +38,10 @@ import result_file
 import ring_model
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor.experimental import context_parallel
+from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import distrattention
 from distrattention import Settings, scaled_dot_product_attention
@@ -153,32 +161,77 @@ def contenders(place, tensors, op, kind, causal, settings):
     return found
 
 
+@contextlib.contextmanager
+def torch_ring(place, tensors, op, causal):
+    """{name: function} of torch's own context parallelism. It has grouped heads spread out, as its ring wants them."""
+    mesh = init_device_mesh(place.kind, (place.ranks,))
+    q, k, v, grad = (tensor.clone() for tensor in tensors)
+    k, v = (tensor.repeat_interleave(q.shape[1] // k.shape[1], 1) for tensor in (k, v))
+
+    def call(backend):
+        leaves = [tensor.detach().requires_grad_(op != "forward") for tensor in (q, k, v)]
+        with sdpa_kernel(backend):
+            out = F.scaled_dot_product_attention(*leaves, is_causal=causal)
+            if op != "forward":
+                out.backward(grad)
+
+    backends = {"ms_torch_flash": SDPBackend.FLASH_ATTENTION, "ms_torch_cudnn": SDPBackend.CUDNN_ATTENTION}
+    # It refuses to balance what is not causal, and has no public option for that.
+    options = sys.modules[inspect.unwrap(context_parallel).__module__]._cp_options
+    buffers = [q, k, v, grad]
+    with (
+        mock.patch.object(options, "enable_load_balance", causal),
+        context_parallel(mesh, buffers=buffers, buffer_seq_dims=[2] * 4, no_restore_buffers=set(buffers)),
+    ):
+        yield {name: functools.partial(call, backend) for name, backend in backends.items()}
+
+
 def error_of(place, tensors, kind, causal, settings):
     """|out - out of one process| / |out of one process|, Frobenius norms."""
     q, k, v, _ = tensors
     with torch.no_grad():
         parts = [shard(tensor, 2, layout=kind) for tensor in (q, k, v)]
-        out = attention(*parts, layout=kind, is_causal=causal, settings=settings, enable_gqa=True)
+
+        def attend():
+            return attention(*parts, layout=kind, is_causal=causal, settings=settings, enable_gqa=True)
+
+        out = attend()
+        if not torch.equal(out, attend()):
+            raise AssertionError(f"rank {place.rank}: two runs of {settings} differ")
         whole = unshard(out, 2, layout=kind).double()
         one = scaled_dot_product_attention(q, k, v, is_causal=causal, settings=settings, enable_gqa=True).double()
     return ((whole - one).norm() / one.norm()).item()
 
 
+def rounds_of(place, calls, rounds):
+    """{name: times} of the rounds but for the first, which warms up."""
+    times = {key: [] for key in calls}
+    for number in range(rounds + 1):
+        for key, call in calls.items():
+            took = place.milliseconds(call)
+            if number > 0:
+                times[key].append(took)
+    return times
+
+
 def row_of(place, options, n, head_dim, name, op, links, forward):
     """`forward`: the row of the forward alone, where there is one."""
     kind, causal, settings = CALLS[name]
-    generator = torch.Generator().manual_seed(1)
+    generator = torch.Generator(place.kind).manual_seed(1)  # alike on all ranks
     heads = options.heads, options.kv_heads, options.kv_heads, options.heads
-    tensors = [torch.randn(1, h, n, head_dim, generator=generator).to(place.kind, DTYPES[options.dtype]) for h in heads]
+    sizes = {"dtype": DTYPES[options.dtype], "device": place.kind, "generator": generator}
+    tensors = [torch.randn(1, h, n, head_dim, **sizes) for h in heads]
     calls = contenders(place, tensors, op, kind, causal, settings)
-    times = {key: [] for key in calls}
-    for number in range(options.rounds + 1):
-        for key, call in calls.items():
-            took = place.milliseconds(call)
-            if number > 0:  # the first round warms up
-                times[key].append(took)
+    times, row = rounds_of(place, calls, options.rounds), {}
+    balanced = kind == ("zigzag" if causal else "contiguous")  # as torch's ring is
+    if place.kind == "cuda" and place.ranks > 1 and settings.strategy == "exact" and balanced:
+        try:
+            with torch_ring(place, tensors, op, causal) as theirs:
+                times |= rounds_of(place, {"ms": calls["ms"]} | theirs, options.rounds)
+        except (AttributeError, RuntimeError) as error:  # it is a prototype
+            row["torch_ring"] = f"refused: {error}"
     medians = {key: statistics.median(found) for key, found in times.items()}
-    row = {
+    row |= {
         "op": op, "call": name, "layout": kind, "ranks": place.ranks, "batch": 1, "heads": options.heads,
         "kv_heads": options.kv_heads, "seq": n, "head_dim": head_dim, "dtype": options.dtype, "causal": causal,
         "strategy": settings.strategy, "group_size": settings.taken_group_size, "window": settings.window,

@@ -5,7 +5,8 @@
 So a file can be read and compared line by line, and stays as long as it has rows. cli/result_file.h writes the same
 for the command and for distr_gpu.
 
-As a command, writes the given JSON files anew in this form, those of `examples/` for instance. No value changes.
+As a command, writes the given JSON files anew in this form, those of `examples/` for instance. No value changes. With
+`--join OUT.json` before them, writes their rows into one file instead, with the meta of the first.
 """
 
 import json
@@ -36,6 +37,16 @@ def write(path, result):
     Path(path).write_text(text(result), encoding="utf-8")
 
 
+def main(arguments):
+    join = arguments[:1] == ["--join"]
+    names = arguments[2:] if join else arguments
+    results = [json.loads(Path(name).read_text(encoding="utf-8")) for name in names]
+    if join:
+        write(arguments[1], results[0] | {"rows": [row for result in results for row in result["rows"]]})
+    else:
+        for name, result in zip(names, results):
+            write(name, result)
+
+
 if __name__ == "__main__":
-    for name in sys.argv[1:]:
-        write(name, json.loads(Path(name).read_text(encoding="utf-8")))
+    main(sys.argv[1:])

@@ -32,6 +32,7 @@ struct BenchOptions {
   SettingLists settings;
   StreamFlags stream;
   bool streams = false;
+  std::optional<int> stream_from;  // empty: host memory
   std::vector<std::int64_t> seqs{1024, 2048, 4096};
   std::vector<std::int64_t> head_dims{64, 128};
   std::vector<DType> dtypes{DType::f32};
@@ -174,7 +175,14 @@ void bench_streams(const BenchOptions& options) {
   if (options.works != std::vector{Work::forward} || options.nondeterministic) {
     throw InputError("--stream: another --op, or --nondeterministic; allowed: --op forward");
   }
+  if (options.stream_from.has_value() && options.stream.devices.empty()) {
+    throw InputError("--from without --devices; allowed: with the GPUs that share the work");
+  }
   const Device device = require_stream_device(options.stream, options.run);
+  if (options.stream_from.has_value() && *options.stream_from >= cuda_device_count()) {
+    throw InputError("--from: " + std::to_string(*options.stream_from) + " is no GPU of this machine; allowed: 0 to " +
+                     std::to_string(cuda_device_count() - 1));
+  }
   OutputFiles files;
   if (!options.json_out.empty()) files.reserve(options.json_out);
   const StreamOptions how = stream_options(options.stream, options.run, device);
@@ -184,12 +192,15 @@ void bench_streams(const BenchOptions& options) {
   add_stream_columns(table);
   for (const Problem& problem : problems_of(options)) {
     const std::vector<Grouping> settings = settings_of(options.settings, problem.head_dim, options.run.seed);
-    bench_streamed(problem, settings, how, repeats, options.run.seed, rows, table);
+    bench_streamed(problem, settings, how, options.stream_from, repeats, options.run.seed, rows, table);
   }
   const Json meta = run_meta(options.run.threads, device);
   write_results(options, files, result_text({{"meta", meta}, {"rows", rows}}));
   if (options.json) return;
-  std::cout << "B " << options.batch << ", H " << options.heads << ", from host memory\n\n";
+  std::cout << "B " << options.batch << ", H " << options.heads << ", from "
+            << (options.stream_from.has_value() ? "the memory of GPU " + std::to_string(*options.stream_from)
+                                                : std::string("host memory"))
+            << "\n\n";
   table.print(std::cout);
   std::cout << "\nms: median of " << repeats
             << " runs, wall time; copies: of the same run without attention; compute: without copies.\n";
@@ -200,6 +211,7 @@ void bench(const BenchOptions& options) {
   if (options.stream.any()) {
     throw InputError("--devices or --chunk-heads without --stream; allowed: with --stream");
   }
+  if (options.stream_from.has_value()) throw InputError("--from without --stream; allowed: with --stream");
   require_choice_of_order(options);
   const Device device = require_device(options.run.device);
   OutputFiles files;
@@ -289,6 +301,9 @@ void add_bench(CLI::App& app) {
       ->add_flag("--stream", options->streams, "The forward from host memory, beside its copies and its kernels alone")
       ->group(kRunGroup);
   add_stream_flags(*command, options->stream);
+  add_integer(*command, "--from", "With --stream: from the memory of this GPU instead", 0, kMostDevices,
+              [options](std::int64_t value) { options->stream_from = static_cast<int>(value); })
+      ->group(kRunGroup);
   command->footer("Example: distr bench --seq 2048,4096 --op forward,backward --json-out bench.json");
   command->callback([options] { bench(*options); });
 }

@@ -17,21 +17,60 @@ namespace {
 constexpr std::int64_t kDrawnHeads = 8;  // of the batch; the others repeat them, as drawing takes long
 constexpr std::array kStages{"copy_in", "compute", "copy_out"};
 
-// Q, K, V and O of a problem.
-class HostTensors {
+// Host memory, pinned where a GPU copies it; or the memory of the GPU `from`.
+class StreamedMemory {
  public:
-  HostTensors(const Problem& problem, Device device, std::uint64_t seed)
-      : q_(bytes(problem, problem.heads_q, problem.seq_q, problem.head_dim), device),
-        k_(bytes(problem, problem.heads_kv, problem.seq_k, problem.head_dim), device),
-        v_(bytes(problem, problem.heads_kv, problem.seq_k, problem.head_dim_v), device),
-        o_(bytes(problem, problem.heads_q, problem.seq_q, problem.head_dim_v), device) {
+  StreamedMemory(std::size_t bytes, Device device, std::optional<int> from) : bytes_(bytes), from_(from) {
+    if (from.has_value()) {
+      const CudaDeviceScope scope(*from);
+      on_gpu_ = CudaMemory(bytes);
+    } else {
+      on_host_.emplace(bytes, device);
+    }
+  }
+  [[nodiscard]] std::byte* data() {
+    return on_host_.has_value() ? on_host_->data() : static_cast<std::byte*>(on_gpu_.data());
+  }
+  // Fills it with copies of what was drawn.
+  void repeat(const std::vector<std::byte>& drawn) {
+    for (std::size_t at = 0; at < bytes_; at += drawn.size()) {
+      copy(data() + at, drawn.data(), std::min(drawn.size(), bytes_ - at));
+    }
+  }
+
+ private:
+  void copy(std::byte* to, const std::byte* drawn, std::size_t bytes) const {
+    if (!from_.has_value()) {
+      std::memcpy(to, drawn, bytes);
+      return;
+    }
+    const CudaDeviceScope scope(*from_);
+    CudaStream stream;
+    stream.copy({to, bytes}, {drawn, bytes}, bytes);
+    stream.wait();
+  }
+
+  std::size_t bytes_;
+  std::optional<int> from_;
+  std::optional<HostMemory> on_host_;
+  CudaMemory on_gpu_;
+};
+
+// Q, K, V and O of a problem.
+class StreamedTensors {
+ public:
+  StreamedTensors(const Problem& problem, Device device, std::optional<int> from, std::uint64_t seed)
+      : q_(bytes(problem, problem.heads_q, problem.seq_q, problem.head_dim), device, from),
+        k_(bytes(problem, problem.heads_kv, problem.seq_k, problem.head_dim), device, from),
+        v_(bytes(problem, problem.heads_kv, problem.seq_k, problem.head_dim_v), device, from),
+        o_(bytes(problem, problem.heads_q, problem.seq_q, problem.head_dim_v), device, from) {
     Problem drawn = problem;
     drawn.batch = 1;
     drawn.heads_q = drawn.heads_kv = std::min(kDrawnHeads, problem.batch * problem.heads_kv);
     const Inputs inputs = random_inputs(contiguous(drawn), seed);
-    repeat(inputs.q, q_.data(), bytes(problem, problem.heads_q, problem.seq_q, problem.head_dim));
-    repeat(inputs.k, k_.data(), bytes(problem, problem.heads_kv, problem.seq_k, problem.head_dim));
-    repeat(inputs.v, v_.data(), bytes(problem, problem.heads_kv, problem.seq_k, problem.head_dim_v));
+    q_.repeat(inputs.q);
+    k_.repeat(inputs.k);
+    v_.repeat(inputs.v);
   }
 
   [[nodiscard]] ForwardTensors tensors() {
@@ -47,13 +86,8 @@ class HostTensors {
   static std::size_t bytes(const Problem& problem, std::int64_t heads, std::int64_t rows, std::int64_t columns) {
     return static_cast<std::size_t>(problem.batch * heads * rows * columns) * size_of(problem.dtype);
   }
-  static void repeat(const std::vector<std::byte>& drawn, std::byte* to, std::size_t bytes) {
-    for (std::size_t at = 0; at < bytes; at += drawn.size()) {
-      std::memcpy(to + at, drawn.data(), std::min(drawn.size(), bytes - at));
-    }
-  }
 
-  HostMemory q_, k_, v_, o_;
+  StreamedMemory q_, k_, v_, o_;
 };
 
 double milliseconds(StreamedAttention& attention, const ForwardTensors& tensors, StreamWork work) {
@@ -96,7 +130,7 @@ Json row_of(const Problem& problem, const StreamedAttention& attention, const St
   row["tflops_exact_flops"] = exact_operations(problem, Work::forward) / (all * 1e-3) * 1e-12;
   const double q = static_cast<double>(problem.batch * problem.heads_q * problem.seq_q);
   const double k = static_cast<double>(problem.batch * problem.heads_kv * problem.seq_k);
-  row["host_bytes"] = (q + k) * static_cast<double>(problem.head_dim + problem.head_dim_v) *
+  row["bytes"] = (q + k) * static_cast<double>(problem.head_dim + problem.head_dim_v) *
                       static_cast<double>(size_of(problem.dtype));
   row["chunk_heads"] = options.chunk_heads;
   row.update(stream_json(attention, options));
@@ -113,11 +147,17 @@ void add_stream_columns(Table& table) {
 }
 
 void bench_streamed(const Problem& problem, std::span<const Grouping> settings, const StreamOptions& options,
-                    int repeats, std::uint64_t seed, Json& rows, Table& table) {
-  HostTensors host(problem, options.device, seed);
+                    std::optional<int> from, int repeats, std::uint64_t seed, Json& rows, Table& table) {
+  StreamedTensors memory(problem, options.device, from, seed);
+  if (from.has_value()) {
+    for (const int device : options.devices) {
+      const CudaDeviceScope scope(device);
+      cuda_reach(*from);
+    }
+  }
   for (const Grouping& setting : settings) {
     StreamedAttention attention(problem, setting, options);
-    const ForwardTensors tensors = host.tensors();
+    const ForwardTensors tensors = memory.tensors();
     attention.run(tensors);  // warms up
     Times times;
     Json timeline;
@@ -129,6 +169,7 @@ void bench_streamed(const Problem& problem, std::span<const Grouping> settings, 
     }
     for (std::vector<double>* each : {&times.all, &times.copies, &times.compute}) std::sort(each->begin(), each->end());
     Json row = row_of(problem, attention, options, times);
+    row["from"] = from.has_value() ? Json(*from) : Json("host");
     row["timeline"] = timeline;
     const bool exact = attention.grouping().strategy == Strategy::exact;
     table.add_row({name_of(problem.dtype), name_of(problem.causal), name_of(attention.grouping().strategy),

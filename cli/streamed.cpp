@@ -14,7 +14,6 @@ namespace {
 
 constexpr std::size_t kPage = 4096;
 constexpr std::size_t kOwnPages = std::size_t{64} << 20;  // bytes; malloc gives so many pages of their own
-constexpr int kMostDevices = 1 << 16;
 
 }  // namespace
 

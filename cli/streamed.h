@@ -16,6 +16,8 @@
 
 namespace distr::cli {
 
+inline constexpr int kMostDevices = 1 << 16;
+
 struct StreamFlags {
   std::vector<int> devices;                 // empty: not given
   std::optional<std::int64_t> chunk_heads;  // empty: not given

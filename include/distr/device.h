@@ -62,6 +62,10 @@ class CudaMemory {
 /// How many CUDA devices CUDA_VISIBLE_DEVICES leaves, usable or not; 0 where there are none or no driver.
 [[nodiscard]] int cuda_device_count() noexcept;
 
+/// Lets copies go directly between the current device and another where a link allows it. Elsewhere, and before this is
+/// called, they go through host memory.
+void cuda_reach(int other);
+
 /// Makes a device the calling thread's current one, and the one before again at the end.
 class CudaDeviceScope {
  public:
@@ -133,7 +137,7 @@ class CudaStream {
   CudaStream& operator=(const CudaStream&) = delete;
   ~CudaStream();
 
-  /// `rows` rows of `width` bytes, either in host memory or on the device. Returns at once where host memory is pinned.
+  /// `rows` rows of `width` bytes, each in host memory or on a device. Returns at once where host memory is pinned.
   void copy(const Rows& to, const ConstRows& from, std::size_t width, std::size_t rows = 1);
   /// What the stream gets from here on waits.
   void wait(const CudaEvent& event);

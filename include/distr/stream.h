@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Attention of tensors in host memory, which need not fit a device: chunks of heads go through one or several devices,
-// and each device copies the next chunk in and the last one out while it computes.
+// Attention of tensors in host memory, which need not fit a device, or in the memory of one device, whose work others
+// share: chunks of heads go through one or several devices, and each device copies the next chunk in and the last one
+// out while it computes.
 #pragma once
 
 #include <cstddef>
@@ -63,7 +64,8 @@ class StreamedAttention {
   ~StreamedAttention();
 
   /// Tensors in host memory, with the problem's strides; rows must not overlap. Pinned memory (CudaPin) is copied at
-  /// full speed and while kernels run, other memory is not. `order` is read in `given`, and null else: each chunk's is
+  /// full speed and while kernels run, other memory is not. CUDA: they may lie in a device's memory instead, which
+  /// each other device should reach (cuda_reach()). `order` is read in `given`, and null else: each chunk's is
   /// computed on the device, as the means of the keys are. lse and halves may be null. Returns when O is there. Throws
   /// Error(invalid_argument) before anything is written, and what a device fails with, beginning with its name, once
   /// all have stopped; outputs are then written in part. One run at a time.

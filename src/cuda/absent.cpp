@@ -37,6 +37,7 @@ void CudaMemory::copy_from(const void* /*host*/, std::size_t /*bytes*/, void* /*
 void CudaMemory::copy_to(void* /*host*/, std::size_t /*bytes*/, void* /*stream*/) const { refuse(); }
 void CudaMemory::fill(std::uint8_t /*value*/, void* /*stream*/) { refuse(); }
 int cuda_device_count() noexcept { return 0; }
+void cuda_reach(int /*other*/) { refuse(); }
 CudaDeviceScope::CudaDeviceScope(int /*device*/) { refuse(); }
 CudaDeviceScope::~CudaDeviceScope() { before_ = 0; }
 CudaPin::CudaPin(const void* /*host*/, std::size_t /*bytes*/) { refuse(); }

@@ -19,6 +19,15 @@ int cuda_device_count() noexcept {
   return count;
 }
 
+void cuda_reach(int other) {
+  int current = 0, can = 0;
+  check(cudaGetDevice(&current), "cudaGetDevice");
+  if (current != other && cudaDeviceCanAccessPeer(&can, current, other) == cudaSuccess && can != 0) {
+    cudaDeviceEnablePeerAccess(other, 0);
+  }
+  cudaGetLastError();  // refused, or granted before
+}
+
 CudaDeviceScope::CudaDeviceScope(int device) {
   const int count = cuda_device_count();
   if (device < 0 || device >= count) {

@@ -91,12 +91,20 @@ def test_bench_tells_copies_and_computation_apart(run, tmp_path):
         assert row["op"] == "stream_forward" and row["chunks"] == 3 and row["runs"] == 3
         assert row["ms_min"] <= row["ms"] <= row["ms_max"]
         assert row["ratio_to_larger"] == pytest.approx(row["ms"] / max(row["ms_copies"], row["ms_compute"]))
-        assert row["host_bytes"] == 4 * 6 * 128 * 16 * 4
+        assert row["bytes"] == 4 * 6 * 128 * 16 * 4
         assert {(span["chunk"], span["stage"]) for span in row["timeline"]} == {
             (chunk, stage) for chunk in range(3) for stage in ("copy_in", "compute", "copy_out")}  # fmt: skip
 
 
-@pytest.mark.parametrize("words", [["--chunk-heads", "2"], ["--stream", "--op", "backward"]])
-def test_bench_refuses_what_it_would_ignore(run, words):
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        (["--chunk-heads", "2"], "with --stream"),
+        (["--from", "0"], "with --stream"),
+        (["--stream", "--op", "backward"], "--stream: another --op"),
+        (["--stream", "--from", "0"], "--from without --devices"),
+    ],
+)
+def test_bench_refuses_what_it_would_ignore(run, words, expected):
     result = run("bench", "--seq", "64", "--head-dim", "16", *words)
-    assert result.code == 2 and "--stream" in result.stderr
+    assert result.code == 2 and expected in result.stderr
