@@ -131,7 +131,7 @@ Json row_of(const Problem& problem, const StreamedAttention& attention, const St
   const double q = static_cast<double>(problem.batch * problem.heads_q * problem.seq_q);
   const double k = static_cast<double>(problem.batch * problem.heads_kv * problem.seq_k);
   row["bytes"] = (q + k) * static_cast<double>(problem.head_dim + problem.head_dim_v) *
-                      static_cast<double>(size_of(problem.dtype));
+                 static_cast<double>(size_of(problem.dtype));
   row["chunk_heads"] = options.chunk_heads;
   row.update(stream_json(attention, options));
   return row;
