@@ -187,9 +187,12 @@ def _shards(case, group, kind):
     q, k, v, grad_out, grad_lse = (
         shard(tensor.to(kind), 2, **where).requires_grad_(n < 3) for n, tensor in enumerate(case.tensors())
     )
+    call, order = case.call, case.settings.order
+    if order is not None:
+        call["settings"] = dataclasses.replace(case.settings, order=order.to(kind))
     results = []
     for _ in range(2):
-        out, lse = attention(q, k, v, group=group, **case.call)
+        out, lse = attention(q, k, v, group=group, **call)
         results.append((out, lse, *torch.autograd.grad((out, lse), (q, k, v), (grad_out, grad_lse))))
     same = all(torch.equal(*pair) for pair in zip(*results))
     return {"results": [unshard(tensor, 2, **where).cpu() for tensor in results[0]], "same bits": same}
