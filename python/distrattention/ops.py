@@ -7,9 +7,9 @@ Schemas and kernels are in C++ (python/ops.cpp). Tensors are [B, H, N, d] with a
 broadcasts to [B, Hq, Nq, Nk]; an order of the columns is int32 [B, Hq, blocks, d] or flat, [B, Hq, blocks * d] (what
 torch.export can trace for lengths below and above block_size alike), and the means of the keys are float32 [B, H,
 blocks or 1, d] or flat, [0] where there are none. Operators are functional: they return new tensors and change none,
-but for merge_into(out, lse, more_out, more_lse), which adds attention over some keys to that of the same rows over
-others, in place and without gradients. The settings that follow the tensors are those of distrattention.Settings,
-resolved.
+but for merge(outs, lses, out, lse), which merges attention of the same rows over disjoint parts of the keys into out
+and lse, which may be a part's, without gradients. The settings that follow the tensors are those of
+distrattention.Settings, resolved.
 """
 
 import typing
@@ -54,7 +54,7 @@ forward = torch.ops.distrattention.forward
 forward_counting = torch.ops.distrattention.forward_counting
 attend = torch.ops.distrattention.attend.default  # not looked up by its arguments
 backward = torch.ops.distrattention.backward
-merge_into = torch.ops.distrattention.merge_into
+merge = torch.ops.distrattention.merge
 explain = torch.ops.distrattention.explain
 
 
@@ -178,8 +178,8 @@ def _(grad_out, grad_lse, q, k, v, mask, order, key_means, out, lse, mask_gradie
     return _dense_like(q), _dense_like(k), _dense_like(v), q.new_empty(shape, dtype=lse_dtype(q.dtype))
 
 
-@torch.library.register_fake("distrattention::merge_into")
-def _(out, lse, more_out, more_lse):
+@torch.library.register_fake("distrattention::merge")
+def _(outs, lses, out, lse):
     pass
 
 

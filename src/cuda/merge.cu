@@ -2,8 +2,9 @@
 // Merges attention over disjoint parts of the keys:
 //   m = max_p LSE_p,  w_p = exp(LSE_p - m),  LSE = m + log(sum_p w_p),  O = sum_p w_p O_p / sum_p w_p
 //
-// A warp takes a row, a lane every 32nd column of it. All is in fp32, and the parts are added in their order: the same
-// bits in every run. A part whose weight is 0 adds nothing, whatever its values are. No shared memory; bound by memory.
+// A thread takes kWidth columns of a row, and a block whole rows. All is in fp32, and the parts are added in their
+// order: the same bits in every run. A part whose weight is 0 adds nothing, whatever its values are. No shared memory;
+// bound by memory.
 #include <algorithm>
 #include <string>
 
@@ -17,8 +18,9 @@ namespace cuda {
 namespace {
 
 constexpr int kMostParts = 64;  // of a launch: a kernel's parameters are at most 4 KiB
-constexpr int kWarps = 8;
-constexpr int kColumnsOfLane = static_cast<int>(kMaxHeadDim) / 32;
+constexpr int kThreads = 512;
+constexpr int kWide = 8;  // columns of a thread where all rows of O begin at a multiple of 16 bytes
+static_assert(kMaxHeadDim <= kThreads);
 
 struct MergePart {
   const void* o;     // [B, H, N, dv]
@@ -35,6 +37,7 @@ struct Merge {
   Strides strides;  // of O
   std::int64_t rows, heads, rows_of_head;
   int columns;  // dv
+  int threads_of_row;
 };
 static_assert(sizeof(Merge) <= 4096);
 
@@ -43,31 +46,45 @@ __device__ std::int64_t start_of(const Strides& strides, const Merge& p, std::in
   return head / p.heads * strides.batch + head % p.heads * strides.head + row % p.rows_of_head * strides.row;
 }
 
-__device__ float load(const MergePart& part, std::int64_t index) {
-  switch (part.dtype) {
-    case DType::f16:
-      return static_cast<float>(static_cast<const __half*>(part.o)[index]);
-    case DType::bf16:
-      return static_cast<float>(static_cast<const __nv_bfloat16*>(part.o)[index]);
-    default:
-      return static_cast<const float*>(part.o)[index];
+template <class T, int kWidth>
+__device__ void load(const void* o, std::int64_t index, float (&values)[kWidth]) {
+  struct alignas(kWidth > 1 ? 16 : sizeof(T)) Vector {
+    T elements[kWidth];
+  };
+  const Vector vector = *reinterpret_cast<const Vector*>(static_cast<const T*>(o) + index);
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    values[i] = static_cast<float>(vector.elements[i]);
   }
 }
 
-template <class T>
-__global__ void __launch_bounds__(kWarps * 32) merge_kernel(const __grid_constant__ Merge p) {
-  const std::int64_t row = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  if (row >= p.rows) {
-    return;
+template <int kWidth>
+__device__ void load(const MergePart& part, std::int64_t index, float (&values)[kWidth]) {
+  switch (part.dtype) {
+    case DType::f16:
+      return load<__half>(part.o, index, values);
+    case DType::bf16:
+      return load<__nv_bfloat16>(part.o, index, values);
+    default:
+      return load<float>(part.o, index, values);
   }
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+}
+
+// A block has kThreads / p.threads_of_row rows.
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ Merge p) {
+  const int thread = static_cast<int>(threadIdx.x);
+  const int rows_of_block = kThreads / p.threads_of_row;
+  const std::int64_t row = std::int64_t{blockIdx.x} * rows_of_block + thread / p.threads_of_row;
+  const int column = thread % p.threads_of_row * kWidth;
+  const bool has_work = thread < rows_of_block * p.threads_of_row && row < p.rows;
   float largest = -INFINITY;
-  for (int n = 0; n < p.count; ++n) {
+  for (int n = 0; n < p.count && has_work; ++n) {
     const float lse = p.parts[n].lse[row];
     largest = isnan(lse) || lse > largest ? lse : largest;
   }
   float sum = 0;
-  float r_o[kColumnsOfLane] = {};
+  float r_o[kWidth] = {};
   for (int n = 0; n < p.count && largest != -INFINITY; ++n) {
     const MergePart& part = p.parts[n];
     const float weight = expf(part.lse[row] - largest);
@@ -75,33 +92,54 @@ __global__ void __launch_bounds__(kWarps * 32) merge_kernel(const __grid_constan
       continue;
     }
     sum += weight;
-    const std::int64_t start = start_of(part.strides, p, row);
+    float r_part[kWidth];
+    load(part, start_of(part.strides, p, row) + column, r_part);
 #pragma unroll
-    for (int i = 0; i < kColumnsOfLane; ++i) {
-      if (i * 32 + lane < p.columns) {
-        r_o[i] = fmaf(weight, load(part, start + i * 32 + lane), r_o[i]);
-      }
+    for (int i = 0; i < kWidth; ++i) {
+      r_o[i] = fmaf(weight, r_part[i], r_o[i]);
     }
   }
-  const std::int64_t start = start_of(p.strides, p, row);
-#pragma unroll
-  for (int i = 0; i < kColumnsOfLane; ++i) {
-    if (i * 32 + lane < p.columns) {
-      static_cast<T*>(p.o)[start + i * 32 + lane] = T(largest == -INFINITY ? 0.0F : r_o[i] / sum);
-    }
+  __syncthreads();  // LSE may be that of a part, which all of its row's threads have read by now
+  if (!has_work) {
+    return;
   }
-  __syncwarp();  // LSE may be that of a part, which all lanes have read by now
-  if (lane == 0 && p.lse != nullptr) {
+  struct alignas(kWidth > 1 ? 16 : sizeof(T)) Vector {
+    T elements[kWidth];
+  } merged;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    merged.elements[i] = T(largest == -INFINITY ? 0.0F : r_o[i] / sum);
+  }
+  *reinterpret_cast<Vector*>(static_cast<T*>(p.o) + start_of(p.strides, p, row) + column) = merged;
+  if (column == 0 && p.lse != nullptr) {
     p.lse[row] = largest == -INFINITY ? largest : largest + logf(sum);
   }
 }
 
+bool is_wide(const void* o, const Strides& strides, DType dtype, const Merge& p) {
+  constexpr std::int64_t kBytes = 16;
+  const auto element = static_cast<std::int64_t>(size_of(dtype));
+  return reinterpret_cast<std::uintptr_t>(o) % kBytes == 0 && p.columns % kWide == 0 &&
+         strides.batch * element % kBytes == 0 && strides.head * element % kBytes == 0 &&
+         strides.row * element % kBytes == 0;
+}
+
+template <int kWidth>
+void launch_merge(DType dtype, Merge p, void* stream) {
+  p.threads_of_row = p.columns / kWidth;
+  const auto kernel = dtype == DType::f16    ? merge_kernel<__half, kWidth>
+                      : dtype == DType::bf16 ? merge_kernel<__nv_bfloat16, kWidth>
+                                             : merge_kernel<float, kWidth>;
+  const std::int64_t rows_of_block = kThreads / p.threads_of_row;
+  launch(kernel, dim3(static_cast<unsigned>(common::ceil_div(p.rows, rows_of_block))), kThreads, 0, stream, p);
+}
+
 void launch_merge(DType dtype, const Merge& p, void* stream) {
-  const auto kernel = dtype == DType::f16    ? merge_kernel<__half>
-                      : dtype == DType::bf16 ? merge_kernel<__nv_bfloat16>
-                                             : merge_kernel<float>;
-  launch(kernel, dim3(static_cast<unsigned>(common::ceil_div(p.rows, std::int64_t{kWarps}))), kWarps * 32, 0, stream,
-         p);
+  const bool all_are_wide =
+      is_wide(p.o, p.strides, dtype, p) && std::all_of(p.parts, p.parts + p.count, [&p](const MergePart& part) {
+        return is_wide(part.o, part.strides, part.dtype, p);
+      });
+  all_are_wide ? launch_merge<kWide>(dtype, p, stream) : launch_merge<1>(dtype, p, stream);
 }
 
 void require_served(const Problem& problem, std::span<const Partial> parts) {

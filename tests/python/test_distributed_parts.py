@@ -89,7 +89,7 @@ def test_merging_leaves_out_what_has_no_weight():
     more = torch.tensor([[[-torch.inf, 1.0, -torch.inf, 0.0]]])
     out, more_out = torch.full((1, 1, 4, 1), 2.0), torch.full((1, 1, 4, 1), 4.0)
     out[0, 0, :2], more_out[0, 0, [0, 2, 3]] = torch.nan, torch.nan  # of rows that see no key, or next to nothing of it
-    ops.merge_into(out, lse, more_out, more)
+    ops.merge([out, more_out], [lse, more], out, lse)
     assert out.flatten().tolist() == [0, 4, 2, 2] and lse.flatten().tolist() == [-torch.inf, 1, 0, 2000]
 
 
@@ -106,9 +106,10 @@ def check_merge(q, k, v):
     out = torch.full((*q.shape[:2], q.shape[2] + 9, v.shape[3]), 7.0, dtype=wide, device=q.device)
     lse = torch.full(out.shape[:3], 7.0, dtype=wide, device=q.device)
     rows = slice(4, 4 + q.shape[2])
-    first, second = (ops.forward(q, k[:, :, keys], v[:, :, keys]) for keys in (slice(0, 40), slice(40, None)))
-    out[:, :, rows], lse[:, :, rows] = first
-    ops.merge_into(out[:, :, rows], lse[:, :, rows], *second)
+    parts = [ops.forward(q, k[:, :, keys], v[:, :, keys]) for keys in (slice(0, 30), slice(30, 40), slice(40, None))]
+    so_far = out[:, :, rows], lse[:, :, rows]
+    ops.merge(*zip(*parts[:2]), *so_far)
+    ops.merge(*zip(so_far, parts[2]), *so_far)
     loose = {"atol": 2e-2, "rtol": 2e-2} if q.dtype.itemsize == 2 else {"atol": 1e-5, "rtol": 1e-5}
     torch.testing.assert_close(out[:, :, rows], whole.to(wide), **loose)
     torch.testing.assert_close(lse[:, :, rows], lse_of_whole, **loose)
@@ -121,15 +122,16 @@ def check_merge(q, k, v):
     [
         ({"out": torch.zeros(1, 2, 4, 3).transpose(2, 3)}, "the last stride of out is 3; allowed: 1"),
         ({"lse": torch.zeros(1, 2, 3, dtype=torch.double)}, "the dtype of lse is Double; allowed: Float"),
-        ({"more_lse": torch.zeros(1, 2, 5)}, r"the shape of more_lse is \[1, 2, 5\]; allowed: \[1, 2, 3\]"),
-        ({"more_out": torch.zeros(1, 2, 3, 5)}, r"the shape of more_out is \[1, 2, 3, 5\]; allowed: \[1, 2, 3, 4\]"),
+        ({"lses": [torch.zeros(1, 2, 5)]}, r"the shape of lses\[0\] is \[1, 2, 5\]; allowed: \[1, 2, 3\]"),
+        ({"outs": [torch.zeros(1, 2, 3, 5)]}, r"the shape of outs\[0\] is \[1, 2, 3, 5\]; allowed: \[1, 2, 3, 4\]"),
+        ({"outs": []}, "outs has 0 tensors and lses 1; allowed: as many"),
     ],
 )
 def test_merging_refuses_other_sizes(change, words):
     tensors = {"out": torch.zeros(1, 2, 3, 4), "lse": torch.zeros(1, 2, 3)}
-    tensors |= {"more_out": torch.zeros(1, 2, 3, 4), "more_lse": torch.zeros(1, 2, 3)} | change
+    tensors |= {"outs": [torch.zeros(1, 2, 3, 4)], "lses": [torch.zeros(1, 2, 3)]} | change
     with pytest.raises(RuntimeError, match=words):
-        ops.merge_into(**tensors)
+        ops.merge(**tensors)
 
 
 def test_without_a_group_there_is_none(problem):

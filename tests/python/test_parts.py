@@ -43,7 +43,8 @@ def in_parts(q, k, v, grad_out, grad_lse, order, means, causal, options):
                     others = *call.columns(columns, pair), *call.settings(pair)
                     if step == "forward":
                         so_far = out[:, :, here], lse[:, :, here]
-                        ops.merge_into(*so_far, *ops.forward(*tensors, *others))
+                        part = ops.forward(*tensors, *others)
+                        ops.merge([so_far[0], part[0]], [so_far[1], part[1]], *so_far)
                         out[:, :, here], lse[:, :, here] = so_far
                     else:
                         merged = out[:, :, here].to(q.dtype), lse[:, :, here]

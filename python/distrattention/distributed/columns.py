@@ -56,7 +56,7 @@ def columns_of(q, k, pieces, group, options, seed, callers_order):
     if callers_order is not None:
         order = ops.order_of_caller(callers_order, q, block)
     elif by_energy:
-        weights = _in_blocks(q, block).square().sum(3)
+        weights = _squares_in_blocks(q, block)
         if previous:
             weights = _of_block_before(weights, block, pieces, mine, group)
         order = _by_energy(weights, keys.squares.to(weights.dtype).repeat_interleave(q.shape[1] // k.shape[1], 1))
@@ -70,9 +70,15 @@ def columns_of(q, k, pieces, group, options, seed, callers_order):
 
 
 def _in_blocks(x, rows):
-    """[B, H, n, d] as [B, H, blocks, rows, d] in float32 (float64 as it is); the last block is filled up with zeros."""
-    x = x.to(torch.promote_types(x.dtype, torch.float32))
-    return torch.nn.functional.pad(x, (0, 0, 0, -x.shape[2] % rows)).unflatten(2, (-1, rows))
+    """[B, H, n, d] as [B, H, blocks, rows, d]; the last block is filled up with zeros."""
+    missing = -x.shape[2] % rows
+    return (torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x).unflatten(2, (-1, rows))
+
+
+def _squares_in_blocks(x, rows, dtype=torch.float32):
+    """The sums of squares of each block's columns [B, H, blocks, d], at least in `dtype`, in one pass over x."""
+    dtype = torch.promote_types(x.dtype, dtype)
+    return torch.linalg.vector_norm(_in_blocks(x, rows), dim=3, dtype=dtype).square()
 
 
 def _by_energy(weights, spread):
@@ -87,6 +93,9 @@ def _moments_in_blocks(k, rows):
     blocks = _in_blocks(k, rows)
     count = _counts(k.shape[2], rows, k.device)
     sums = blocks.sum(3, dtype=torch.float64)
+    if k.dtype.itemsize == 2:  # float64 leaves room for what cancels
+        apart = _squares_in_blocks(k, rows, torch.float64) - sums * (sums / count[:, None])
+        return Moments(count, sums, apart.clamp(min=0))
     apart = blocks - (sums / count[:, None]).to(blocks.dtype).unsqueeze(3)
     if k.shape[2] % rows:
         apart[:, :, -1, k.shape[2] % rows :] = 0

@@ -13,6 +13,7 @@ import torch.distributed as dist  # isort: skip
 from torch.autograd.function import once_differentiable  # isort: skip
 
 _KEYS, _GRADIENTS = 1, 2  # tags of what travels
+_MOST_PARTS = 4  # that are kept
 
 
 class Pair(NamedTuple):
@@ -107,25 +108,18 @@ def attend(q, k, v, columns, call):
 class _Ring(torch.autograd.Function):
     @staticmethod
     def forward(ctx, q, k, v, order, key_means, call):
-        lse_dtype = ops.lse_dtype(q.dtype)
-        out = q.new_zeros((*q.shape[:3], v.shape[3]), dtype=lse_dtype)
-        lse = torch.full(q.shape[:3], -torch.inf, dtype=lse_dtype, device=q.device)
-        columns = Columns(order, key_means)
-        begun = set()  # where pieces of this rank's rows begin that have met their first keys
+        columns, heads = Columns(order, key_means), slice(0, q.shape[1])
+        parts = _Parts(_merged, ops.lse_dtype(q.dtype), [heads], call)
         for source, keys, values in _travelling(k, v, call):
             for pair in call.pairs(source):
                 part = ops.forward(
                     q[:, :, pair.rows], keys[:, :, pair.keys], values[:, :, pair.keys], None,
                     *call.columns(columns, pair), *call.settings(pair),
                 )  # fmt: skip
-                so_far = out[:, :, pair.rows], lse[:, :, pair.rows]
-                if source == call.rank and pair.rows.start not in begun:  # every row meets its own rank's keys first
-                    begun.add(pair.rows.start)
-                    for tensor, some in zip(so_far, part):
-                        tensor.copy_(some)
-                else:
-                    ops.merge_into(*so_far, *part)
-        out = out.to(q.dtype)
+                parts.add(heads, pair.rows, part)
+        out = q.new_empty((*q.shape[:3], v.shape[3]))
+        lse = q.new_empty(q.shape[:3], dtype=ops.lse_dtype(q.dtype))
+        parts.finish(out, lse)
         ctx.save_for_backward(q, k, v, order, key_means, out, lse)
         ctx.call = call
         return out, lse
@@ -133,24 +127,127 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_out, grad_lse):
+        """A rank's own keys come first for one half of the heads, while others' keys are on their way here, and last
+        for the other half, while the gradients of its keys are on their way home."""
         q, k, v, order, key_means, out, lse = ctx.saved_tensors
-        call, columns = ctx.call, Columns(order, key_means)
-        wide = ops.lse_dtype(q.dtype)
-        grad_q = torch.zeros_like(q, dtype=wide)
-        home = _Homing(k, v, call, wide)
-        for source, keys, values in _travelling(k, v, call):
-            grad_k, grad_v = home.zeros(source)
+        call = ctx.call
+        rows = _Rows(q, out, lse, grad_out, grad_lse, Columns(order, key_means))
+        shares = _shares(k.shape[1], q.shape[1] // k.shape[1], size_of(call.group))
+        sums = _Parts(_added, ops.lse_dtype(q.dtype), [share.rows for share in shares], call)
+        home = _Homing(k, v, call, ops.lse_dtype(q.dtype))
+        grads = tuple(torch.empty_like(tensor) for tensor in (q, k, v))
+
+        def gradients(share, source, keys, values):
+            """[(keys of the pair, dk, dv)]; dq goes to the sums."""
+            found = []
             for pair in call.pairs(source):
-                rows, of_keys = (slice(None), slice(None), pair.rows), (slice(None), slice(None), pair.keys)
-                found = ops.backward(
-                    grad_out[rows], grad_lse[rows], q[rows], keys[of_keys], values[of_keys], None,
-                    *call.columns(columns, pair), out[rows], lse[rows], False, *call.settings(pair),
-                )  # fmt: skip
-                for sums, some in zip((grad_q[rows], grad_k[of_keys], grad_v[of_keys]), found):
-                    sums.add_(some)
-            home.send(source)
-        grad_k, grad_v = home.arrived()
-        return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), None, None, None
+                grad_q, grad_k, grad_v = rows.of(share).backward(pair, keys[:, share.keys], values[:, share.keys], call)
+                sums.add(share.rows, pair.rows, (grad_q,))
+                found.append((pair.keys, grad_k, grad_v))
+            return found
+
+        own = []
+        for source, keys, values in _travelling(k, v, call):
+            if source == call.rank:
+                own.append(gradients(shares[0], source, keys, values))
+            else:
+                every = _Heads(slice(0, q.shape[1]), slice(0, k.shape[1]))
+                home.add(source, gradients(every, source, keys, values))
+        own += [gradients(share, call.rank, k, v) for share in shares[1:]]
+        arrived = home.arrived()
+        for share, found in zip(shares, own):
+            home.finish(found, arrived, [grad[:, share.keys] for grad in grads[1:]], share.keys)
+        sums.finish(grads[0])
+        return *grads, None, None, None
+
+
+class _Heads(NamedTuple):
+    """Some heads: of Q, and the ones of K and V that they share."""
+
+    rows: slice
+    keys: slice
+
+
+def _shares(heads_kv, group, ranks):
+    """The heads in two halves, where there are ranks to wait for and heads to part."""
+    middle = (heads_kv + 1) // 2 if ranks > 1 else heads_kv
+    found = [slice(0, middle), slice(middle, heads_kv)]
+    return [_Heads(slice(s.start * group, s.stop * group), s) for s in found if s.stop > s.start or s.start == 0]
+
+
+class _Rows(NamedTuple):
+    """What the gradients of a rank's rows come from."""
+
+    q: torch.Tensor
+    out: torch.Tensor
+    lse: torch.Tensor
+    grad_out: torch.Tensor
+    grad_lse: torch.Tensor
+    columns: Columns
+
+    def of(self, share):
+        *of_rows, (order, means) = self
+        columns = Columns(order if order is None else order[:, share.rows], means if means is None else
+                          means[:, share.keys])  # fmt: skip
+        return _Rows(*(tensor[:, share.rows] for tensor in of_rows), columns)
+
+    def backward(self, pair, keys, values, call):
+        """(dq, dk, dv) of the pair."""
+        rows, of_keys = (slice(None), slice(None), pair.rows), (slice(None), slice(None), pair.keys)
+        return ops.backward(
+            self.grad_out[rows], self.grad_lse[rows], self.q[rows], keys[of_keys], values[of_keys], None,
+            *call.columns(self.columns, pair), self.out[rows], self.lse[rows], False, *call.settings(pair),
+        )[:3]  # fmt: skip
+
+
+class _Parts:
+    """What several pairs found for the same rows, to be put together: by `together(parts, *result)`. A few are kept for
+    that, which reads each of them once; where more come, they are put together in `dtype` first."""
+
+    def __init__(self, together, dtype, heads, call):
+        self._together, self._dtype = together, dtype
+        self._kept = [(of_heads, slice(piece.at, piece.end), []) for of_heads in heads
+                      for piece in call.pieces[call.rank]]  # fmt: skip
+
+    def add(self, heads, rows, part):
+        """part: tensors [B, heads, rows, ...]."""
+        for of_heads, of_rows, kept in self._kept:
+            if _holds(heads, of_heads) and _holds(rows, of_rows):
+                where = (slice(None), _within(heads, of_heads), _within(rows, of_rows))
+                kept.append([tensor[where] for tensor in part])
+                if len(kept) == _MOST_PARTS:
+                    both = [torch.empty_like(tensor, dtype=self._dtype) for tensor in kept[0]]
+                    self._together(kept, *both)
+                    kept[:] = [both]
+
+    def finish(self, *result):
+        for of_heads, of_rows, kept in self._kept:
+            self._together(kept, *(tensor[:, of_heads, of_rows] for tensor in result))
+
+
+def _holds(whole, part):
+    return whole.start <= part.start and part.stop <= whole.stop
+
+
+def _within(whole, part):
+    return slice(part.start - whole.start, part.stop - whole.start)
+
+
+def _merged(parts, out, lse):
+    ops.merge(*zip(*parts), out, lse)
+
+
+def _added(parts, total):
+    """The sum of (tensor,)s, rounded once to the total's dtype."""
+    (first,), *others = parts
+    if not others:
+        total.copy_(first)
+        return
+    if len(others) > 1 or total.dtype != first.dtype:
+        first = first.to(ops.lse_dtype(total.dtype))
+    for (tensor,) in others[:-1]:
+        first = first + tensor
+    torch.add(first, *others[-1], out=total)
 
 
 def _travelling(k, v, call):
@@ -186,31 +283,64 @@ class _Homing:
 
     def __init__(self, k, v, call, dtype):
         self._k, self._v, self._call, self._dtype = k, v, call, dtype
-        self._moving = self._buffer = self._arriving = None
+        self._moving = self._arriving = None
 
-    def zeros(self, source):
-        """Where to add the gradients of the rank's rows."""
-        count = _elements(self._k, self._v, self._call, source)
-        self._buffer = self._k.new_zeros(count, dtype=self._dtype)
-        return _views(self._buffer, self._k, self._v, self._call, source)
-
-    def send(self, source):
-        """Adds what others found for the same rows, and passes it on."""
-        size = size_of(self._call.group)
-        if self._moving:
-            self._moving.wait()
-            self._buffer.add_(self._arriving)
-        if size > 1:
-            count = _elements(self._k, self._v, self._call, (source - 1) % size)
-            self._arriving = self._buffer.new_empty(count)
-            self._moving = _Moving(self._buffer, self._arriving, self._call, _GRADIENTS)
+    def add(self, source, found):
+        """Adds what was found for the rank's rows to what others found, and passes it on."""
+        buffer = self._wait()
+        if buffer is None:
+            buffer = self._k.new_empty(_elements(self._k, self._v, self._call, source), dtype=self._dtype)
+            _gather(found, _views(buffer, self._k, self._v, self._call, source))
+        else:
+            _add(found, _views(buffer, self._k, self._v, self._call, source))
+        count = _elements(self._k, self._v, self._call, (source - 1) % size_of(self._call.group))
+        self._arriving = buffer.new_empty(count)
+        self._moving = _Moving(buffer, self._arriving, self._call, _GRADIENTS)
 
     def arrived(self):
-        """The gradients of this rank's K and V."""
+        """What others found for this rank's K and V; None where there are no others."""
+        buffer = self._wait()
+        return None if buffer is None else _views(buffer, self._k, self._v, self._call, self._call.rank)
+
+    def finish(self, found, arrived, results, heads):
+        """What was found for some heads and what arrived, rounded once."""
+        if arrived is None:
+            sums = [torch.zeros_like(tensor, dtype=self._dtype) for tensor in results]
+        else:
+            sums = [tensor[:, heads] for tensor in arrived]
+        if _are_of_all_keys(found, sums):
+            for result, total, some in zip(results, sums, found[0][1:]):
+                torch.add(total, some, out=result)
+            return
+        _add(found, sums)
+        for result, total in zip(results, sums):
+            result.copy_(total)
+
+    def _wait(self):
         if self._moving:
             self._moving.wait()
-            self._buffer = self._arriving
-        return _views(self._buffer, self._k, self._v, self._call, self._call.rank)
+        return self._arriving
+
+
+def _are_of_all_keys(found, sums):
+    return len(found) == 1 and found[0][1].shape[2] == sums[0].shape[2]
+
+
+def _gather(found, sums):
+    """The sums of what pairs found for their keys."""
+    if _are_of_all_keys(found, sums):
+        for total, some in zip(sums, found[0][1:]):
+            total.copy_(some)
+    else:
+        for total in sums:
+            total.zero_()
+        _add(found, sums)
+
+
+def _add(found, sums):
+    for keys, *grads in found:
+        for total, some in zip(sums, grads):
+            total[:, :, keys].add_(some)
 
 
 class _Moving:
