@@ -75,9 +75,9 @@ def _in_blocks(x, rows):
     return (torch.nn.functional.pad(x, (0, 0, 0, missing)) if missing else x).unflatten(2, (-1, rows))
 
 
-def _squares_in_blocks(x, rows, dtype=torch.float32):
-    """The sums of squares of each block's columns [B, H, blocks, d], at least in `dtype`, in one pass over x."""
-    dtype = torch.promote_types(x.dtype, dtype)
+def _squares_in_blocks(x, rows):
+    """The sums of squares of each block's columns [B, H, blocks, d], at least in float32, in one pass over x."""
+    dtype = torch.promote_types(x.dtype, torch.float32)
     return torch.linalg.vector_norm(_in_blocks(x, rows), dim=3, dtype=dtype).square()
 
 
@@ -90,16 +90,11 @@ def _by_energy(weights, spread):
 
 def _moments_in_blocks(k, rows):
     """The Moments of each block of so many keys."""
-    blocks = _in_blocks(k, rows)
+    k = k.to(torch.float64)  # which leaves room for what cancels
+    sums = _in_blocks(k, rows).sum(3)
     count = _counts(k.shape[2], rows, k.device)
-    sums = blocks.sum(3, dtype=torch.float64)
-    if k.dtype.itemsize == 2:  # float64 leaves room for what cancels
-        apart = _squares_in_blocks(k, rows, torch.float64) - sums * (sums / count[:, None])
-        return Moments(count, sums, apart.clamp(min=0))
-    apart = blocks - (sums / count[:, None]).to(blocks.dtype).unsqueeze(3)
-    if k.shape[2] % rows:
-        apart[:, :, -1, k.shape[2] % rows :] = 0
-    return Moments(count, sums, apart.square().sum(3, dtype=torch.float64))
+    apart = _squares_in_blocks(k, rows) - sums * (sums / count[:, None])
+    return Moments(count, sums, apart.clamp(min=0))
 
 
 def _counts(keys, rows, device):
