@@ -6,7 +6,7 @@ So a file can be read and compared line by line, and stays as long as it has row
 for the command and for distr_gpu.
 
 As a command, writes the given JSON files anew in this form, those of `examples/` for instance. No value changes. With
-`--join OUT.json` before them, writes their rows into one file instead, with the meta of the first.
+`--join OUT.json` before them, writes their rows into one file instead, with the meta of the first and all commands.
 """
 
 import json
@@ -42,7 +42,8 @@ def main(arguments):
     names = arguments[2:] if join else arguments
     results = [json.loads(Path(name).read_text(encoding="utf-8")) for name in names]
     if join:
-        write(arguments[1], results[0] | {"rows": [row for result in results for row in result["rows"]]})
+        meta = results[0]["meta"] | {"command": "; ".join(result["meta"]["command"] for result in results)}
+        write(arguments[1], {"meta": meta, "rows": [row for result in results for row in result["rows"]]})
     else:
         for name, result in zip(names, results):
             write(name, result)

@@ -31,3 +31,42 @@ def distributed() -> str:
               f'{row["ms"] / row["ms_model"]:.2f}'] for row in result["rows"] if "ms_model" in row]
     head = ["call", "pass", "kernels alone, ms", "traffic alone", "the call", "the model", "call : model"]
     return markdown(head, lines) + "\n\n" + source(name, result["meta"], f'{result["meta"]["ranks"]} processes')
+
+
+def streams() -> str:
+    """Table 9's sizes, chunk by chunk: on one H200, and on one and two H100s from host memory and from a GPU's."""
+    lines, sources = [], []
+    for name in ("h200/stream.json", "h100_x2/stream.json"):
+        result = load(name)
+        rows = result["rows"]
+        for row in rows:
+            origin = row.get("from", "host")
+            (alone,) = [other["ms"] for other in rows if other["strategy"] == row["strategy"] and
+                        len(other["devices"]) == 1 and other.get("from", "host") == origin]
+            gpus = len(row["devices"])
+            lines.append([f'{gpus} {result["meta"]["gpu"].split()[1]}',
+                          "host memory" if origin == "host" else f"GPU {origin}'s", row["strategy"],
+                          *(f"{row[key]:.1f}" for key in ("ms_copies", "ms_compute", "ms")),
+                          f'{row["ratio_to_larger"]:.2f}', f'{alone / row["ms"]:.2f}' if gpus > 1 else ""])
+        sources.append(source(name, result["meta"]))
+    head = ["GPUs", "from", "strategy", "copies alone, ms", "computation alone, ms", "all, ms",
+            "all : larger of them", "as quick as one GPU"]
+    return markdown(head, lines) + "\n\n" + "\n".join(sources)
+
+
+def rings() -> str:
+    """A ring on two GPUs beside one, and beside torch's."""
+    name = "h100_x2/distributed.json"
+    result = load(name)
+    lines = []
+    for row in result["rows"]:
+        if row["op"] == "link":
+            continue
+        ranks = row["ranks"]
+        lines.append([str(row["seq"] // ranks), row["call"], row["op"].replace("_", " + "), f'{row["ms_one"] / ranks:.1f}',
+                      *(f"{row[key]:.1f}" if key in row else "" for key in ("ms_compute", "ms_moving", "ms")),
+                      f'{100 * row["share_of_ideal"]:.0f} %',
+                      *(f"{row[key]:.1f}" if key in row else "" for key in ("ms_torch_flash", "ms_torch_cudnn"))])
+    head = ["rows on a GPU", "call", "pass", "ideal, ms", "kernels alone", "traffic alone", "the call", "of the ideal",
+            "torch's ring, flash", "torch's ring, cuDNN"]
+    return markdown(head, lines) + "\n\n" + source(name, result["meta"], f'{result["meta"]["ranks"]} processes')

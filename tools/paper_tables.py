@@ -43,7 +43,7 @@ TABLE8 = {  # accuracy, seconds of the test set, for ViT-B 224, ViT-B 384, BERT
 TABLE1 = {(128, 1024): 0.86, (128, 2048): 3.19, (128, 4096): 12.27, (128, 8192): 49.46,
           (64, 1024): 0.76, (64, 2048): 2.66, (64, 4096): 10.25, (64, 8192): 40.06}  # fmt: skip
 SECTION_4_7 = {2048: (0.14, 74.8), 4096: (0.14, 37.8), 20480: (0.15, 4.1), 40960: (0.15, 1.3)}  # ms, % of the total
-TABLE9 = {"flash2": 1299, "lsh-sample": 846}  # ms on one GPU
+TABLE9 = {"flash2": (1299, 1768, 1471), "lsh-sample": (846, 1361, 1359)}  # ms on 1, 2 and 4 GPUs
 
 
 def load(part):
@@ -181,9 +181,24 @@ def table8():
 
 def table9():
     _, _, rows = load("table9")
-    lines = [[NAMES[method], TABLE9.get(method, "none"), cell(rows, "ms", ".0f", method=method)]
+    streams = {name: json.loads((RESULTS / f"{name}/stream.json").read_text()) for name in ("h200", "h100_x2")}
+
+    def streamed(name, method, devices, origin):
+        strategy, _, estimator = method.partition("-")
+        return next((f"{row['ms']:.0f}" for row in streams[name]["rows"] if row["strategy"] == strategy
+                     and (row["estimator"] or "") == estimator and len(row["devices"]) == devices
+                     and row.get("from", "host") == origin), "none")  # fmt: skip
+
+    places = [("h200", 1, "host"), *(("h100_x2", gpus, origin) for origin in ("host", 0) for gpus in (1, 2))]
+    lines = [[NAMES[method], "; ".join(map(str, TABLE9.get(method, ["none"]))), cell(rows, "ms", ".0f", method=method),
+              *(streamed(name, method, gpus, origin) for name, gpus, origin in places)]
              for method in methods_of(TABLE9, rows)]  # fmt: skip
-    return markdown(["method", "paper, one GPU, ms", "compute alone, ms"], lines, "table9")
+    head = ["method", "paper, 1; 2; 4 GPUs, ms", "compute alone, H200, ms", "from host memory, 1 H200", "1 H100",
+            "2 H100", "from a GPU's memory, 1 H100", "2 H100"]  # fmt: skip
+    sources = [f"(streams: {result['meta']['gpu']}, commit {result['meta']['commit']};\n"
+               f"[bench/results/{name}/stream.json](../bench/results/{name}/stream.json))"
+               for name, result in streams.items()]  # fmt: skip
+    return "\n".join([markdown(head, lines, "table9"), *sources])
 
 
 def fig9():

@@ -13,7 +13,7 @@ import sys
 
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import paper_tables  # noqa: E402
-from distributed_tables import distributed, ring_model  # noqa: E402
+from distributed_tables import distributed, ring_model, rings, streams  # noqa: E402
 from table_parts import ROOT, load, markdown, source  # noqa: E402
 
 
@@ -335,7 +335,8 @@ TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "s
           "semantic_search": semantic_search, "torch_speed": torch_speed,
           "torch_speed_zen4": lambda: torch_speed("cpu/torch_zen4.json"), "gpu_speed": gpu_speed,
           "gpu_gains": gpu_gains, "hopper": hopper, "gpu_free_order": gpu_free_order, "build_time": build_time,
-          "ring_model": ring_model, "distributed": distributed, **paper_tables.TABLES}
+          "ring_model": ring_model, "distributed": distributed, "streams": streams, "rings": rings,
+          **paper_tables.TABLES}
 
 
 def pages() -> list[pathlib.Path]:
