@@ -51,7 +51,7 @@ template <class C>
 class HiddenKeys {
  public:
   __device__ __forceinline__ HiddenKeys(const Pass<C>& pass, int n, int first, int /*consumer*/)
-      : first_(pass.first_key(n) + first), has_mask_(n < pass.masked) {}
+      : first_(pass.first_key(n, first)), has_mask_(n < pass.masked) {}
 
   __device__ __forceinline__ void hide(float (&)[C::kHalf / 2]) const {}
   __device__ __forceinline__ void hide_with_mask(float (&s)[C::kHalf / 2], const DeviceProblem& problem,

@@ -221,7 +221,13 @@ template <class C>
 __device__ __forceinline__ void count_tiles(Pass<C>& pass) {
   const ForwardParameters& p = pass.p;
   const std::int64_t keys_of_all = visible_keys(p.problem, pass.work.row);
-  if constexpr (C::kIsListed) {
+  if constexpr (C::kIsFar) {
+    constexpr int kOfTile = C::kKeys / common::kNearTile;
+    const auto tiles = [](int of_far) { return (of_far + kOfTile - 1) / kOfTile; };
+    pass.far = FarKeys(p.problem, pass.work.row, seen_keys(p.problem, pass.work, C::kRows, p.row_end));
+    pass.tiles = tiles(pass.far.count());  // the last one is filled up with keys that no row sees
+    pass.masked = pass.tiles - pass.far.count_below(keys_of_all) / kOfTile;
+  } else if constexpr (C::kIsListed) {
     const auto tiles = [](int halves) { return (halves + kHalvesOfTile<C> - 1) / kHalvesOfTile<C>; };
     const KeyList list(p, pass.work);
     pass.tiles = tiles(list.count(0));
@@ -270,8 +276,8 @@ __device__ __forceinline__ void consume_all(Pass<C> pass) {
           static_cast<RowMax>(ptx::opaque(static_cast<unsigned>(pass.used > 0 ? RowMax::online : kFirstPass<C>)));
       in_range = consume<C>(pass, consumer, row, row_max, o, softmax);
     }
-    if constexpr (C::kIsListed) {
-      if (pass.p.listed.set == KeySet::near) {
+    if constexpr (C::kIsListed || C::kIsFar) {
+      if (C::kIsListed && pass.p.listed.set == KeySet::near) {
         clear_kept(pass.p, pass.work, consumer);
         store_near(pass.p, pass.work, row, rows_left & in_range, o, softmax);
       } else {

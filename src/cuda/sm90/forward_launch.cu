@@ -165,16 +165,18 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
     dropped_ = Part<float>(workspace, "scores of dropped columns", p.batch * p.heads_q * p.seq_q);
   }
   const bool gathers = product_ == Product::gathered;
-  const KeyLoad load = sizes.near.has ? (gathers && !finishes_ ? KeyLoad::listed_gather : KeyLoad::listed_tma)
-                       : gathers      ? KeyLoad::gather
-                       : product_ == Product::fused ? KeyLoad::fuse
-                                                    : KeyLoad::tma;
   const std::int64_t columns = finishes_ ? p.head_dim : q_hat_extent_.columns;
   // In bf16 q_hat takes the scale in (ScaleIn), unless LSE is asked for: that rounding would be in it, and a
   // backward that reads it has none. What is kept is decided without it as well. With near keys Q~ of more than 64
   // columns has no shape for it.
   const bool is_wide_spread = sizes.near.has && !gathers && std::max(columns, p.head_dim_v) > 64;
   scales_ = p.dtype == DType::bf16 && !sizes.near.skips && !is_wide_spread;
+  const bool gathers_now = gathers && !finishes_;
+  const KeyLoad load = sizes.near.has && scales_    ? (gathers_now ? KeyLoad::far_gather : KeyLoad::far_tma)
+                       : sizes.near.has             ? (gathers_now ? KeyLoad::listed_gather : KeyLoad::listed_tma)
+                       : gathers                    ? KeyLoad::gather
+                       : product_ == Product::fused ? KeyLoad::fuse
+                                                    : KeyLoad::tma;
   grouped_ =
       launches_of(variants, p, {scales_ ? ScaleIn::queries : ScaleIn::softmax, columns, load}, row, p.seq_q, tile_rows);
 }
@@ -280,7 +282,9 @@ void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters&
       throw Error(Status::unsupported, "no compiled shape gives LSE");
     }
     const Variant& variant = p.lse == nullptr ? *of.variant : *of.with_lse;
-    const int keys = is_listed(variant.load) ? kHalfKeys : variant.keys;
+    const int keys = is_listed(variant.load) ? kHalfKeys
+                     : is_far(variant.load)  ? static_cast<int>(common::kNearTile)
+                                             : variant.keys;
     p.q = map(q, kConsumerRows, variant.columns);
     if (k != nullptr) {
       p.k = map(*k, keys, variant.load == KeyLoad::fuse ? variant.values : variant.columns);

@@ -27,7 +27,6 @@ class Fuser;
 
 struct FuseKeys {
   static constexpr KeyLoad kLoad = KeyLoad::fuse;
-  static constexpr bool kIsListed = false;
   static constexpr int kProducers = 2;
   static constexpr int stages(int /*values*/) { return 3; }
   static constexpr unsigned kArrivals = kWarpgroup / 32;  // that make a tile full: of the warps that fuse it

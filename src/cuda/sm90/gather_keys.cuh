@@ -24,7 +24,6 @@ class Gatherer;
 
 struct GatherKeys {
   static constexpr KeyLoad kLoad = KeyLoad::gather;
-  static constexpr bool kIsListed = false;
   static constexpr int kProducers = 1;
   static constexpr int stages(int /*values*/) { return 3; }
   static constexpr unsigned kArrivals = kWarpgroup / 32;  // that make a tile full: of the warps that gather it

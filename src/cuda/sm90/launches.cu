@@ -22,6 +22,11 @@ namespace {
   return found;
 }
 
+// Far keys without a list have shapes with the scale in q_hat alone.
+[[nodiscard]] constexpr KeyLoad with_scale_in_softmax(KeyLoad load) {
+  return load == KeyLoad::far_tma ? KeyLoad::listed_tma : load == KeyLoad::far_gather ? KeyLoad::listed_gather : load;
+}
+
 }  // namespace
 
 TileShape tile_of(const Variant& variant) noexcept {
@@ -47,7 +52,7 @@ Launches launches_of(std::span<const Variant> variants, const Problem& p, const 
   const auto add = [&](const Variant& variant, std::int64_t from, std::int64_t to) {
     const std::int64_t blocks = num_sms * variant.ctas_per_sm;  // that run at the same time
     const int interleaved = interleaved_heads(p, TileScheduler::of_head(from, to, variant.rows), blocks);
-    const KernelRequest with_lse{ScaleIn::softmax, request.columns, request.load};
+    const KernelRequest with_lse{ScaleIn::softmax, request.columns, with_scale_in_softmax(request.load)};
     result.list.push_back({&variant, find(variants, p, with_lse, variant.rows, variant.ctas_per_sm),
                            TileScheduler(sizes, interleaved, from, to, variant.rows), to, static_cast<unsigned>(blocks),
                            !result.list.empty()});

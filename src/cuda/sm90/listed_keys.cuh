@@ -44,7 +44,6 @@ __device__ __forceinline__ void publish_halves(const Pass<C>& pass, int stage,
 // two for a part of K each, two for one of V.
 struct ListedTmaKeys : TmaKeys {
   static constexpr KeyLoad kLoad = KeyLoad::listed_tma;
-  static constexpr bool kIsListed = true;
   static constexpr unsigned kArrivals = 2, kValueArrivals = 2;
   static constexpr Registers registers(int /*consumers*/) { return {40, 232}; }
   static constexpr int stages(int /*values*/) { return 3; }
@@ -108,7 +107,6 @@ struct ListedTmaKeys : TmaKeys {
 // All warps gather, and each asks for a panel of a half of V.
 struct ListedGatherKeys : GatherKeys {
   static constexpr KeyLoad kLoad = KeyLoad::listed_gather;
-  static constexpr bool kIsListed = true;
   static constexpr int stages(int /*values*/) { return 4; }
   static constexpr unsigned kValueArrivals = 4;
   template <class C>

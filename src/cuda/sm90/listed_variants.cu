@@ -2,8 +2,8 @@
 // The list of compiled shapes of the kernel in forward.cuh that take some of the keys, for both element types:
 //   d = 64    r = 64                Q K^T, Q~ K^T
 //   d = 128   r = 128; r = 64       Q K^T, Q~ K^T; k_hat gathered
-// and in bf16 of far keys with the scale in q_hat. Columns are padded with zeros, so each serves every smaller r, d and
-// dv as well.
+// and in bf16 of all far keys, with the scale in q_hat. Columns are padded with zeros, so each serves every smaller r,
+// d and dv as well.
 #include <array>
 
 #include "cuda/sm90/listed_keys.cuh"
@@ -17,14 +17,15 @@ namespace {
 template <class T, int kColumns, int kValues, class KeyLoader, ScaleIn kScaleIn = ScaleIn::softmax>
 constexpr Variant kVariant = variant<Config<T, kColumns, kValues, 2, kScaleIn, KeyLoader, 1, Stages>>();
 
-constexpr std::array kListedVariants = {kVariant<__half, 64, 64, ListedTmaKeys>,
-                                        kVariant<__half, 128, 128, ListedTmaKeys>,
-                                        kVariant<__half, 64, 128, ListedGatherKeys>,
-                                        kVariant<__nv_bfloat16, 64, 64, ListedTmaKeys>,
-                                        kVariant<__nv_bfloat16, 128, 128, ListedTmaKeys>,
-                                        kVariant<__nv_bfloat16, 64, 128, ListedGatherKeys>,
-                                        kVariant<__nv_bfloat16, 64, 64, ListedTmaKeys, ScaleIn::queries>,
-                                        kVariant<__nv_bfloat16, 64, 128, ListedGatherKeys, ScaleIn::queries>};
+constexpr std::array kListedVariants = {
+    kVariant<__half, 64, 64, ListedTmaKeys>,
+    kVariant<__half, 128, 128, ListedTmaKeys>,
+    kVariant<__half, 64, 128, ListedGatherKeys>,
+    kVariant<__nv_bfloat16, 64, 64, ListedTmaKeys>,
+    kVariant<__nv_bfloat16, 128, 128, ListedTmaKeys>,
+    kVariant<__nv_bfloat16, 64, 128, ListedGatherKeys>,
+    kVariant<__nv_bfloat16, 64, 64, Far<TmaKeys, KeyLoad::far_tma>, ScaleIn::queries>,
+    kVariant<__nv_bfloat16, 64, 128, Far<GatherKeys, KeyLoad::far_gather>, ScaleIn::queries>};
 
 }  // namespace
 

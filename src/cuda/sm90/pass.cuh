@@ -5,9 +5,11 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/near.cuh"
 #include "cuda/sm90/config.h"
+#include "cuda/sm90/far_keys.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/tile_scheduler.cuh"
 
@@ -68,18 +70,47 @@ class Shared : public KeyRing<C, SharedStorage<C>> {
 // One pass over the tiles of keys, from the last to the first, so that those with a mask come first.
 template <class C>
 struct Pass {
+  using FarKeysOrNone = std::conditional_t<C::kIsFar, FarKeys, NoFarKeys>;
+
   const ForwardParameters& p;
   const WorkTile& work;  // the block's queries
   const Shared<C>& shared;
   int tiles;   // of keys
   int masked;  // of these, the first ones, that have keys which a row of the block does not see
   int used;    // uses of the rings before this pass: 0 in the first
+  FarKeysOrNone far{};
 
   [[nodiscard]] __device__ __forceinline__ PipelineState<C::kStages> state(int n) const {
     return PipelineState<C::kStages>(used + n);
   }
-  [[nodiscard]] __device__ __forceinline__ int first_key(int n) const { return (tiles - 1 - n) * C::kKeys; }
+  // The first of the keys that lie from `first` on in tile n.
+  [[nodiscard]] __device__ __forceinline__ int first_key(int n, int first = 0) const {
+    const int key = (tiles - 1 - n) * C::kKeys + first;
+    if constexpr (C::kIsFar) {
+      return far.key(key, std::bool_constant<(C::kKeys > common::kNearTile)>{});
+    }
+    return key;
+  }
 };
+
+// Tile n of K or V. Far keys are neighbours by kNearTile alone.
+template <class C, class Tile>
+__device__ __forceinline__ void load_keys(const Pass<C>& pass, int n, std::uint32_t tile, const CUtensorMap& map,
+                                          std::uint32_t full, int head) {
+  if constexpr (!C::kIsFar) {
+    tma_load_tile<Tile>(tile, map, full, pass.first_key(n), head, pass.work.batch);
+  } else {
+#pragma unroll
+    for (int first = 0; first < C::kKeys; first += common::kNearTile) {
+      const int key = pass.first_key(n, first);
+#pragma unroll
+      for (int panel = 0; panel < Tile::kCount; ++panel) {
+        ptx::tma_load(tile + static_cast<std::uint32_t>(panel * Tile::kPanelBytes + first * Tile::kRowBytes), map, full,
+                      panel * Tile::kPanelColumns, key, head, pass.work.batch);
+      }
+    }
+  }
+}
 
 template <class C>
 __device__ inline void load_queries(const Pass<C>& pass) {
@@ -100,8 +131,7 @@ __device__ __forceinline__ void load_values(const Pass<C>& pass, int n) {
     const std::uint32_t full = pass.shared.values_full(state.stage);
     wait_empty(pass.shared.values_empty(state.stage), state.phase);
     ptx::barrier_arrive_expect_tx(full, C::ValueTile::kBytes);
-    tma_load_tile<typename C::ValueTile>(pass.shared.values(state.stage), pass.p.v, full, pass.first_key(n),
-                                         pass.work.head_kv, pass.work.batch);
+    load_keys<C, typename C::ValueTile>(pass, n, pass.shared.values(state.stage), pass.p.v, full, pass.work.head_kv);
   });
 }
 

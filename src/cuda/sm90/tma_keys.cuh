@@ -23,7 +23,6 @@ class ConsumerLoads;
 
 struct TmaKeys {
   static constexpr KeyLoad kLoad = KeyLoad::tma;
-  static constexpr bool kIsListed = false;
   static constexpr int kProducers = 1;
   static constexpr int stages(int /*values*/) { return 2; }
   static constexpr unsigned kArrivals = 1;       // that make a tile full: of the thread that issues TMA
@@ -52,8 +51,8 @@ struct TmaKeys {
     const std::uint32_t full = pass.shared.keys_full(state.stage);
     wait_empty(pass.shared.keys_empty(state.stage), state.phase);
     ptx::barrier_arrive_expect_tx(full, Keys::kBytes);
-    tma_load_tile<Keys>(pass.shared.keys(state.stage), pass.p.k, full, pass.first_key(n),
-                        pass.p.keys_of_query_head ? pass.work.head : pass.work.head_kv, pass.work.batch);
+    load_keys<C, Keys>(pass, n, pass.shared.keys(state.stage), pass.p.k, full,
+                       pass.p.keys_of_query_head ? pass.work.head : pass.work.head_kv);
   }
 
   // What the producer warpgroup does in a pass.
