@@ -68,12 +68,12 @@ enum class ScaleIn : std::uint8_t { softmax, queries };
 
 // How tiles of k_hat get to shared memory. By TMA: they were made beforehand for the whole sequence, or are K's. Where
 // a block of queries has a grouping of its own, a producer warpgroup makes them: it gathers the rows of K^T that are
-// k_hat^T, or fuses (sums) columns of K. far_: of all far keys alone (method, 8). listed_: of some of the keys, in
-// halves of 64 that a list names.
-enum class KeyLoad : std::uint8_t { tma, gather, fuse, far_tma, far_gather, listed_tma, listed_gather };
+// k_hat^T, or fuses (sums) columns of K. runs_: of near keys alone, or of all far ones
+// (method, 8). listed_: of some of the keys, in halves of 64 that a list names.
+enum class KeyLoad : std::uint8_t { tma, gather, fuse, runs_tma, runs_gather, listed_tma, listed_gather };
 
 constexpr bool is_listed(KeyLoad load) { return load == KeyLoad::listed_tma || load == KeyLoad::listed_gather; }
-constexpr bool is_far(KeyLoad load) { return load == KeyLoad::far_tma || load == KeyLoad::far_gather; }
+constexpr bool is_runs(KeyLoad load) { return load == KeyLoad::runs_tma || load == KeyLoad::runs_gather; }
 
 // Which keys a launch with a list takes (method, 8): those near its queries; or those far of them, all or those whose
 // halves are kept. The launch of far keys takes in what the one of near keys left.
@@ -95,7 +95,8 @@ struct Config {
   static constexpr int kCtasPerSm = kCtasPerSm_;
   static constexpr int kRows = 64 * kConsumers;
   static constexpr bool kIsListed = is_listed(KeyLoader::kLoad);
-  static constexpr bool kIsFar = is_far(KeyLoader::kLoad);
+  static constexpr bool kIsRuns = is_runs(KeyLoader::kLoad);
+  static constexpr bool kTakesSome = kIsListed || kIsRuns;
   static constexpr int kKeys =  // of a tile
       kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 ? 256 : 128;
   static constexpr int kHalf = kKeys / 2;

@@ -221,12 +221,11 @@ template <class C>
 __device__ __forceinline__ void count_tiles(Pass<C>& pass) {
   const ForwardParameters& p = pass.p;
   const std::int64_t keys_of_all = visible_keys(p.problem, pass.work.row);
-  if constexpr (C::kIsFar) {
+  if constexpr (C::kIsRuns) {
     constexpr int kOfTile = C::kKeys / common::kNearTile;
-    const auto tiles = [](int of_far) { return (of_far + kOfTile - 1) / kOfTile; };
-    pass.far = FarKeys(p.problem, pass.work.row, seen_keys(p.problem, pass.work, C::kRows, p.row_end));
-    pass.tiles = tiles(pass.far.count());  // the last one is filled up with keys that no row sees
-    pass.masked = pass.tiles - pass.far.count_below(keys_of_all) / kOfTile;
+    pass.keys = KeyRuns(p.problem, p.listed.set, pass.work.row, seen_keys(p.problem, pass.work, C::kRows, p.row_end));
+    pass.tiles = (pass.keys.count() + kOfTile - 1) / kOfTile;  // the last one is filled up with keys that no row sees
+    pass.masked = pass.tiles - pass.keys.count_below(keys_of_all) / kOfTile;
   } else if constexpr (C::kIsListed) {
     const auto tiles = [](int halves) { return (halves + kHalvesOfTile<C> - 1) / kHalvesOfTile<C>; };
     const KeyList list(p, pass.work);
@@ -264,7 +263,7 @@ __device__ __forceinline__ void consume_all(Pass<C> pass) {
       x = ptx::opaque(0.0F);  // else the compiler writes the zeros where wgmma is under way, and waits
     }
     Softmax<C> softmax(pass.p.problem.scale_log2);
-    if constexpr (C::kIsListed && C::kScaleIn == ScaleIn::softmax) {
+    if constexpr (C::kTakesSome && C::kScaleIn == ScaleIn::softmax) {
       if (pass.p.listed.set != KeySet::near) {
         begin_with_near_row_max(pass.p, pass.work, row, softmax);
       }
@@ -276,8 +275,8 @@ __device__ __forceinline__ void consume_all(Pass<C> pass) {
           static_cast<RowMax>(ptx::opaque(static_cast<unsigned>(pass.used > 0 ? RowMax::online : kFirstPass<C>)));
       in_range = consume<C>(pass, consumer, row, row_max, o, softmax);
     }
-    if constexpr (C::kIsListed || C::kIsFar) {
-      if (C::kIsListed && pass.p.listed.set == KeySet::near) {
+    if constexpr (C::kTakesSome) {
+      if (pass.p.listed.set == KeySet::near) {
         clear_kept(pass.p, pass.work, consumer);
         store_near(pass.p, pass.work, row, rows_left & in_range, o, softmax);
       } else {

@@ -111,7 +111,8 @@ void ForwardPlan::plan_near(Variants variants, const Problem& p, std::int64_t ro
   if (row == p.seq_q) {
     return;
   }
-  near_ = launches_of(variants, p, {ScaleIn::softmax, p.head_dim, KeyLoad::listed_tma}, row, p.seq_q, kRowsOfTwo);
+  const KeyLoad load = share_near_keys(p) ? KeyLoad::runs_tma : KeyLoad::listed_tma;
+  near_ = launches_of(variants, p, {ScaleIn::softmax, p.head_dim, load}, row, p.seq_q, kRowsOfTwo);
   const std::int64_t rows = p.batch * p.heads_q * p.seq_q;
   near_o_ = Part<float>(workspace, "O of near keys", rows * near_.front().variant->values);
   near_stats_ = Part<float2>(workspace, "row max and sum of near keys", rows);
@@ -172,7 +173,7 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
   const bool is_wide_spread = sizes.near.has && !gathers && std::max(columns, p.head_dim_v) > 64;
   scales_ = p.dtype == DType::bf16 && !sizes.near.skips && !is_wide_spread;
   const bool gathers_now = gathers && !finishes_;
-  const KeyLoad load = sizes.near.has && scales_    ? (gathers_now ? KeyLoad::far_gather : KeyLoad::far_tma)
+  const KeyLoad load = sizes.near.has && scales_    ? (gathers_now ? KeyLoad::runs_gather : KeyLoad::runs_tma)
                        : sizes.near.has             ? (gathers_now ? KeyLoad::listed_gather : KeyLoad::listed_tma)
                        : gathers                    ? KeyLoad::gather
                        : product_ == Product::fused ? KeyLoad::fuse
@@ -283,7 +284,7 @@ void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters&
     }
     const Variant& variant = p.lse == nullptr ? *of.variant : *of.with_lse;
     const int keys = is_listed(variant.load) ? kHalfKeys
-                     : is_far(variant.load)  ? static_cast<int>(common::kNearTile)
+                     : is_runs(variant.load) ? static_cast<int>(common::kNearTile)
                                              : variant.keys;
     p.q = map(q, kConsumerRows, variant.columns);
     if (k != nullptr) {

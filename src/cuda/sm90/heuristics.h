@@ -109,6 +109,12 @@ struct Waves {
   }
 };
 
+// Whether near keys are taken by blocks that share an SM. There are few of them, so that a third of a block's time is
+// its start and end (docs/kernel-log.md, sm90/forward, step 64); wider heads have no room for two blocks.
+[[nodiscard]] inline bool share_near_keys(const Problem& problem) noexcept {
+  return problem.dtype == DType::bf16 && std::max(problem.head_dim, problem.head_dim_v) <= 64;
+}
+
 // How many heads a backward interleaves (cuda/backward_scheduler.cuh): those whose Q, dO and sums of dQ stay in the L2
 // together, but enough for several thread blocks an SM. Then few of one head wait for each other, and where attention
 // is causal the long ones of the last heads do not begin late (docs/kernel-log.md, sm90/backward). columns, values: the

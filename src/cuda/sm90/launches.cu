@@ -24,7 +24,7 @@ namespace {
 
 // Far keys without a list have shapes with the scale in q_hat alone.
 [[nodiscard]] constexpr KeyLoad with_scale_in_softmax(KeyLoad load) {
-  return load == KeyLoad::far_tma ? KeyLoad::listed_tma : load == KeyLoad::far_gather ? KeyLoad::listed_gather : load;
+  return load == KeyLoad::runs_tma ? KeyLoad::listed_tma : load == KeyLoad::runs_gather ? KeyLoad::listed_gather : load;
 }
 
 }  // namespace
@@ -38,13 +38,13 @@ Launches launches_of(std::span<const Variant> variants, const Problem& p, const 
   const Variant* const three = find(variants, p, request, kRowsOfThree);
   const Variant* const two = find(variants, p, request, kRowsOfTwo);
   const Variant* const sharing = find(variants, p, request, kRowsOfTwo, 2);
-  if (two == nullptr) {  // the library's own serve every size that forward_supports()
+  if (two == nullptr && sharing == nullptr) {  // the library's own serve every size that forward_supports()
     throw Error(Status::unsupported, "no compiled shape takes these sizes");
   }
   const std::int64_t num_sms = device_properties().num_sms;
   const Waves waves{p.batch * p.heads_q, end - begin, p.seq_k, num_sms, p.causal != Causal::none};
-  const bool shares =
-      sharing != nullptr && sharing->columns == two->columns && tile_rows != kRowsOfThree && waves.is_quicker_sharing();
+  const bool shares = two == nullptr || (sharing != nullptr && sharing->columns == two->columns &&
+                                         tile_rows != kRowsOfThree && waves.is_quicker_sharing());
   const std::int64_t rows_of_three = shares || three == nullptr || tile_rows == kRowsOfTwo ? 0
                                      : tile_rows == kRowsOfThree                           ? end - begin
                                                                                            : waves.rows_for_three();
@@ -53,9 +53,11 @@ Launches launches_of(std::span<const Variant> variants, const Problem& p, const 
     const std::int64_t blocks = num_sms * variant.ctas_per_sm;  // that run at the same time
     const int interleaved = interleaved_heads(p, TileScheduler::of_head(from, to, variant.rows), blocks);
     const KernelRequest with_lse{ScaleIn::softmax, request.columns, with_scale_in_softmax(request.load)};
-    result.list.push_back({&variant, find(variants, p, with_lse, variant.rows, variant.ctas_per_sm),
-                           TileScheduler(sizes, interleaved, from, to, variant.rows), to, static_cast<unsigned>(blocks),
-                           !result.list.empty()});
+    const Variant* const gives_lse = request.scale_in == ScaleIn::softmax
+                                         ? &variant
+                                         : find(variants, p, with_lse, variant.rows, variant.ctas_per_sm);
+    result.list.push_back({&variant, gives_lse, TileScheduler(sizes, interleaved, from, to, variant.rows), to,
+                           static_cast<unsigned>(blocks), !result.list.empty()});
   };
   const std::int64_t middle = begin + rows_of_three;
   if (begin < middle) {

@@ -2,8 +2,8 @@
 // The list of compiled shapes of the kernel in forward.cuh that take some of the keys, for both element types:
 //   d = 64    r = 64                Q K^T, Q~ K^T
 //   d = 128   r = 128; r = 64       Q K^T, Q~ K^T; k_hat gathered
-// and in bf16 of all far keys, with the scale in q_hat. Columns are padded with zeros, so each serves every smaller r,
-// d and dv as well.
+// and in bf16 of near keys by blocks that share an SM, and of all far keys with the scale in q_hat. Columns are padded
+// with zeros, so each serves every smaller r, d and dv as well.
 #include <array>
 
 #include "cuda/sm90/listed_keys.cuh"
@@ -14,8 +14,8 @@
 namespace distr::cuda::sm90 {
 namespace {
 
-template <class T, int kColumns, int kValues, class KeyLoader, ScaleIn kScaleIn = ScaleIn::softmax>
-constexpr Variant kVariant = variant<Config<T, kColumns, kValues, 2, kScaleIn, KeyLoader, 1, Stages>>();
+template <class T, int kColumns, int kValues, class KeyLoader, ScaleIn kScaleIn = ScaleIn::softmax, int kCtasPerSm = 1>
+constexpr Variant kVariant = variant<Config<T, kColumns, kValues, 2, kScaleIn, KeyLoader, kCtasPerSm, Stages>>();
 
 constexpr std::array kListedVariants = {
     kVariant<__half, 64, 64, ListedTmaKeys>,
@@ -24,8 +24,9 @@ constexpr std::array kListedVariants = {
     kVariant<__nv_bfloat16, 64, 64, ListedTmaKeys>,
     kVariant<__nv_bfloat16, 128, 128, ListedTmaKeys>,
     kVariant<__nv_bfloat16, 64, 128, ListedGatherKeys>,
-    kVariant<__nv_bfloat16, 64, 64, Far<TmaKeys, KeyLoad::far_tma>, ScaleIn::queries>,
-    kVariant<__nv_bfloat16, 64, 128, Far<GatherKeys, KeyLoad::far_gather>, ScaleIn::queries>};
+    kVariant<__nv_bfloat16, 64, 64, Runs<ConsumerTmaKeys, KeyLoad::runs_tma>, ScaleIn::softmax, 2>,
+    kVariant<__nv_bfloat16, 64, 64, Runs<TmaKeys, KeyLoad::runs_tma>, ScaleIn::queries>,
+    kVariant<__nv_bfloat16, 64, 128, Runs<GatherKeys, KeyLoad::runs_gather>, ScaleIn::queries>};
 
 }  // namespace
 

@@ -9,7 +9,7 @@
 
 #include "cuda/near.cuh"
 #include "cuda/sm90/config.h"
-#include "cuda/sm90/far_keys.cuh"
+#include "cuda/sm90/key_runs.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/tile_scheduler.cuh"
 
@@ -70,7 +70,7 @@ class Shared : public KeyRing<C, SharedStorage<C>> {
 // One pass over the tiles of keys, from the last to the first, so that those with a mask come first.
 template <class C>
 struct Pass {
-  using FarKeysOrNone = std::conditional_t<C::kIsFar, FarKeys, NoFarKeys>;
+  using Keys = std::conditional_t<C::kIsRuns, KeyRuns, AllKeys>;
 
   const ForwardParameters& p;
   const WorkTile& work;  // the block's queries
@@ -78,7 +78,7 @@ struct Pass {
   int tiles;   // of keys
   int masked;  // of these, the first ones, that have keys which a row of the block does not see
   int used;    // uses of the rings before this pass: 0 in the first
-  FarKeysOrNone far{};
+  Keys keys{};
 
   [[nodiscard]] __device__ __forceinline__ PipelineState<C::kStages> state(int n) const {
     return PipelineState<C::kStages>(used + n);
@@ -86,8 +86,8 @@ struct Pass {
   // The first of the keys that lie from `first` on in tile n.
   [[nodiscard]] __device__ __forceinline__ int first_key(int n, int first = 0) const {
     const int key = (tiles - 1 - n) * C::kKeys + first;
-    if constexpr (C::kIsFar) {
-      return far.key(key, std::bool_constant<(C::kKeys > common::kNearTile)>{});
+    if constexpr (C::kIsRuns) {
+      return keys.key(key, std::bool_constant<(C::kKeys > common::kNearTile)>{});
     }
     return key;
   }
@@ -97,7 +97,7 @@ struct Pass {
 template <class C, class Tile>
 __device__ __forceinline__ void load_keys(const Pass<C>& pass, int n, std::uint32_t tile, const CUtensorMap& map,
                                           std::uint32_t full, int head) {
-  if constexpr (!C::kIsFar) {
+  if constexpr (!C::kIsRuns) {
     tma_load_tile<Tile>(tile, map, full, pass.first_key(n), head, pass.work.batch);
   } else {
 #pragma unroll

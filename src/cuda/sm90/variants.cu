@@ -27,7 +27,6 @@ constexpr Variant kVariant =
 
 template <class T, ScaleIn kScaleIn>
 constexpr std::array kShapes = {kVariant<T, 32, 64, 2, kScaleIn>,
-                                kVariant<T, 32, 64, 3, kScaleIn>,
                                 kVariant<T, 64, 64, 2, kScaleIn>,
                                 kVariant<T, 64, 64, 3, kScaleIn>,
                                 kVariant<T, 32, 128, 2, kScaleIn>,
@@ -41,6 +40,10 @@ constexpr std::array kShapes = {kVariant<T, 32, 64, 2, kScaleIn>,
 template <ScaleIn kScaleIn>
 constexpr std::array kRareShapes = {kVariant<__nv_bfloat16, 16, 64, 2, kScaleIn, GatherKeys>,
                                     kVariant<__nv_bfloat16, 32, 128, 2, kScaleIn, FuseKeys>};
+
+// In bf16. In fp16 they go by two consumers.
+template <ScaleIn kScaleIn>
+constexpr std::array kThreeConsumers = {kVariant<__nv_bfloat16, 32, 64, 3, kScaleIn>};
 
 // Where a forward is all that is run, in bf16. Before a backward, of which it is a small part, and in fp16 these go by
 // r = d / 2 as well.
@@ -57,7 +60,8 @@ constexpr auto joined(const std::array<Variant, kSizes>&... lists) {
 
 // With the scale in q_hat only in bf16, whose range it cannot leave before fp32 would, and only without LSE.
 constexpr auto kVariants = joined(kShapes<__half, ScaleIn::softmax>, kShapes<__nv_bfloat16, ScaleIn::softmax>,
-                                  kShapes<__nv_bfloat16, ScaleIn::queries>, kRareShapes<ScaleIn::softmax>,
+                                  kShapes<__nv_bfloat16, ScaleIn::queries>, kThreeConsumers<ScaleIn::softmax>,
+                                  kThreeConsumers<ScaleIn::queries>, kRareShapes<ScaleIn::softmax>,
                                   kRareShapes<ScaleIn::queries>, kNarrowShapes<__nv_bfloat16, ScaleIn::queries>);
 
 }  // namespace
