@@ -252,8 +252,10 @@ class Consumer {
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant__ BackwardParameters p) {
-  launch_dependent_grids();
-  wait_on_dependent_grids();
+  if (p.tiles != QueryTiles::far) {  // the second of two launches, which run side by side
+    wait_on_dependent_grids();
+  }
+  launch_dependent_grids();  // after the wait: the second launch counts on the first one's inputs being there
   extern __shared__ __align__(1024) std::uint8_t memory[];
   const BackwardShared<C> shared(*reinterpret_cast<BackwardStorage<C>*>(memory));
   static_assert(fits<BackwardStorage<C>>(1));
@@ -312,6 +314,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
     const KeyHead head{work.batch, work.head, work.head_kv};
     store_keys<typename C::Element>(p, head, row, d_k, p.d_k_parts, p.d_k, p.d_k_strides, p.problem.head_dim, p.scale);
     store_keys<typename C::Element>(p, head, row, d_v, p.d_v_parts, p.d_v, p.d_v_strides, p.problem.head_dim_v, 1.0F);
+    if (p.tiles == QueryTiles::far) {  // for who counts on both launches
+      wait_on_dependent_grids();
+    }
   }
 }
 

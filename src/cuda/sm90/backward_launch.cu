@@ -100,9 +100,7 @@ class BackwardPlan {
   Conversion convert_q_{}, convert_k_{}, convert_v_{};  // but for the pointers
 
   [[nodiscard]] bool reads_q() const { return factors_ != Factors::spread || has_near_; }
-  [[nodiscard]] const BackwardVariant& near_variant() const {
-    return near_variant_ == nullptr ? variant_ : *near_variant_;
-  }
+  [[nodiscard]] const BackwardVariant& near_variant() const { return near_variant_ ? *near_variant_ : variant_; }
   [[nodiscard]] std::int64_t dq_accum_count(const BackwardVariant& variant) const {
     return heads_ * query_rows_ * variant.columns;
   }
@@ -260,7 +258,8 @@ void BackwardPlan::clear(void* workspace, void* stream) const {
 void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* stream) const {
   const Operand own_q = reads_q() ? q_.read(tensors.q, workspace, stream) : Operand{};
   Operand q = spread_.exists() ? packed(spread_.in(workspace), queries_) : own_q;
-  Operand k = k_.read(tensors.k, workspace, stream);
+  const Operand own_k = k_.read(tensors.k, workspace, stream);
+  Operand k = own_k;
   const Operand v = v_.read(tensors.v, workspace, stream);
   const Operand d_o = d_o_.read(tensors.d_o, workspace, stream);
   clear(workspace, stream);  // first, so that nothing stands between the kernels: each starts before the last one ends
@@ -278,21 +277,21 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
               near_dq_accum_.in(workspace)};
   }
   if (means_) {
-    means_->run(tensors, own_q, k, v, p.stats, workspace, stream);
+    means_->run(tensors, own_q, own_k, v, p.stats, workspace, stream);
     p.stats = means_->far_stats(workspace);
   }
   p.dq_semaphore = semaphores_.in(workspace);
-  if (near_variant_ != nullptr) {
-    launch_near(p, k, workspace, stream);
-    p.tiles = QueryTiles::far;
-    p.dq_semaphore += semaphores_.exists() ? num_semaphores() : 0;
-  }
   if (estimates_) {
     const std::array both{Estimates::Tensors{q.data, 1, q_hat_.in(workspace)},
                           Estimates::Tensors{k.data, 1, k_hat_.in(workspace)}};
     estimates_->make(tensors.order, both, stream);
     q = packed(q_hat_.in(workspace), q_hat_extent_);
     k = packed(k_hat_.in(workspace), k_hat_extent_);
+  }
+  if (near_variant_ != nullptr) {
+    launch_near(p, own_k, workspace, stream);
+    p.tiles = QueryTiles::far;
+    p.dq_semaphore += semaphores_.exists() ? num_semaphores() : 0;
   }
   p.q = tensor_map(q, dtype_, {kQueryTileRows, std::min(variant_.columns, kMaxColumns)});
   p.k = tensor_map(k, dtype_, {kKeyTileRows, variant_.columns / 2});
