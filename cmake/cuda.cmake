@@ -80,6 +80,7 @@ if(DISTR_CUDA_FOUND)
     src/cuda/prepare/estimate.cu
     src/cuda/sm90/backward_launch.cu
     src/cuda/sm90/backward_convert.cu
+    src/cuda/sm90/backward_means.cu
     src/cuda/sm90/backward_variants.cu
     src/cuda/sm90/forward_launch.cu
     src/cuda/sm90/launches.cu

@@ -63,7 +63,8 @@ def rings() -> str:
         if row["op"] == "link":
             continue
         ranks = row["ranks"]
-        lines.append([str(row["seq"] // ranks), row["call"], row["op"].replace("_", " + "), f'{row["ms_one"] / ranks:.1f}',
+        op = row["op"].replace("_", " + ")
+        lines.append([str(row["seq"] // ranks), row["call"], op, f'{row["ms_one"] / ranks:.1f}',
                       *(f"{row[key]:.1f}" if key in row else "" for key in ("ms_compute", "ms_moving", "ms")),
                       f'{100 * row["share_of_ideal"]:.0f} %',
                       *(f"{row[key]:.1f}" if key in row else "" for key in ("ms_torch_flash", "ms_torch_cudnn"))])

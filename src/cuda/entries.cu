@@ -113,9 +113,9 @@ constexpr std::array<ForwardKernel, 4> kForward{
     entry<ForwardTensors, sm80::forward_supports, sm80::plan_forward, NearKeys::served>("sm80/forward"),
     entry<ForwardTensors, plain::supports, plain::plan_forward, NearKeys::served>("plain/forward")};
 constexpr std::array<BackwardKernel, 5> kBackward{
-    not_deterministic(
-        entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward_atomics>("sm90/backward_atomics")),
-    entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward>("sm90/backward"),
+    not_deterministic(entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward_atomics, NearKeys::served>(
+        "sm90/backward_atomics")),
+    entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward, NearKeys::served>("sm90/backward"),
     not_deterministic(
         entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward_atomics>("sm80/backward_atomics")),
     entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward>("sm80/backward"),

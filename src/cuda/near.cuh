@@ -34,6 +34,9 @@ struct NearTiles {
   // The n-th near tile, and the n-th far one, in ascending order.
   [[nodiscard]] __device__ int near(int n) const { return n < sinks ? n : first + n - sinks; }
   [[nodiscard]] __device__ int far(int n) const { return n < first - sinks ? sinks + n : last + n - (first - sinks); }
+  // How many near tiles come before a near one, and how many far ones before a far one.
+  [[nodiscard]] __device__ int near_before(int tile) const { return tile < sinks ? tile : sinks + tile - first; }
+  [[nodiscard]] __device__ int far_before(int tile) const { return tile - sinks - (tile < first ? 0 : last - first); }
 };
 
 // What is near one of the rows first_row .. last_row, whose near keys are neighbours, or those of the rows that share
@@ -61,6 +64,29 @@ struct NearTiles {
 [[nodiscard]] __device__ inline NearTiles near_tiles(const DeviceProblem& problem, std::int64_t row,
                                                      std::int64_t keys) {
   return near_tiles(problem, row, row, keys);
+}
+
+// The rows first .. last - 1: those that a tile of keys is near to, if it has a key. There may be none.
+struct NearRows {
+  std::int64_t first, last;
+};
+
+[[nodiscard]] __host__ __device__ inline NearRows near_rows(const DeviceProblem& problem, int tile) {
+  constexpr std::int64_t kTile = common::kNearTile;
+  const DeviceNear& near = problem.near;
+  if (tile < near.sinks) {
+    return {0, problem.seq_q};
+  }
+  // Rows n0 .. n1 that share their near keys have the tile where n0 <= high and n1 >= low.
+  const std::int64_t key = tile * kTile;
+  const std::int64_t end = key + kTile < problem.seq_k ? key + kTile : problem.seq_k;
+  const std::int64_t low = key - near.offset - near.window;
+  const std::int64_t high = end - 1 - near.offset + near.window;
+  if (!near.has_window || high < 0 || low >= problem.seq_q) {
+    return {0, 0};
+  }
+  const std::int64_t last = (high / near.rows + 1) * near.rows;
+  return {low < 0 ? 0 : low / near.rows * near.rows, last < problem.seq_q ? last : problem.seq_q};
 }
 
 // The 64 rows of a tile that keep and skip together, its `group`-th ones, counted over all heads.

@@ -34,6 +34,7 @@ struct Gradients {
     tensors.d_q = d_q.data();
     tensors.d_k = d_k.data();
     tensors.d_v = d_v.data();
+    tensors.key_means = instance.key_means.data();
     run_on_device(kernel, instance.test_case.problem, grouping, tensors);
   }
 
@@ -104,7 +105,8 @@ std::vector<double> dq_up_to(const BackwardKernel& kernel, const Case& test_case
   }
   for (const GroupingKernel& grouping : cuda_backend().grouping) {
     if (grouping.supports(p, test_case.grouping).empty()) {
-      run_on_device(grouping, p, test_case.grouping, {instance.q_data(), instance.k_data(), instance.order.data()});
+      run_on_device(grouping, p, test_case.grouping,
+                    {instance.q_data(), instance.k_data(), instance.order.data(), instance.key_means.data()});
       break;
     }
   }
@@ -122,7 +124,7 @@ std::vector<double> dq_up_to(const BackwardKernel& kernel, const Case& test_case
 
 std::string dq_never_sees_the_future(const BackwardKernel& kernel, DType dtype) {
   bool asked = false;
-  for (const Strategy strategy : {Strategy::exact, Strategy::lsh, Strategy::energy}) {
+  const auto changes = [&](Strategy strategy, bool has_near_keys) -> std::string {
     Case test_case;
     test_case.name = "future";
     Problem& p = test_case.problem;
@@ -135,13 +137,63 @@ std::string dq_never_sees_the_future(const BackwardKernel& kernel, DType dtype) 
     test_case.grouping.group_size = strategy == Strategy::exact ? 1 : 2;
     test_case.grouping.block = 64;
     test_case.grouping.order_from = OrderFrom::previous;
+    if (has_near_keys) {
+      test_case.grouping.block = 128;
+      test_case.grouping.window = 0;
+      test_case.grouping.sinks = 1;
+    }
     if (!kernel.supports(p, test_case.grouping).empty()) {
-      continue;
+      return "";
     }
     asked = true;
     for (const std::int64_t last : {0, 63, 64, 100, 128, 250}) {
       if (differ(kernel, dq_up_to(kernel, test_case, last, 0.25), dq_up_to(kernel, test_case, last, -4), dtype)) {
-        return "dQ up to row " + std::to_string(last) + " changes when later rows do";
+        return "dQ up to row " + std::to_string(last) + " changes when later rows do" +
+               (has_near_keys ? ", with near keys" : "");
+      }
+    }
+    return "";
+  };
+  for (const Strategy strategy : {Strategy::exact, Strategy::lsh, Strategy::energy}) {
+    for (const bool has_near_keys : {false, true}) {
+      if (std::string fault = changes(strategy, has_near_keys); !fault.empty()) {
+        return fault;
+      }
+    }
+  }
+  return asked ? "" : kNotAsked;
+}
+
+// Of kernels that have near keys: where all keys are near, the gradients are exact attention's, in every bit.
+std::string near_to_all_keys_is_exact(const BackwardKernel& kernel, DType dtype) {
+  bool asked = false;
+  for (const Strategy strategy : {Strategy::lsh, Strategy::energy}) {
+    for (const std::int64_t block : {128, 1000}) {
+      Case test_case;
+      test_case.name = "near to all keys";
+      Problem& p = test_case.problem;
+      p.dtype = dtype;
+      p.heads_q = 2;
+      p.seq_q = p.seq_k = 300;
+      p.head_dim = p.head_dim_v = 64;
+      p.causal = Causal::top_left;
+      p = contiguous(p);
+      test_case.grouping = {.strategy = strategy, .group_size = 2, .block = block, .order_from = OrderFrom::own};
+      test_case.grouping.window = 300;
+      const Grouping exact{.strategy = Strategy::exact};
+      if (!kernel.supports(p, test_case.grouping).empty() || !kernel.supports(p, exact).empty()) {
+        continue;
+      }
+      asked = true;
+      Instance instance(test_case);
+      Gradients near(instance);
+      near.run(kernel, instance, test_case.grouping);
+      Gradients wanted(instance);
+      wanted.run(kernel, instance, exact);
+      if (differ(kernel, values(near.d_q), values(wanted.d_q), dtype) ||
+          !(near.d_k == wanted.d_k && near.d_v == wanted.d_v)) {
+        return std::string(traits(strategy).name) + ", blocks of " + std::to_string(block) +
+               ": near to all keys is not exact attention";
       }
     }
   }
@@ -152,7 +204,8 @@ std::string dq_never_sees_the_future(const BackwardKernel& kernel, DType dtype) 
 
 std::vector<Property<BackwardKernel>> backward_properties() {
   return {{"G = 1 is exact", group_size_one_is_exact},
-          {"with previous, dQ never sees the future", dq_never_sees_the_future}};
+          {"with previous, dQ never sees the future", dq_never_sees_the_future},
+          {"near to all keys is exact", near_to_all_keys_is_exact}};
 }
 
 }  // namespace distr::test

@@ -30,6 +30,13 @@ Grouping grouping_of(Strategy strategy, std::int64_t group_size = 2, std::int64_
   return grouping;
 }
 
+Grouping near_of(Strategy strategy, std::int64_t block) {
+  Grouping grouping = grouping_of(strategy, 2, block);
+  grouping.window = 50;
+  grouping.sinks = 10;
+  return grouping;
+}
+
 // "no such kernel" if there is none.
 std::string reason_of(const std::string& kernel, Operation operation, const Problem& problem,
                       const Grouping& grouping) {
@@ -101,6 +108,8 @@ TEST(Refusals, AreInWords) {
   const Grouping energy = grouping_of(Strategy::energy);
   const Problem f64 = problem_of(DType::f64);
   const char* const only_fp32 = "computes in fp32; f64 is for the reference";
+  Grouping part = near_of(Strategy::energy, 128);
+  part.part = Part{128, 256};
   Problem many = problem_of(DType::bf16, 1);
   many.batch = std::int64_t{1} << 31;
   Problem long_sequence = problem_of(DType::bf16, 1);
@@ -151,11 +160,31 @@ TEST(Refusals, AreInWords) {
       {"sm90/backward", Operation::backward, many, exact, "the grid would have more than 2147483647 tiles of 64 rows"},
       {"sm90/backward", Operation::backward, problem_of(), grouping_of(Strategy::lsh, 2, 48),
        "takes blocks that 64 divides, or of at least seq_q rows"},
+      {"sm90/backward", Operation::backward, problem_of(), near_of(Strategy::lsh, 64),
+       "takes near keys of blocks of a multiple of 128 rows"},
+      {"sm90/backward", Operation::backward, problem_of(), part,
+       "takes no part of a longer call whose far scores keep the means of dropped columns"},
+      {"sm80/backward", Operation::backward, problem_of(), near_of(Strategy::energy, 128),
+       "has no near keys; window and sinks are for other kernels"},
   };
   for (const Case& test_case : cases) {
     EXPECT_EQ(reason_of(test_case.kernel, test_case.operation, test_case.problem, test_case.grouping), test_case.words)
         << test_case.kernel;
   }
+}
+
+// Hopper's backward takes near keys of one grouping and of blocks, whatever is dropped or summed.
+TEST(Refusals, LeaveHoppersBackwardForNearKeys) {
+  for (const Strategy strategy : {Strategy::lsh, Strategy::energy, Strategy::given}) {
+    for (const std::int64_t block : {128, 256, 1000000}) {
+      for (const char* kernel : {"sm90/backward", "sm90/backward_atomics"}) {
+        EXPECT_EQ(reason_of(kernel, Operation::backward, problem_of(), near_of(strategy, block)), expected_reason());
+      }
+    }
+  }
+  Grouping part = near_of(Strategy::lsh, 128);
+  part.part = Part{128, 256};
+  EXPECT_EQ(reason_of("sm90/backward", Operation::backward, problem_of(), part), expected_reason());
 }
 
 // The portable kernels on tensor cores take every length of block and every size of group.

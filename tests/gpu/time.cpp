@@ -335,9 +335,10 @@ int time_kernels(const TimeOptions& options) {
       }
     }
   };
-  const auto wanted = [&](const char* operation) {
-    return options.operations.empty() || options.operations.find(operation) != std::string::npos;
+  const auto named = [&](const std::string& operation) {
+    return ("," + options.operations + ",").find("," + operation + ",") != std::string::npos;
   };
+  const auto wanted = [&](const char* operation) { return options.operations.empty() || named(operation); };
   for_each_shape(attention_shapes(options.quick), [&](Shape& shape) {
     if (wanted("forward")) {
       shape.time_forward();
@@ -349,8 +350,11 @@ int time_kernels(const TimeOptions& options) {
   if (wanted("grouping")) {
     for_each_shape(grouping_shapes(options.quick), [](Shape& shape) { shape.time_grouping(); });
   }
-  if (options.operations.find("near") != std::string::npos) {  // by name alone
+  if (named("near")) {
     time_near(options.filter, options.strategy, stream, rows);
+  }
+  if (named("near_backward")) {
+    time_near_backward(options.filter, options.strategy, stream, rows);
   }
   if (!options.out.empty()) {
     std::ofstream file(options.out);

@@ -24,4 +24,9 @@ struct PlantedInputs {
 // as in TimeOptions.
 void time_near(const std::string& filter, const std::string& strategy, void* stream, nlohmann::ordered_json& rows);
 
+// Times the backward with near keys on random inputs beside the one without them and exact attention's, which is timed
+// whatever the strategy. Likewise.
+void time_near_backward(const std::string& filter, const std::string& strategy, void* stream,
+                        nlohmann::ordered_json& rows);
+
 }  // namespace distr::test

@@ -56,12 +56,9 @@ __device__ inline void store_stats(const QueryRows& rows, std::int64_t index, fl
     rows.stats[index] = make_float2(shift, d);
     return;
   }
-  constexpr int kTile = 64;
-  const auto row = static_cast<int>(index % kTile);
-  float* const tile = reinterpret_cast<float*>(rows.stats) + index / kTile * (2 * kTile);
-  const int place = row / 16 * 16 + row / 2 % 4 * 4 + row / 8 % 2 * 2 + row % 2;
-  tile[place] = shift;
-  tile[kTile + place] = d;
+  float* const to = reinterpret_cast<float*>(rows.stats) + stats_place(index);
+  to[0] = shift;
+  to[kStatsTile] = d;
 }
 
 // to = Q~ of the row `from`; both are in shared memory.

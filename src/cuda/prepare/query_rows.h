@@ -2,6 +2,8 @@
 // What a backward needs of every row of Q before its kernels; of it a forward may need Q~.
 #pragma once
 
+#include <cuda_runtime.h>
+
 #include <cstdint>
 
 #include "cuda/problem.h"
@@ -21,6 +23,14 @@ enum class StatsLayout : std::uint8_t {
   tiles,  // [stats_rows / 64][2][4][4][2][2] floats: first all of the one, in the order in which the tensor cores deal
           // out the columns of an accumulator: row 16 m + 8 n + 2 lane + i of a tile at [m][lane][n][i]
 };
+
+inline constexpr int kStatsTile = 64;  // rows of StatsLayout::tiles
+
+// Where the first of a row's statistics lies, in floats; the second lies kStatsTile behind. index: of all rows.
+[[nodiscard]] __host__ __device__ inline std::int64_t stats_place(std::int64_t index) {
+  const auto row = static_cast<int>(index % kStatsTile);
+  return index / kStatsTile * (2 * kStatsTile) + row / 16 * 16 + row / 2 % 4 * 4 + row / 8 % 2 * 2 + row % 2;
+}
 
 struct QueryRows {
   DeviceProblem problem;  // with the caller's strides

@@ -17,18 +17,21 @@
 //       exponentials, and one's products run under the other's.
 //     - r = 128: dQ is started behind S^T of the next tile and runs under its exponentials; then dP^T takes its
 //       registers.
+//   With near keys (method, 8) a launch has all tiles of queries, near ones or far ones (QueryTiles). Of all, near ones
+//   have another Q, other statistics and other sums of dQ, which is the producer's business alone.
 //   The producer warpgroup: one warp loads the tiles by TMA, and one for each buffer of dQ adds them to their sums in
 //   memory.
 //   Shared memory: BackwardStorage (backward_config.h). K and V, rings of kStages tiles of Q, dO and dQ, two of dS^T.
 //
 //   The sum of a tile is made in the order of the keys, so its bits are the same in every run: dq_semaphore[tile]
 //   counts the blocks that have added to it, and a block waits until all of those before it have. The first writes
-//   instead. There is no deadlock:
+//   instead, but with near keys, where sums begin as zeros. There is no deadlock:
 //     - A block begins by taking a ticket, which says which keys are its own; CUDA starts blocks in whatever order. It
 //       waits only for those of smaller keys of its own head, whose tickets are smaller (cuda/backward_scheduler.cuh),
 //       so all of them have started.
 //     - The block of the smallest keys waits for none, and so gets through all of its tiles; then so does the next.
 //     - Who sees a tile are the first so many blocks, also where attention is causal: nobody in the order is left out.
+//       Where a launch has near or far tiles alone, only blocks that meet the tile count (KeyWork::turn).
 //   As all blocks of a head go from the last tile to the first, each is behind the one before it by one hand-over and
 //   from then on runs beside it. Callers who let the order change have no semaphores, and sums that begin as zeros.
 #pragma once
@@ -249,8 +252,10 @@ class Consumer {
 
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant__ BackwardParameters p) {
-  launch_dependent_grids();
-  wait_on_dependent_grids();
+  if (p.tiles != QueryTiles::far) {  // the second of two launches, which run side by side
+    wait_on_dependent_grids();
+  }
+  launch_dependent_grids();  // after the wait: the second launch counts on the first one's inputs being there
   extern __shared__ __align__(1024) std::uint8_t memory[];
   const BackwardShared<C> shared(*reinterpret_cast<BackwardStorage<C>*>(memory));
   static_assert(fits<BackwardStorage<C>>(1));
@@ -309,6 +314,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
     const KeyHead head{work.batch, work.head, work.head_kv};
     store_keys<typename C::Element>(p, head, row, d_k, p.d_k_parts, p.d_k, p.d_k_strides, p.problem.head_dim, p.scale);
     store_keys<typename C::Element>(p, head, row, d_v, p.d_v_parts, p.d_v, p.d_v_strides, p.problem.head_dim_v, 1.0F);
+    if (p.tiles == QueryTiles::far) {  // for who counts on both launches
+      wait_on_dependent_grids();
+    }
   }
 }
 

@@ -74,16 +74,30 @@ struct BackwardStorage {
   unsigned block;  // the number that KeyWork::of takes
 };
 
+// Which tiles of queries the blocks of keys of a launch meet: all that see them, or of these the ones that the keys are
+// near to, or far from (method, 8).
+enum class QueryTiles : std::uint8_t { all, near, far };
+
+// What takes the place of Q, its statistics and the sums of dQ where the keys are near.
+struct NearQueries {
+  CUtensorMap q;
+  const float2* stats;
+  float* dq_accum;
+};
+
 // What the kernel takes by value.
 struct BackwardParameters {
   CUtensorMap q, k, v, d_o;  // [columns, rows, heads, batch], boxes of a panel
-  DeviceProblem problem;
+  DeviceProblem problem;     // without near keys where all scores are of the same columns
+  QueryTiles tiles;
+  NearQueries near;
   const float2* stats;      // [B, Hq, stats_rows]: -LSE to the base 2, and D, in tiles (prepare/query_rows.h); -inf
                             // and 0 where no key is seen
   std::int64_t stats_rows;  // Nq, up to a multiple of 128
-  float* dq_accum;          // dq_hat or dQ~ / scale, in fragments (backward_convert.h) of kQueryTileRows rows
-  unsigned* dq_semaphore;   // [B, Hq, tiles of queries]: blocks of keys that have added to the tile; or null: any order
-  unsigned* ticket;         // blocks that have started; null: any order, so it does not matter
+  float* dq_accum;         // dq_hat or dQ~ / scale, in fragments (backward_convert.h) of kQueryTileRows rows; with near
+                           // keys they begin as zeros
+  unsigned* dq_semaphore;  // [B, Hq, tiles of queries]: blocks of keys that have added to the tile; or null: any order
+  unsigned* ticket;        // blocks that have started; null: any order, so it does not matter
   float scale;
   // Where a KV head has one query head and columns are as they were given, dK and dV are written as they are wanted;
   // else (parts are not null) for each query head in fp32, in fragments of kKeyTileRows rows, without the scale.

@@ -1,9 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
-// result[row, c] = the sum, over the heads h that share it, of share(h, c) * sums_h[row, group of c in the order of h]:
+// result[row, c] = the sum, over the heads h that share it and over near and far keys, of share(h, c) * sums_h[row,
+// group of c in the order of h]:
 //   dQ of dq_hat: one head; the group's mean gives each of its columns an equal part, a sampled column gets all
 //   dQ of dQ~: the same, and the sums of a group are those of its columns, in the order of the row's block
 //   dK of dk_hat: the query heads of a KV head; every column of a group gets all of it
 //   dV: the same, of heads whose columns are their own groups
+// and dQ of a dropped column takes the mean of its keys times the row's sum of dS over far keys.
 //
 // A warp takes 16 rows of a head of the result: the sums of each head that shares it pass through shared memory, where
 // a lane takes those of its columns' groups. Bound by memory: 4 bytes read for an element of the sums, 2 written.
@@ -30,8 +32,8 @@ struct Columns {
   int source[kMaxColumns];
 };
 
-__device__ void find_groups(const Conversion& r, std::int64_t head, std::int64_t block, Columns& of) {
-  const bool is_exact = r.order == nullptr || (r.first_block_is_exact && block == 0);
+__device__ void find_groups(const Conversion& r, const Sums& sums, std::int64_t head, std::int64_t block, Columns& of) {
+  const bool is_exact = sums.order == nullptr || (r.first_block_is_exact && block == 0);
   for (int place = static_cast<int>(threadIdx.x); place < kMaxColumns; place += kThreads) {
     of.source[place] = place;
     if (place >= r.columns || is_exact) {
@@ -42,14 +44,25 @@ __device__ void find_groups(const Conversion& r, std::int64_t head, std::int64_t
     }
     const int group = place / r.members;
     const int size = min(r.members, r.columns - group * r.members);
-    const bool takes = group < r.groups && (r.share != Share::first || place == group * r.members);
-    const int column = r.order[(head * r.blocks + block) * r.columns + place];
-    if (r.spread) {
+    const bool takes = group < r.groups && (sums.share != Share::first || place == group * r.members);
+    const int column = sums.order[(head * r.blocks + block) * r.columns + place];
+    if (sums.spread) {
       of.source[place] = column;
     }
-    of.first[column] = r.spread ? group * r.members : group;
-    of.count[column] = !takes ? 0 : r.spread ? size : 1;
-    of.weight[column] = r.share == Share::mean ? r.scale / static_cast<float>(size) : r.scale;
+    of.first[column] = sums.spread ? group * r.members : group;
+    of.count[column] = !takes ? 0 : sums.spread ? size : 1;
+    of.weight[column] = sums.share == Share::mean ? r.scale / static_cast<float>(size) : r.scale;
+  }
+}
+
+// The weight of a dropped column becomes the mean of its keys, that of any other 0.
+__device__ void find_means(const Conversion& r, std::int64_t head, std::int64_t block, Columns& of) {
+  const std::int32_t* const order = r.sums[0].order + (head * r.blocks + block) * r.columns;
+  const float* const means =
+      r.far.means + (head / r.far.heads_per_kv * r.far.count + (r.far.count == 1 ? 0 : block)) * r.columns;
+  for (int place = static_cast<int>(threadIdx.x); place < kMaxColumns; place += kThreads) {
+    const int column = place < r.columns ? order[place] : place;
+    of.weight[column] = place >= r.groups * r.members && place < r.columns ? r.scale * means[column] : 0.0F;
   }
 }
 
@@ -67,15 +80,15 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(const __grid_constant
   const std::int64_t row = blockIdx.x % tiles * (kWarps * kRows) + warp * kRows;
   float(&sums)[kRows][kPitch] = s_sums[warp];
 
+  const std::int64_t block = (row - warp * kRows) / r.block;
   float total[kRows][4] = {};  // of this lane's columns: 2 lane, its neighbour, and those 64 behind
   const auto column = [&](int i) { return i / 2 * 64 + lane * 2 + i % 2; };
-  for (std::int64_t h = 0; h < r.heads_per_result; ++h) {
-    const std::int64_t head = to_head / to_heads * r.heads + to_head % to_heads * r.heads_per_result + h;
-    __syncthreads();  // nobody reads the columns of the head before any more
-    find_groups(r, head, (row - warp * kRows) / r.block, s_columns);
-    const float* const from = r.sums + (head * r.padded_rows + row) * r.padded_columns;
+  const auto add = [&](const Sums& of_keys, std::int64_t head) {
+    __syncthreads();  // nobody reads the columns of the sums before any more
+    find_groups(r, of_keys, head, block, s_columns);
+    const float* const from = of_keys.data + (head * r.padded_rows + row) * of_keys.columns;
 #pragma unroll 4  // loads on their way at the same time
-    for (int n = 0; n < r.padded_columns / 8; ++n) {
+    for (int n = 0; n < of_keys.columns / 8; ++n) {
       float4 x = make_float4(0, 0, 0, 0);
       if (row >= r.first_row && row < r.rows) {
         x = *reinterpret_cast<const float4*>(from + n * kFragment + lane * 4);
@@ -94,6 +107,29 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(const __grid_constant
         for (int k = 0; k < kRows; ++k) {
           total[k][i] += weight * sums[k][source];
         }
+      }
+    }
+  };
+  for (std::int64_t h = 0; h < r.heads_per_result; ++h) {
+    const std::int64_t head = to_head / to_heads * r.heads + to_head % to_heads * r.heads_per_result + h;
+    for (const Sums& of_keys : r.sums) {
+      if (of_keys.data != nullptr) {
+        add(of_keys, head);
+      }
+    }
+  }
+  if (r.far.of_row != nullptr && !(r.first_block_is_exact && block == 0)) {
+    __syncthreads();
+    find_means(r, to_head, block, s_columns);
+    __syncthreads();
+#pragma unroll
+    for (int k = 0; k < kRows; ++k) {
+      const float far = row + k < r.rows ? r.far.of_row[to_head * r.rows + row + k] : 0.0F;
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        // A far sum that is not finite is none of a column that keeps no mean.
+        const float mean = s_columns.weight[column(i)];
+        total[k][i] += mean == 0 ? 0.0F : mean * far;
       }
     }
   }

@@ -34,19 +34,33 @@ enum class Share : std::uint8_t {
 
 inline constexpr int kConvertedRows = 64;  // of a thread block, which have one order
 
+// The sums of a set of keys.
+struct Sums {
+  const float* data;          // [B, heads, padded rows / 16, columns / 8][kFragment]; null: there are none
+  int columns;                // padded to a multiple of 16, up to 128
+  const std::int32_t* order;  // [B, heads, blocks, d], or null: every column is its own group
+  bool spread;                // they are of single columns, dQ~, and a group's are added; else they are of groups
+  Share share;
+};
+
+// What dQ of dropped columns gets of far keys: the means of the keys times the row's sum of dS (method, 8).
+struct FarSums {
+  const float* of_row;  // [B, heads, rows], or null: nothing
+  const float* means;   // [B, heads / heads_per_kv, count, columns]
+  std::int64_t count;   // one, or one for each block
+  std::int64_t heads_per_kv;
+};
+
 struct Conversion {
   DType dtype;
-  const float* sums;          // [B, heads, padded rows / 16, padded columns / 8][kFragment]
+  Sums sums[2];  // added in this order
+  FarSums far;
   std::int64_t padded_rows;   // a multiple of 16
-  int padded_columns;         // a multiple of 16, up to 128
   std::int64_t first_row;     // there are no sums of those before it: zeros
-  const std::int32_t* order;  // [B, heads, blocks, columns], or null: every column is its own group
   std::int64_t blocks;        // of rows of the result, with orders of their own
   std::int64_t block;         // rows of one: a multiple of kConvertedRows, or at least `rows`
   bool first_block_is_exact;  // its columns are their own groups
-  bool spread;                // the sums are of single columns, dQ~, and a group's are added; else they are of groups
   int groups, members;
-  Share share;
   float scale;
   std::int64_t batch, heads;      // of the sums
   std::int64_t heads_per_result;  // so many make one head of the result, added in order

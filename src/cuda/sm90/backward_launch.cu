@@ -1,6 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
 // One grouping for the whole sequence has q_hat and k_hat made beforehand. Where blocks of queries have groupings of
 // their own, the kernel is the exact one of Q~, q_hat spread over the d columns: q_hat k_hat^T = Q~ K^T (method, 3).
+//
+// With near keys (method, 8) the kernel of Q~ takes Q instead in tiles of queries that a block of keys is near to: one
+// launch, with two sums of dQ. q_hat and k_hat are narrower than Q and K: near and far tiles are launches of their own,
+// and dK and dV have two sums as well. Sums are in fp32, and far ones are added before near ones.
 #include "cuda/sm90/backward_launch.h"
 
 #include <algorithm>
@@ -15,6 +19,7 @@
 #include "cuda/prepare/operand.h"
 #include "cuda/prepare/query_rows.h"
 #include "cuda/sm90/backward_convert.h"
+#include "cuda/sm90/backward_means.h"
 #include "cuda/sm90/backward_variants.h"
 #include "cuda/sm90/constraints.h"
 #include "cuda/sm90/heuristics.h"
@@ -47,6 +52,8 @@ enum class Factors : std::uint8_t {
                                                                       : Factors::exact;
 }
 
+constexpr int kMaxColumns = 64;  // of a box
+
 // The order in which dQ is summed; fixed: that of the keys.
 enum class DqOrder : std::uint8_t { fixed, any };
 
@@ -56,19 +63,25 @@ class BackwardPlan {
   BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder order, WorkspaceLayout& workspace);
 
   void run(const BackwardTensors& tensors, void* workspace, void* stream) const;
-  [[nodiscard]] LaunchShape launch() const;
+  // The last one is that of far keys, or of all.
+  [[nodiscard]] std::vector<LaunchShape> launches() const;
 
  private:
+  void plan_near(const Problem& p, const Grouping& grouping, WorkspaceLayout& workspace);
+  void plan_key_sums(const Problem& p, WorkspaceLayout& workspace);
   void plan_conversions(const Problem& p);
-  // What the kernel counts on: no block has added to any tile and no ticket is taken, or all sums are 0.
+  // Zeros where the kernel counts on them: in turns and tickets, and in sums that no block is known to begin.
   void clear(void* workspace, void* stream) const;
-  void preprocess(const BackwardTensors& tensors, void* workspace, void* stream) const;
+  // The near tiles in a launch of their own.
+  void launch_near(BackwardParameters p, const Operand& k, void* workspace, void* stream) const;
   // dQ, dK and dV from their sums, as far as the kernel has not written them.
   void convert_all(const BackwardTensors& tensors, void* workspace, void* stream) const;
 
   DType dtype_;
   Factors factors_;
   const BackwardVariant& variant_;
+  bool has_near_;                                  // near keys have other factors than far ones
+  const BackwardVariant* near_variant_ = nullptr;  // of the launch of near tiles; null: one launch has all
   Extent queries_;
   std::int64_t heads_, query_rows_, key_rows_;  // rows of whole tiles
   BackwardParameters parameters_{};             // but for the pointers
@@ -82,35 +95,54 @@ class BackwardPlan {
   Extent q_hat_extent_{}, k_hat_extent_{};
   Part<std::uint16_t> q_hat_, k_hat_;
   Part<float> d_k_parts_, d_v_parts_;
+  Part<float> near_dq_accum_, near_d_k_parts_, near_d_v_parts_;
+  std::optional<BackwardMeans> means_;
   Conversion convert_q_{}, convert_k_{}, convert_v_{};  // but for the pointers
 
-  [[nodiscard]] std::int64_t dq_accum_count() const { return heads_ * query_rows_ * variant_.columns; }
-  [[nodiscard]] std::int64_t num_semaphores() const { return heads_ * (query_rows_ / kQueryTileRows); }
+  [[nodiscard]] bool reads_q() const { return factors_ != Factors::spread || has_near_; }
+  [[nodiscard]] const BackwardVariant& near_variant() const { return near_variant_ ? *near_variant_ : variant_; }
+  [[nodiscard]] std::int64_t dq_accum_count(const BackwardVariant& variant) const {
+    return heads_ * query_rows_ * variant.columns;
+  }
+  // Of a launch: those of its tiles, and behind them the ticket.
+  [[nodiscard]] std::int64_t num_semaphores() const { return heads_ * (query_rows_ / kQueryTileRows) + 1; }
+  [[nodiscard]] std::int64_t num_launches() const { return near_variant_ == nullptr ? 1 : 2; }
+  [[nodiscard]] unsigned* ticket_behind(unsigned* semaphores) const {
+    return semaphores == nullptr ? nullptr : semaphores + num_semaphores() - 1;
+  }
 };
 
 BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder order, WorkspaceLayout& workspace)
     : dtype_(p.dtype),
       factors_(factors_of(p, grouping)),
       variant_(find(p, factors_ == Factors::precomputed ? num_groups(p, grouping) : p.head_dim)),
+      has_near_(common::has_near_keys(grouping) && factors_ != Factors::exact),
       queries_{p.batch, p.heads_q, p.seq_q, p.head_dim},
       heads_(p.batch * p.heads_q),
       query_rows_(whole(p.seq_q, kQueryTileRows)),
       key_rows_(whole(p.seq_k, kKeyTileRows)) {
   parameters_.problem = rows_.problem = device_problem(p, grouping);
+  if (!has_near_) {
+    parameters_.problem.near = {};
+  }
   rows_.stats_rows = parameters_.stats_rows = stats_rows_of(rows_.problem);
   rows_.layout = StatsLayout::tiles;
   stats_ = {workspace, "rows' statistics", heads_ * rows_.stats_rows};
-  dq_accum_ = {workspace, "sums of dQ", dq_accum_count()};
+  dq_accum_ = {workspace, "sums of dQ", dq_accum_count(variant_)};
   if (factors_ == Factors::spread) {
     spread_ = {workspace, "spread Q", packed_count(queries_)};
-  } else {
+  }
+  if (reads_q()) {
     q_ = for_tma("Q", p.q, queries_, workspace);
   }
   k_ = for_tma("K", p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace);
   v_ = for_tma("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace);
   d_o_ = for_tma("dO", p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace);
+  if (has_near_) {
+    plan_near(p, grouping, workspace);
+  }
   if (order == DqOrder::fixed) {
-    semaphores_ = {workspace, "semaphores of dQ", num_semaphores() + 1};
+    semaphores_ = {workspace, "semaphores of dQ", num_launches() * num_semaphores()};
   }
   if (factors_ == Factors::precomputed) {
     const DeviceProblem& sizes = parameters_.problem;
@@ -125,13 +157,7 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder o
     k_hat_ = {workspace, "k_hat", packed_count(k_hat_extent_)};
     parameters_.keys_of_query_head = true;
   }
-  const bool shared = p.heads_q != p.heads_kv;
-  if (factors_ == Factors::precomputed || shared) {
-    d_k_parts_ = {workspace, "dK of query heads", heads_ * key_rows_ * variant_.columns};
-  }
-  if (shared) {
-    d_v_parts_ = {workspace, "dV of query heads", heads_ * key_rows_ * variant_.values};
-  }
+  plan_key_sums(p, workspace);
   parameters_.scale = static_cast<float>(p.softmax_scale());
   parameters_.d_k_strides = p.k;
   parameters_.d_v_strides = p.v;
@@ -140,9 +166,36 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder o
   plan_conversions(p);
 }
 
+void BackwardPlan::plan_near(const Problem& p, const Grouping& grouping, WorkspaceLayout& workspace) {
+  if (factors_ == Factors::precomputed) {
+    near_variant_ = &find(p, p.head_dim);
+  }
+  near_dq_accum_ = {workspace, "sums of dQ over near keys", dq_accum_count(near_variant())};
+  if (parameters_.problem.near.has_means && p.batch > 0) {  // else nothing runs
+    means_.emplace(p, grouping, parameters_.problem, workspace);
+  }
+}
+
+// Where dK and dV are sums in memory.
+void BackwardPlan::plan_key_sums(const Problem& p, WorkspaceLayout& workspace) {
+  const bool shared = p.heads_q != p.heads_kv;
+  const std::int64_t rows = heads_ * key_rows_;
+  if (factors_ == Factors::precomputed || shared) {
+    d_k_parts_ = {workspace, "dK of query heads", rows * variant_.columns};
+  }
+  if (near_variant_ != nullptr || shared) {
+    d_v_parts_ = {workspace, "dV of query heads", rows * variant_.values};
+  }
+  if (near_variant_ != nullptr) {
+    near_d_k_parts_ = {workspace, "dK of query heads and near keys", rows * near_variant_->columns};
+    near_d_v_parts_ = {workspace, "dV of query heads and near keys", rows * near_variant_->values};
+  }
+}
+
 void BackwardPlan::plan_conversions(const Problem& p) {
   const DeviceProblem& device = parameters_.problem;
   const bool exact = factors_ == Factors::exact;
+  const BackwardVariant& near = near_variant();
   Conversion r{};
   r.dtype = p.dtype;
   r.batch = p.batch;
@@ -150,15 +203,18 @@ void BackwardPlan::plan_conversions(const Problem& p) {
   r.blocks = device.blocks;
   r.block = device.block;
   r.first_block_is_exact = device.first_block_is_exact;
-  r.spread = factors_ == Factors::spread;
   r.groups = device.groups;
   r.members = device.members;
   r.scale = parameters_.scale;
 
   r.padded_rows = query_rows_;
-  r.padded_columns = variant_.columns;
+  r.sums[0].columns = variant_.columns;
+  r.sums[0].spread = factors_ == Factors::spread;
+  r.sums[0].share = exact ? Share::all : device.mean ? Share::mean : Share::first;
+  r.sums[1] = {nullptr, near.columns, nullptr, false, Share::all};
+  r.far.count = device.near.means;
+  r.far.heads_per_kv = p.heads_q / p.heads_kv;
   r.first_row = std::int64_t{first_query_tile(device, 0)} * kQueryTileRows;
-  r.share = exact ? Share::all : device.mean ? Share::mean : Share::first;
   r.heads_per_result = 1;
   r.rows = p.seq_q;
   r.columns = static_cast<int>(p.head_dim);
@@ -169,14 +225,14 @@ void BackwardPlan::plan_conversions(const Problem& p) {
   r.heads_per_result = p.heads_q / p.heads_kv;
   r.rows = p.seq_k;
   r.padded_rows = key_rows_;
-  r.share = Share::all;
+  r.sums[0] = {nullptr, variant_.columns, nullptr, false, Share::all};
   r.blocks = 1;
   r.block = std::max(p.seq_k, p.seq_q);
-  r.spread = false;
   r.strides = p.k;
   convert_k_ = r;
 
-  r.padded_columns = variant_.values;
+  r.sums[0].columns = variant_.values;
+  r.sums[1].columns = near.values;
   r.scale = 1;
   r.columns = static_cast<int>(p.head_dim_v);
   r.strides = p.v;
@@ -188,24 +244,43 @@ void BackwardPlan::clear(void* workspace, void* stream) const {
     check(cudaMemsetAsync(from, 0, static_cast<std::size_t>(count) * 4, static_cast<cudaStream_t>(stream)),
           "cudaMemsetAsync");
   };
-  semaphores_.exists() ? zero(semaphores_.in(workspace), num_semaphores() + 1)
-                       : zero(dq_accum_.in(workspace), dq_accum_count());
+  if (semaphores_.exists()) {
+    zero(semaphores_.in(workspace), num_launches() * num_semaphores());
+  }
+  if (has_near_ || !semaphores_.exists()) {
+    zero(dq_accum_.in(workspace), dq_accum_count(variant_));
+  }
+  if (has_near_) {
+    zero(near_dq_accum_.in(workspace), dq_accum_count(near_variant()));
+  }
 }
 
-void BackwardPlan::preprocess(const BackwardTensors& tensors, void* workspace, void* stream) const {
+void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* stream) const {
+  const Operand own_q = reads_q() ? q_.read(tensors.q, workspace, stream) : Operand{};
+  Operand q = spread_.exists() ? packed(spread_.in(workspace), queries_) : own_q;
+  const Operand own_k = k_.read(tensors.k, workspace, stream);
+  Operand k = own_k;
+  const Operand v = v_.read(tensors.v, workspace, stream);
+  const Operand d_o = d_o_.read(tensors.d_o, workspace, stream);
+  clear(workspace, stream);  // first, so that nothing stands between the kernels: each starts before the last one ends
   QueryRows rows = with_inputs(rows_, tensors);
   rows.stats = stats_.in(workspace);
   rows.spread = spread_.in(workspace);
   preprocess_rows(dtype_, rows, stream);
-}
-
-void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* stream) const {
-  Operand q = spread_.exists() ? packed(spread_.in(workspace), queries_) : q_.read(tensors.q, workspace, stream);
-  Operand k = k_.read(tensors.k, workspace, stream);
-  const Operand v = v_.read(tensors.v, workspace, stream);
-  const Operand d_o = d_o_.read(tensors.d_o, workspace, stream);
-  clear(workspace, stream);  // first, so that nothing stands between the kernels: each starts before the last one ends
-  preprocess(tensors, workspace, stream);
+  BackwardParameters p = parameters_;
+  p.v = tensor_map(v, dtype_, {kKeyTileRows, std::min(variant_.values, kMaxColumns)});
+  p.d_o = tensor_map(d_o, dtype_, {kQueryTileRows, std::min(variant_.values, kMaxColumns)});
+  p.stats = stats_.in(workspace);
+  p.dq_accum = dq_accum_.in(workspace);
+  if (has_near_) {
+    p.near = {tensor_map(own_q, dtype_, {kQueryTileRows, std::min(near_variant().columns, kMaxColumns)}), p.stats,
+              near_dq_accum_.in(workspace)};
+  }
+  if (means_) {
+    means_->run(tensors, own_q, own_k, v, p.stats, workspace, stream);
+    p.stats = means_->far_stats(workspace);
+  }
+  p.dq_semaphore = semaphores_.in(workspace);
   if (estimates_) {
     const std::array both{Estimates::Tensors{q.data, 1, q_hat_.in(workspace)},
                           Estimates::Tensors{k.data, 1, k_hat_.in(workspace)}};
@@ -213,18 +288,14 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
     q = packed(q_hat_.in(workspace), q_hat_extent_);
     k = packed(k_hat_.in(workspace), k_hat_extent_);
   }
-  constexpr int kMaxColumns = 64;  // of a box
-  const int columns = variant_.columns;
-  const int values = std::min(variant_.values, kMaxColumns);
-  BackwardParameters p = parameters_;
-  p.q = tensor_map(q, dtype_, {kQueryTileRows, std::min(columns, kMaxColumns)});
-  p.k = tensor_map(k, dtype_, {kKeyTileRows, columns / 2});
-  p.v = tensor_map(v, dtype_, {kKeyTileRows, values});
-  p.d_o = tensor_map(d_o, dtype_, {kQueryTileRows, values});
-  p.stats = stats_.in(workspace);
-  p.dq_accum = dq_accum_.in(workspace);
-  p.dq_semaphore = semaphores_.in(workspace);
-  p.ticket = p.dq_semaphore == nullptr ? nullptr : p.dq_semaphore + num_semaphores();
+  if (near_variant_ != nullptr) {
+    launch_near(p, own_k, workspace, stream);
+    p.tiles = QueryTiles::far;
+    p.dq_semaphore += semaphores_.exists() ? num_semaphores() : 0;
+  }
+  p.q = tensor_map(q, dtype_, {kQueryTileRows, std::min(variant_.columns, kMaxColumns)});
+  p.k = tensor_map(k, dtype_, {kKeyTileRows, variant_.columns / 2});
+  p.ticket = ticket_behind(p.dq_semaphore);
   p.d_k = tensors.d_k;
   p.d_v = tensors.d_v;
   p.d_k_parts = d_k_parts_.in(workspace);
@@ -233,34 +304,61 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
   convert_all(tensors, workspace, stream);
 }
 
+void BackwardPlan::launch_near(BackwardParameters p, const Operand& k, void* workspace, void* stream) const {
+  p.tiles = QueryTiles::near;
+  p.k = tensor_map(k, dtype_, {kKeyTileRows, near_variant_->columns / 2});
+  p.keys_of_query_head = false;
+  p.ticket = ticket_behind(p.dq_semaphore);
+  p.d_k_parts = near_d_k_parts_.in(workspace);
+  p.d_v_parts = near_d_v_parts_.in(workspace);
+  near_variant_->launch(p, stream);
+}
+
 void BackwardPlan::convert_all(const BackwardTensors& tensors, void* workspace, void* stream) const {
-  const auto convert = [&](Conversion r, const Part<float>& sums, const std::int32_t* order, void* to) {
-    r.sums = sums.in(workspace);
-    r.order = order;
+  const auto convert = [&](Conversion r, const Part<float>& sums, const Part<float>& near, const std::int32_t* order,
+                           void* to) {
+    r.sums[0].data = sums.in(workspace);
+    r.sums[0].order = order;
+    r.sums[1].data = near.in(workspace);
     r.to = to;
     convert_sums(r, stream);
   };
-  convert(convert_q_, dq_accum_, factors_ == Factors::exact ? nullptr : tensors.order, tensors.d_q);
+  Conversion of_q = convert_q_;
+  if (means_) {
+    of_q.far.of_row = means_->far_sums(workspace);
+    of_q.far.means = tensors.key_means;
+  }
+  convert(of_q, dq_accum_, near_dq_accum_, factors_ == Factors::exact ? nullptr : tensors.order, tensors.d_q);
   if (d_k_parts_.exists()) {
-    convert(convert_k_, d_k_parts_, factors_ == Factors::precomputed ? tensors.order : nullptr, tensors.d_k);
+    convert(convert_k_, d_k_parts_, near_d_k_parts_, factors_ == Factors::precomputed ? tensors.order : nullptr,
+            tensors.d_k);
   }
   if (d_v_parts_.exists()) {
-    convert(convert_v_, d_v_parts_, nullptr, tensors.d_v);
+    convert(convert_v_, d_v_parts_, near_d_v_parts_, nullptr, tensors.d_v);
   }
 }
 
-LaunchShape BackwardPlan::launch() const {
-  return {{kQueryTileRows, kKeyTileRows, variant_.values, variant_.columns},
-          heads_ * (key_rows_ / kKeyTileRows),
-          variant_.threads,
-          variant_.shared_bytes};
+std::vector<LaunchShape> BackwardPlan::launches() const {
+  std::vector<LaunchShape> result;
+  if (means_) {
+    result = means_->launches();
+  }
+  for (const BackwardVariant* variant : {near_variant_, &variant_}) {
+    if (variant != nullptr) {
+      result.push_back({{kQueryTileRows, kKeyTileRows, variant->values, variant->columns},
+                        heads_ * (key_rows_ / kKeyTileRows),
+                        variant->threads,
+                        variant->shared_bytes});
+    }
+  }
+  return result;
 }
 
 KernelPlan<BackwardTensors> plan_with(DqOrder order, const Problem& problem, const Grouping& grouping) {
   KernelPlan<BackwardTensors> result;
   BackwardPlan plan(problem, grouping, order, result.workspace);
-  result.launches = {plan.launch()};
-  result.tiles = {result.launches.front().tile};
+  result.launches = plan.launches();
+  result.tiles = {result.launches.back().tile};
   result.run = [plan = std::move(plan)](const BackwardTensors& tensors, const Execution& execution) {
     plan.run(tensors, execution.workspace, execution.stream);
   };
@@ -278,6 +376,12 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   }
   if (is_by_blocks(problem, grouping) && grouping.block % kConvertedRows != 0) {
     return "takes blocks that 64 divides, or of at least seq_q rows";
+  }
+  if (const std::string reason = near_keys_reason(problem, grouping); !reason.empty() && !is_exact(grouping)) {
+    return reason;
+  }
+  if (grouping.part.has_value() && common::has_key_means(grouping)) {  // its LSE is of other keys too
+    return "takes no part of a longer call whose far scores keep the means of dropped columns";
   }
   return unsupported_device_reason();
 }

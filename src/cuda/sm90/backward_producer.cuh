@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/backward_scheduler.cuh"
+#include "cuda/near.cuh"
 #include "cuda/sm90/backward_config.h"
 #include "cuda/sm90/backward_epilogue.cuh"
 #include "cuda/sm90/pipeline.cuh"
@@ -21,6 +22,8 @@ struct KeyWork {
   int key;     // the first
   int tiles;   // of queries, from the one that begins at last_row down
   int last_row;
+  int tiles_above, gap;      // from the tile `tiles_above` on they begin `gap` rows lower: those between are not met
+  int near_first, near_end;  // rows that the keys are near to
 
   __device__ static KeyWork of(unsigned cta, const BackwardParameters& p) {
     const DeviceProblem& problem = p.problem;
@@ -33,12 +36,39 @@ struct KeyWork {
     result.head_kv = coord.head / (heads / static_cast<int>(problem.heads_kv));
     result.number = coord.tile;
     result.key = coord.tile * C::kKeys;
-    const int end = static_cast<int>((problem.seq_q + C::kRows - 1) / C::kRows);
-    result.tiles = max(end - first_query_tile(problem, result.key), 0);
+    int end = static_cast<int>((problem.seq_q + C::kRows - 1) / C::kRows);
+    int first = min(first_query_tile(problem, result.key), end);
+    if (problem.near.has) {
+      static_assert(C::kKeys == common::kNearTile && common::kNearTile % C::kRows == 0);
+      const NearRows rows = near_rows(problem, result.number);
+      const int near_first = max(static_cast<int>(rows.first / C::kRows), first);
+      const int near_end = max(static_cast<int>((rows.last + C::kRows - 1) / C::kRows), near_first);
+      result.near_first = near_first * C::kRows;
+      result.near_end = near_end * C::kRows;
+      if (p.tiles == QueryTiles::near) {
+        first = near_first;
+        end = near_end;
+      } else if (p.tiles == QueryTiles::far) {
+        result.gap = result.near_end - result.near_first;
+      }
+    }
+    result.tiles = end - first - result.gap / C::kRows;
     result.last_row = (end - 1) * C::kRows;
+    result.tiles_above = end - result.near_end / C::kRows;
     return result;
   }
-  [[nodiscard]] __device__ int row(int n) const { return last_row - n * C::kRows; }  // the n-th tile's first
+  // The n-th tile's first.
+  [[nodiscard]] __device__ int row(int n) const { return last_row - n * C::kRows - (n < tiles_above ? 0 : gap); }
+  [[nodiscard]] __device__ bool is_near(int n) const { return row(n) >= near_first && row(n) < near_end; }
+
+  // How many blocks of the launch add to the n-th tile before this one.
+  [[nodiscard]] __device__ unsigned turn(const BackwardParameters& p, int n) const {
+    if (p.tiles == QueryTiles::all) {
+      return static_cast<unsigned>(number);
+    }
+    const NearTiles of_row = near_tiles(p.problem, row(n), p.problem.seq_k);
+    return static_cast<unsigned>(p.tiles == QueryTiles::near ? of_row.near_before(number) : of_row.far_before(number));
+  }
 };
 
 template <class C>
@@ -103,14 +133,17 @@ class BackwardShared : public SharedAddresses<BackwardStorage<C>> {
 template <class C>
 __device__ inline void load_all(const BackwardParameters& p, const KeyWork<C>& work, const BackwardShared<C>& shared) {
   const int key_head = p.keys_of_query_head ? work.head : work.head_kv;
-  const float2* const stats = p.stats + (std::int64_t{work.batch} * p.problem.heads_q + work.head) * p.stats_rows;
+  const std::int64_t first_stats = (std::int64_t{work.batch} * p.problem.heads_q + work.head) * p.stats_rows;
   const auto load_queries = [&](int n) {
+    const bool is_near = work.is_near(n);
     const PipelineState<C::kStages> state(n);
     wait_empty(shared.queries_empty(state.stage), state.phase);
     const std::uint32_t full = shared.queries_full(state.stage);
     ptx::barrier_arrive_expect_tx(full, C::QueryTile::kBytes + C::kStatsBytes);
-    tma_load_tile<typename C::QueryTile>(shared.queries(state.stage), p.q, full, work.row(n), work.head, work.batch);
-    ptx::bulk_load(shared.stats(state.stage), stats + work.row(n), C::kStatsBytes, full);
+    tma_load_tile<typename C::QueryTile>(shared.queries(state.stage), is_near ? p.near.q : p.q, full, work.row(n),
+                                         work.head, work.batch);
+    ptx::bulk_load(shared.stats(state.stage), (is_near ? p.near.stats : p.stats) + first_stats + work.row(n),
+                   C::kStatsBytes, full);
   };
   const auto load_d_o = [&](int n) {
     const PipelineState<C::kStages> state(n);
@@ -136,20 +169,20 @@ __device__ inline void load_all(const BackwardParameters& p, const KeyWork<C>& w
 template <class C>
 __device__ inline void reduce_all(const BackwardParameters& p, const KeyWork<C>& work, const BackwardShared<C>& shared,
                                   int buffer) {
-  const auto number = static_cast<unsigned>(work.number);
   const std::int64_t tiles = (p.problem.seq_q + C::kRows - 1) / C::kRows;
   const std::int64_t of_head = (std::int64_t{work.batch} * p.problem.heads_q + work.head) * tiles;
   const bool ordered = p.dq_semaphore != nullptr;
   for (int n = buffer; n < work.tiles; n += C::kStages) {
     const PipelineState<C::kStages> state(n);
     const std::int64_t tile = of_head + work.row(n) / C::kRows;
-    float* const dq_accum = p.dq_accum + tile * (C::kRows * C::kColumns);
+    float* const dq_accum = (work.is_near(n) ? p.near.dq_accum : p.dq_accum) + tile * (C::kRows * C::kColumns);
+    const unsigned turn = work.turn(p, n);
     if (ordered) {
-      wait_for_semaphore(p.dq_semaphore + tile, number);
+      wait_for_semaphore(p.dq_semaphore + tile, turn);
     }
     ptx::barrier_wait(shared.d_q_full(state.stage), state.phase);
     ptx::fence_proxy_async_global();  // what others added before our turn comes before what TMA adds now
-    if (ordered && number == 0) {
+    if (ordered && turn == 0 && !p.problem.near.has) {
       ptx::bulk_store(dq_accum, shared.d_q(n), C::kDqBytes);
     } else {
       ptx::bulk_add(dq_accum, shared.d_q(n), C::kDqBytes);
@@ -159,7 +192,7 @@ __device__ inline void reduce_all(const BackwardParameters& p, const KeyWork<C>&
     ptx::barrier_arrive(shared.d_q_empty(state.stage));
     ptx::bulk_wait<0>();
     if (ordered) {
-      ptx::store_release(p.dq_semaphore + tile, number + 1);
+      ptx::store_release(p.dq_semaphore + tile, turn + 1);
     }
   }
 }

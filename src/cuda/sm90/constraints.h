@@ -3,9 +3,11 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
 #include <limits>
 #include <string>
 
+#include "common/near.h"
 #include "cuda/launch.h"
 #include "cuda/prepare/operand.h"
 #include "kernel.h"
@@ -33,6 +35,14 @@ namespace distr::cuda::sm90 {
     return "takes sequences up to 4194303";
   }
   return unsupported_grid_reason(problem);
+}
+
+// A thread block's queries have the same near keys.
+[[nodiscard]] inline std::string near_keys_reason(const Problem& problem, const Grouping& grouping) {
+  constexpr std::int64_t kRows = 128;
+  return common::has_near_keys(grouping) && common::near_rows(problem, grouping) % kRows != 0
+             ? "takes near keys of blocks of a multiple of 128 rows"
+             : "";
 }
 
 // Why the current device does not serve; empty: it does, or no kernel of this build can run, which is said elsewhere.

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <array>
+#include <iterator>
 #include <optional>
 #include <utility>
 #include <vector>
@@ -14,7 +15,6 @@
 #include "cuda/prepare/transpose.h"
 #include "cuda/sm90/constraints.h"
 #include "cuda/sm90/heuristics.h"
-#include "cuda/sm90/key_list.cuh"
 #include "cuda/sm90/launches.h"
 #include "cuda/sm90/screen_launch.h"
 #include "cuda/sm90/tensor_map.h"
@@ -50,9 +50,6 @@ class ForwardPlan {
   // Decides which halves are kept of the far keys of a launch.
   void screen(const ScreenLaunch& launch, const Operand& q_hat, const std::int32_t* order, const float* dropped,
               void* workspace, void* stream) const;
-  // q: what scores are made of.
-  void launch(const std::vector<Launch>& launches, ForwardParameters& p, const Operand& q, const Operand* k,
-              const Operand& v, void* stream) const;
 
   DType dtype_;
   ForwardParameters parameters_{};  // but for the pointers and what each launch has
@@ -219,7 +216,7 @@ void ForwardPlan::attend_near(const Operand& q, const Operand& k, const Operand&
   listed.set = KeySet::near;
   listed.kept = kept_.in(workspace);
   listed.near = {near_o_.in(workspace), near_stats_.in(workspace), p.problem.scale_log2};
-  launch(near_, p, q, &k, v, stream);
+  run_launches(near_, dtype_, p, q, &k, v, stream);
   listed.set = kept_.exists() ? KeySet::kept : KeySet::far;
 }
 
@@ -228,7 +225,7 @@ void ForwardPlan::attend_exact(const Operand& q, const Operand& k, const Operand
   if (exact_screen_) {
     screen(*exact_screen_, q, nullptr, nullptr, workspace, stream);
   }
-  launch(exact_, p, q, &k, v, stream);
+  run_launches(exact_, dtype_, p, q, &k, v, stream);
 }
 
 void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
@@ -262,7 +259,7 @@ void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q
   const Operand* const keys = product_ == Product::precomputed              ? &k_hat
                               : product_ == Product::gathered && !finishes_ ? nullptr
                                                                             : &k;
-  launch(grouped_, p, finishes_ ? q : q_hat, keys, v, stream);
+  run_launches(grouped_, dtype_, p, finishes_ ? q : q_hat, keys, v, stream);
 }
 
 void ForwardPlan::screen(const ScreenLaunch& launch, const Operand& q_hat, const std::int32_t* order,
@@ -272,39 +269,10 @@ void ForwardPlan::screen(const ScreenLaunch& launch, const Operand& q_hat, const
              stream);
 }
 
-void ForwardPlan::launch(const std::vector<Launch>& launches, ForwardParameters& p, const Operand& q, const Operand* k,
-                         const Operand& v, void* stream) const {
-  constexpr int kConsumerRows = 64;
-  const auto map = [&](const Operand& x, int rows, int columns) {
-    return tensor_map(x, dtype_, {rows, std::min(columns, 64)});
-  };
-  for (const Launch& of : launches) {
-    if (p.lse != nullptr && of.with_lse == nullptr) {
-      throw Error(Status::unsupported, "no compiled shape gives LSE");
-    }
-    const Variant& variant = p.lse == nullptr ? *of.variant : *of.with_lse;
-    const int keys = is_listed(variant.load) ? kHalfKeys
-                     : is_runs(variant.load) ? static_cast<int>(common::kNearTile)
-                                             : variant.keys;
-    p.q = map(q, kConsumerRows, variant.columns);
-    if (k != nullptr) {
-      p.k = map(*k, keys, variant.load == KeyLoad::fuse ? variant.values : variant.columns);
-    }
-    p.v = map(v, keys, variant.values);
-    p.scheduler = of.scheduler;
-    p.row_end = of.row_end;
-    p.next_tile = of.next_tile;
-    p.is_second = of.is_second;
-    variant.launch(p, stream);
-  }
-}
-
 std::vector<LaunchShape> ForwardPlan::launches() const {
   std::vector<LaunchShape> result;
   for (const auto* launches : {&near_, &exact_, &grouped_}) {
-    for (const Launch& of : *launches) {
-      result.push_back({tile_of(*of.variant), of.scheduler.count(), of.variant->threads, of.variant->shared_bytes});
-    }
+    std::transform(launches->begin(), launches->end(), std::back_inserter(result), shape_of);
   }
   return result;
 }
@@ -313,13 +281,6 @@ std::vector<LaunchShape> ForwardPlan::launches() const {
 [[nodiscard]] std::string preference(const Problem& problem) {
   return unusable_reason().empty() && leaves_sms_idle(problem, device_properties().num_sms)
              ? "leaves few queries with many keys to sm80/forward, which splits the keys"
-             : "";
-}
-
-// A thread block's queries have the same near keys.
-[[nodiscard]] std::string near_keys_reason(const Problem& problem, const Grouping& grouping) {
-  return common::has_near_keys(grouping) && common::near_rows(problem, grouping) % kRowsOfTwo != 0
-             ? "takes near keys of blocks of a multiple of 128 rows"
              : "";
 }
 

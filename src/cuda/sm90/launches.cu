@@ -1,7 +1,11 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/launches.h"
 
+#include <algorithm>
+
 #include "cuda/sm90/heuristics.h"
+#include "cuda/sm90/key_list.cuh"
+#include "cuda/sm90/tensor_map.h"
 
 namespace distr::cuda::sm90 {
 namespace {
@@ -31,6 +35,10 @@ namespace {
 
 TileShape tile_of(const Variant& variant) noexcept {
   return {variant.rows, variant.keys, variant.values, variant.columns};
+}
+
+LaunchShape shape_of(const Launch& of) noexcept {
+  return {tile_of(*of.variant), of.scheduler.count(), of.variant->threads, of.variant->shared_bytes};
 }
 
 Launches launches_of(std::span<const Variant> variants, const Problem& p, const DeviceProblem& sizes,
@@ -72,6 +80,33 @@ Launches launches_of(std::span<const Variant> variants, const Problem& p, const 
     }
   }
   return result;
+}
+
+void run_launches(const std::vector<Launch>& launches, DType dtype, ForwardParameters& p, const Operand& q,
+                  const Operand* k, const Operand& v, void* stream) {
+  constexpr int kConsumerRows = 64;
+  const auto map = [&](const Operand& x, int rows, int columns) {
+    return tensor_map(x, dtype, {rows, std::min(columns, 64)});
+  };
+  for (const Launch& of : launches) {
+    if (p.lse != nullptr && of.with_lse == nullptr) {
+      throw Error(Status::unsupported, "no compiled shape gives LSE");
+    }
+    const Variant& variant = p.lse == nullptr ? *of.variant : *of.with_lse;
+    const int keys = is_listed(variant.load) ? kHalfKeys
+                     : is_runs(variant.load) ? static_cast<int>(common::kNearTile)
+                                             : variant.keys;
+    p.q = map(q, kConsumerRows, variant.columns);
+    if (k != nullptr) {
+      p.k = map(*k, keys, variant.load == KeyLoad::fuse ? variant.values : variant.columns);
+    }
+    p.v = map(v, keys, variant.values);
+    p.scheduler = of.scheduler;
+    p.row_end = of.row_end;
+    p.next_tile = of.next_tile;
+    p.is_second = of.is_second;
+    variant.launch(p, stream);
+  }
 }
 
 }  // namespace distr::cuda::sm90

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "cuda/launch.h"
+#include "cuda/prepare/operand.h"
 #include "cuda/sm90/variants.h"
 
 namespace distr::cuda::sm90 {
@@ -38,6 +39,12 @@ struct Launches {
                                    const DeviceProblem& sizes, const KernelRequest& request, std::int64_t begin,
                                    std::int64_t end, std::int64_t tile_rows);
 
+// Runs them one after the other. p: but for what each launch has. q: what scores are made of; k: null where keys are
+// gathered from K^T.
+void run_launches(const std::vector<Launch>& launches, DType dtype, ForwardParameters& p, const Operand& q,
+                  const Operand* k, const Operand& v, void* stream);
+
 [[nodiscard]] TileShape tile_of(const Variant& variant) noexcept;
+[[nodiscard]] LaunchShape shape_of(const Launch& launch) noexcept;
 
 }  // namespace distr::cuda::sm90

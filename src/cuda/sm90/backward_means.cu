@@ -1,0 +1,140 @@
+// SPDX-License-Identifier: Apache-2.0
+// A far score is q_hat k_hat^T and a constant of its row, c (cuda/prepare/dropped_scores.h):
+//   P = 2^(scale (S + c) - LSE)
+// so the statistics of far scores are those of the row with c added. And dQ of a dropped column takes its keys' mean
+// times the row's sum of dS over far keys. dS sums to dLSE over all keys, and over near ones to
+//   sum P (dP - D) = p (dO O_n - D)
+// where O_n is attention to near keys alone and p their share of the row. The forward's launch of near keys makes both
+// anew, so the backward kernel needs no sum over keys. Rows that see no far key get 0.
+//
+// A warp takes a row, a lane every 32nd column of O_n. Bound by memory, 6 bytes a column.
+#include "cuda/sm90/backward_means.h"
+
+#include <algorithm>
+#include <iterator>
+
+#include "cuda/dependent_launch.cuh"
+#include "cuda/near.cuh"
+#include "cuda/prepare/dropped_scores.h"
+#include "cuda/prepare/query_rows.h"
+#include "cuda/sm90/heuristics.h"
+#include "cuda/tile.cuh"
+
+namespace distr::cuda::sm90 {
+namespace {
+
+constexpr int kWarps = 8;
+
+struct FarRows {
+  DeviceProblem problem;
+  std::int64_t first_row, stats_rows;
+  const float2* stats;
+  const float* dropped;
+  NearResult near;
+  int near_columns;  // of its O
+  const void* d_o;
+  const float* d_lse;  // or null
+  float2* far_stats;
+  float* far_sums;
+};
+
+// All lanes have the result.
+template <class T>
+[[nodiscard]] __device__ float near_dot(const FarRows& p, std::int64_t at, const T* d_o) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float sum = 0;
+  for (int c = lane; c < p.problem.head_dim_v; c += 32) {
+    sum = fmaf(static_cast<float>(d_o[c]), p.near.o[at * p.near_columns + c], sum);
+  }
+  for (int other = 16; other > 0; other /= 2) {
+    sum += __shfl_xor_sync(~0U, sum, other);
+  }
+  return sum;
+}
+
+template <class T>
+__global__ void __launch_bounds__(kWarps * 32) far_rows_kernel(const __grid_constant__ FarRows p) {
+  launch_dependent_grids();
+  wait_on_dependent_grids();
+  const DeviceProblem& problem = p.problem;
+  const std::int64_t index = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
+  const std::int64_t head = index / p.stats_rows;  // of all batches
+  const std::int64_t row = index % p.stats_rows;
+  const std::int64_t place = stats_place(index);
+  const float shift = reinterpret_cast<const float*>(p.stats)[place];
+  const float d = reinterpret_cast<const float*>(p.stats)[place + kStatsTile];
+  const bool is_valid = row < problem.seq_q;
+  const bool has_constant = is_valid && row >= p.first_row;
+  const std::int64_t at = head * problem.seq_q + row;
+  float far = 0;
+  if (has_constant && shift != -INFINITY) {
+    const std::int64_t b = head / problem.heads_q;
+    const std::int64_t h = head % problem.heads_q;
+    const T* const d_o = static_cast<const T*>(p.d_o) + b * problem.o.batch + h * problem.o.head + row * problem.o.row;
+    const NearTiles tiles = near_tiles(problem, row, visible_keys(problem, row));
+    const float2 near = p.near.stats[at];
+    const float share = near.y == 0.0F ? 0.0F : near.y * exp2f(fmaf(near.x, problem.scale_log2, shift));
+    const float of_near = share == 0.0F ? 0.0F : share * (near_dot(p, at, d_o) - d);
+    const float all = p.d_lse == nullptr ? 0.0F : p.d_lse[at];
+    far = tiles.near_count() < tiles.end ? all - of_near : 0.0F;
+  }
+  if (threadIdx.x % 32 == 0) {
+    float* const to = reinterpret_cast<float*>(p.far_stats) + place;
+    to[0] = has_constant ? fmaf(p.dropped[at], problem.scale_log2, shift) : shift;
+    to[kStatsTile] = d;
+    if (is_valid) {
+      p.far_sums[at] = far;
+    }
+  }
+}
+
+}  // namespace
+
+BackwardMeans::BackwardMeans(const Problem& p, const Grouping& grouping, const DeviceProblem& sizes,
+                             WorkspaceLayout& workspace)
+    : dtype_(p.dtype), problem_(sizes), first_row_(common::count_exact_rows(p, grouping)) {
+  const std::int64_t rows = p.batch * p.heads_q * p.seq_q;
+  near_ = launches_of(listed_variants(), p, sizes, {ScaleIn::softmax, p.head_dim, KeyLoad::listed_tma}, first_row_,
+                      p.seq_q, kRowsOfTwo)
+              .list;
+  dropped_ = {workspace, "scores of dropped columns", rows};
+  near_o_ = {workspace, "O of near keys", rows * near_.front().variant->values};
+  near_stats_ = {workspace, "row max and sum of near keys", rows};
+  far_stats_ = {workspace, "far rows' statistics", p.batch * p.heads_q * stats_rows_of(sizes)};
+  far_sums_ = {workspace, "sums of dS over far keys", rows};
+}
+
+std::vector<LaunchShape> BackwardMeans::launches() const {
+  std::vector<LaunchShape> result;
+  std::transform(near_.begin(), near_.end(), std::back_inserter(result), shape_of);
+  return result;
+}
+
+void BackwardMeans::run(const BackwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
+                        const float2* stats, void* workspace, void* stream) const {
+  const NearResult near{near_o_.in(workspace), near_stats_.in(workspace), problem_.scale_log2};
+  ForwardParameters forward{};
+  forward.problem = problem_;
+  forward.listed.set = KeySet::near;
+  forward.listed.near = near;
+  run_launches(near_, dtype_, forward, q, &k, v, stream);
+  dropped_scores(dtype_, problem_, first_row_, q, tensors.order, tensors.key_means, dropped_.in(workspace), stream);
+  const std::int64_t stats_rows = stats_rows_of(problem_);
+  static_assert(kStatsRows % kWarps == 0);
+  const std::int64_t blocks = problem_.batch * problem_.heads_q * stats_rows / kWarps;
+  const FarRows rows{problem_,
+                     first_row_,
+                     stats_rows,
+                     stats,
+                     dropped_.in(workspace),
+                     near,
+                     near_.front().variant->values,
+                     tensors.d_o,
+                     static_cast<const float*>(tensors.d_lse),
+                     far_stats_.in(workspace),
+                     far_sums_.in(workspace)};
+  launch_dependent(dtype_ == DType::f16 ? far_rows_kernel<__half> : far_rows_kernel<__nv_bfloat16>,
+                   dim3(static_cast<unsigned>(blocks)), kWarps * 32, 0, stream, rows);
+}
+
+}  // namespace distr::cuda::sm90

@@ -1,0 +1,39 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a backward needs of the means that far scores keep of dropped columns (method, 8): they are constants of a row
+// in its scores, and in dQ of its dropped columns.
+#pragma once
+
+#include <cstdint>
+#include <vector>
+
+#include "cuda/sm90/launches.h"
+#include "cuda/workspace.h"
+#include "kernel.h"
+
+namespace distr::cuda::sm90 {
+
+class BackwardMeans {
+ public:
+  BackwardMeans(const Problem& problem, const Grouping& grouping, const DeviceProblem& sizes,
+                WorkspaceLayout& workspace);
+
+  // stats: of all rows, in tiles (prepare/query_rows.h).
+  void run(const BackwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v, const float2* stats,
+           void* workspace, void* stream) const;
+  // As stats, for far scores without their constant.
+  [[nodiscard]] const float2* far_stats(void* workspace) const { return far_stats_.in(workspace); }
+  // [B, Hq, Nq]: a row's sum of dS over far keys, without the scale.
+  [[nodiscard]] const float* far_sums(void* workspace) const { return far_sums_.in(workspace); }
+  [[nodiscard]] std::vector<LaunchShape> launches() const;
+
+ private:
+  DType dtype_;
+  DeviceProblem problem_;
+  std::int64_t first_row_;    // that has dropped columns
+  std::vector<Launch> near_;  // near keys alone
+  Part<float> dropped_, near_o_;
+  Part<float2> near_stats_, far_stats_;
+  Part<float> far_sums_;
+};
+
+}  // namespace distr::cuda::sm90
