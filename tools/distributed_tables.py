@@ -36,21 +36,30 @@ def distributed() -> str:
 def streams() -> str:
     """Table 9's sizes, chunk by chunk: on one H200, and on one and two H100s from host memory and from a GPU's."""
     lines, sources = [], []
+
+    def label(row):
+        return row["strategy"] + (f' ({row["estimator"]})' if row["estimator"] else "")
+
+    def model(row):
+        """The first chunk of a GPU has nothing beside its copies, and the last nothing beside its kernels."""
+        longer, shorter = max(row["ms_copies"], row["ms_compute"]), min(row["ms_copies"], row["ms_compute"])
+        return longer + shorter / (row["chunks"] / len(row["devices"]))
     for name in ("h200/stream.json", "h100_x2/stream.json"):
         result = load(name)
         rows = result["rows"]
         for row in rows:
             origin = row.get("from", "host")
-            (alone,) = [other["ms"] for other in rows if other["strategy"] == row["strategy"] and
-                        len(other["devices"]) == 1 and other.get("from", "host") == origin]
+            (alone,) = [other["ms"] for other in rows if label(other) == label(row) and len(other["devices"]) == 1 and
+                        other.get("from", "host") == origin]
             gpus = len(row["devices"])
             lines.append([f'{gpus} {result["meta"]["gpu"].split()[1]}',
-                          "host memory" if origin == "host" else f"GPU {origin}'s", row["strategy"],
+                          "host memory" if origin == "host" else f"GPU {origin}'s", label(row),
                           *(f"{row[key]:.1f}" for key in ("ms_copies", "ms_compute", "ms")),
-                          f'{row["ratio_to_larger"]:.2f}', f'{alone / row["ms"]:.2f}' if gpus > 1 else ""])
+                          f'{row["ratio_to_larger"]:.2f}', f"{model(row):.1f}",
+                          f'{alone / row["ms"]:.2f}' if gpus > 1 else ""])
         sources.append(source(name, result["meta"]))
     head = ["GPUs", "from", "strategy", "copies alone, ms", "computation alone, ms", "all, ms",
-            "all : larger of them", "as quick as one GPU"]
+            "all : larger of them", "model, ms", "as quick as one GPU"]
     return markdown(head, lines) + "\n\n" + "\n".join(sources)
 
 
@@ -64,10 +73,12 @@ def rings() -> str:
             continue
         ranks = row["ranks"]
         op = row["op"].replace("_", " + ")
+        times = {key: f"{value:.1f}" for key, value in row.items() if key.startswith("ms")}
         lines.append([str(row["seq"] // ranks), row["call"], op, f'{row["ms_one"] / ranks:.1f}',
-                      *(f"{row[key]:.1f}" if key in row else "" for key in ("ms_compute", "ms_moving", "ms")),
+                      *(times.get(key, "") for key in ("ms_compute", "ms_moving", "ms", "ms_model")),
                       f'{100 * row["share_of_ideal"]:.0f} %',
-                      *(f"{row[key]:.1f}" if key in row else "" for key in ("ms_torch_flash", "ms_torch_cudnn"))])
-    head = ["rows on a GPU", "call", "pass", "ideal, ms", "kernels alone", "traffic alone", "the call", "of the ideal",
+                      *(times.get(key, "") for key in ("ms_torch_flash", "ms_torch_cudnn"))])
+    head = ["rows on a GPU", "call", "pass", "ideal, ms", "kernels alone", "traffic alone", "the call", "model",
+            "of the ideal",
             "torch's ring, flash", "torch's ring, cuDNN"]
     return markdown(head, lines) + "\n\n" + source(name, result["meta"], f'{result["meta"]["ranks"]} processes')

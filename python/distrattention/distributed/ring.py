@@ -234,11 +234,14 @@ def _within(whole, part):
 
 
 def _merged(parts, out, lse):
-    ops.merge(*zip(*parts), out, lse)
+    ops.merge([part[0] for part in parts], [part[1] for part in parts], out, lse)
 
 
 def _added(parts, total):
     """The sum of (tensor,)s, rounded once to the total's dtype."""
+    if not parts:
+        total.zero_()
+        return
     (first,), *others = parts
     if not others:
         total.copy_(first)
