@@ -13,9 +13,11 @@ they lie before their rows, in steps of 8 halves (null where none is seen).
 
 import argparse
 import datetime
+import math
 import os
 import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -37,20 +39,27 @@ from processor import cpu_name
 
 
 def map_of(call, settings):
-    """(kept, seen): bool [Hq, N / 64, N / 64] of the far halves of one causal call."""
+    """(kept, seen): bool [Hq, N / 64, N / 64] of the far halves of one causal call, in which far keys come before rows
+    and fill tiles."""
     resolved = call.resolve(settings)
-    columns = call.columns(resolved)
-    k, keys = call.key.float(), call.key.shape[2]
-    kept, seen = [], []
-    for rows in torch.arange(call.query.shape[2], device=k.device).split(HALF):
-        q, seen_keys = call.query[:, :, rows].float(), k[:, :, : rows[-1] + 1]
-        exact = scores_of(call, q, seen_keys, rows)
-        shown = ~is_near(call, resolved, rows, seen_keys.shape[2]) & (exact > -torch.inf)
-        remains = shown & (approximate(call, resolved, columns, q, seen_keys, rows, exact) > -torch.inf)
-        for of, result in ((remains, kept), (shown, seen)):
-            padded = torch.nn.functional.pad(of[0].any(1), (0, -(-keys // HALF) * HALF - of.shape[-1]))
-            result.append(padded.unflatten(-1, (-1, HALF)).any(-1))  # [Hq, halves]
-    return torch.stack(kept, 1).cpu(), torch.stack(seen, 1).cpu()
+    columns, alone = call.columns(resolved), replace(resolved, window=None, sinks=0, skip=None)
+    k, seeing = call.key.float(), replace(call, causal="none")
+    heads, rows_of_call = call.query.shape[1:3]
+    kept = torch.zeros(heads, -(-rows_of_call // HALF), -(-rows_of_call // HALF), dtype=torch.bool)
+    seen = kept.clone()
+    for half, rows in enumerate(torch.arange(rows_of_call, device=k.device).split(HALF)):
+        is_far = ~is_near(call, resolved, rows, int(rows[-1]) + 1)[0]  # all rows of a block have the same near keys
+        if not is_far.any():
+            continue
+        q, (far, near) = call.query[:, :, rows].float(), (of.nonzero()[:, 0] for of in (is_far, ~is_far))
+        of_near = scores_of(seeing, q, k[:, :, near], rows).masked_fill_(near > rows[:, None], -torch.inf)
+        bound = of_near.logsumexp(-1) + math.log(settings.skip)
+        exact = scores_of(seeing, q, k[:, :, far], rows) if columns[0] is None else None
+        scores = approximate(seeing, alone, columns, q, k[:, :, far], rows, exact)
+        above = (scores.unflatten(-1, (-1, HALF)).amax(-1) > bound[..., None])[0].any(1)
+        at = far[::HALF].cpu() // HALF
+        kept[:, half, at], seen[:, half, at] = above.cpu(), True
+    return kept, seen
 
 
 def rows_of(maps):
