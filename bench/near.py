@@ -211,7 +211,7 @@ def measure(case, options):
 
 def meta(options):
     described = ops.describe()
-    facts = {"version": described.version, "command": shlex.join(["bench/near.py", *sys.argv[1:]])}
+    facts = {"version": described.version, "command": shlex.join(["bench/near.py", *(Path(word).name for word in sys.argv[1:])])}
     facts |= {"commit": options.commit or os.environ.get("DISTR_COMMIT"), "torch": torch.__version__}
     facts["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     if options.device == "cpu":
@@ -247,7 +247,8 @@ def parse_arguments():
 
 def main():
     options = parse_arguments()
-    torch.set_num_threads(1)
+    if options.device == "cpu":
+        torch.set_num_threads(1)
     result, failures, begin = {"meta": meta(options), "inputs": [], "rows": []}, [], time.perf_counter()
     for case in itertools.chain(captured_cases(options.captured) if options.captured else (), planted_cases(options)):
         rows, wrong = measure(case.to(options.device), options)

@@ -31,12 +31,12 @@ def read_shares(path):
 
 
 def by_distance(shares, halves):
-    """float32 [halves]: the share at each distance in halves. Beyond those measured it is that of the last quarter."""
-    known = [share for share in shares if share is not None]
-    tail = known[-max(1, len(known) // 4) :]
-    at = [shares[n] if n < len(shares) else sum(tail) / len(tail) for n in range(-(-halves // DISTANCES))]
-    at = torch.tensor([known[0] if share is None else share for share in at])
-    return at.repeat_interleave(DISTANCES)[:halves]
+    """float32 [halves]: the share at each distance in halves. On a longer sequence than was measured the distances are
+    in proportion, so that as much is kept."""
+    nearest = next(share for share in shares if share is not None)
+    measured = torch.tensor([nearest if share is None else share for share in shares])
+    stretch = max(1, halves / (DISTANCES * len(shares)))
+    return measured[(torch.arange(halves) / (DISTANCES * stretch)).long()]
 
 
 def far_halves(halves, causal):

@@ -87,7 +87,7 @@ def meta(options, settings):
         "torch": torch.__version__,
         "commit": os.environ.get("DISTR_COMMIT"),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "command": shlex.join(["bench/quality/capture.py", *sys.argv[1:]]),
+        "command": shlex.join(["bench/quality/capture.py", *(Path(word).name for word in sys.argv[1:])]),
     }
 
 

@@ -54,8 +54,10 @@ def test_maps_are_read_again(load):
 
 def test_shares_are_taken_by_distance(load):
     near_inputs = load("near_inputs")
-    found = near_inputs.by_distance([None, 0.5, 0.4, 0.3, 0.1], 60)  # steps of 8; behind them the last quarter
-    assert found[[0, 8, 15, 16, 39, 40, 59]].tolist() == pytest.approx([0.5, 0.5, 0.5, 0.4, 0.1, 0.1, 0.1])
+    shares = [None, 0.5, 0.4, 0.3, 0.1]  # in steps of 8 halves
+    found = near_inputs.by_distance(shares, 30)
+    assert found[[0, 8, 15, 16, 29]].tolist() == pytest.approx([0.5, 0.5, 0.5, 0.4, 0.3])
+    assert torch.equal(near_inputs.by_distance(shares, 80)[::2], near_inputs.by_distance(shares, 40))
     shares = {(0, head): [None] + [head / 10] * 4 for head in range(10)}
     assert near_inputs.choose_heads(shares, 2, 40, True)[0] == [(0, 2), (0, 7)]
 
