@@ -211,7 +211,8 @@ def measure(case, options):
 
 def meta(options):
     described = ops.describe()
-    facts = {"version": described.version, "command": shlex.join(["bench/near.py", *(Path(word).name for word in sys.argv[1:])])}
+    command = shlex.join(["bench/near.py", *(Path(word).name for word in sys.argv[1:])])
+    facts = {"version": described.version, "command": command}
     facts |= {"commit": options.commit or os.environ.get("DISTR_COMMIT"), "torch": torch.__version__}
     facts["date"] = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
     if options.device == "cpu":
