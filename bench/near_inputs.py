@@ -27,7 +27,7 @@ WINDOW, SINKS = 512, 128
 def read_shares(path):
     """{(layer, head): the share of far halves kept, by distance in steps of DISTANCES halves, None where none is}."""
     rows = json.loads(path.read_text(encoding="utf-8"))["rows"]
-    return {(row["layer"], row["head"]): row["kept_by_distance"] for row in rows}
+    return {(row["layer"], head): of for row in rows for head, of in enumerate(row["kept_by_distance"])}
 
 
 def by_distance(shares, halves):

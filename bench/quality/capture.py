@@ -6,9 +6,9 @@
     python3 bench/quality/capture.py --out qkv.safetensors --layers 3,15,27 --maps maps.npz --shares shares.json
 
 q is bf16 [layers, Hq, N, d], k and v [layers, Hkv, N, d]: 15.7 MB a layer of SmolLM2. The maps, of all layers, are
-`kept` and `seen`, bool [layers, Hq, N / 64, N / 64]. The shares are a result file with a row for each layer and head:
-`kept_share`, of the far halves that rows see, those that are kept; and `kept_by_distance`, the same by how many halves
-they lie before their rows, in steps of 8 halves (null where none is seen).
+`kept` and `seen`, bool [layers, Hq, N / 64, N / 64]. The shares are a result file with a row for each layer:
+`kept_share` of each head, of the far halves that rows see, those that are kept; and `kept_by_distance`, the same by how
+many halves they lie before their rows, in steps of 8 halves (null where none is seen).
 """
 
 import argparse
@@ -64,16 +64,19 @@ def map_of(call, settings):
 
 def rows_of(maps):
     """The rows of --shares, of {layer: (kept, seen)}."""
+
+    def share(some, every):
+        return round((some / every).item(), 4) if every else None
+
     for layer, (kept, seen) in sorted(maps.items()):
         distance = (torch.arange(kept.shape[1])[:, None] - torch.arange(kept.shape[2])).clamp_min(0) // DISTANCES
         counts = [
             torch.zeros(len(of), distance.max() + 1).index_add_(1, distance.flatten(), of.flatten(1).float())
             for of in (kept, seen)
         ]
-        for head, (some, every) in enumerate(zip(*counts)):
-            shares = [round((a / b).item(), 3) if b else None for a, b in zip(some, every)]
-            whole = (some.sum() / every.sum()).item() if every.any() else None
-            yield {"layer": layer, "head": head, "kept_share": whole, "kept_by_distance": shares}
+        of_heads = [share(*both) for both in zip(*(count.sum(1) for count in counts))]
+        by_distance = [[share(*both) for both in zip(*of_head)] for of_head in zip(*counts)]
+        yield {"layer": layer, "kept_share": of_heads, "kept_by_distance": by_distance}
 
 
 def meta(options, settings):

@@ -70,7 +70,7 @@ def test_the_command_times_every_setting(load, tmp_path, monkeypatch, capsys):
     heads = {"q": 2, "k": 1, "v": 1}
     qkv = {name: torch.randn(1, of, 900, 64, generator=random).bfloat16() for name, of in heads.items()}
     save_file(qkv, tmp_path / "qkv.safetensors")
-    rows = [{"layer": 0, "head": head, "kept_by_distance": [None, 0.2 * head + 0.1, 0.3]} for head in range(4)]
+    rows = [{"layer": 0, "kept_by_distance": [[None, 0.2 * head + 0.1, 0.3] for head in range(4)]}]
     (tmp_path / "shares.json").write_text(json.dumps({"meta": {}, "rows": rows}))
     words = ["--captured", tmp_path / "qkv.safetensors", "--shares", tmp_path / "shares.json", "--device", "cpu"]
     words += ["--head-dims", 64, "--heads", 2, "--seq", 1600, "--rounds", 2, "--json-out", tmp_path / "out.json"]

@@ -80,12 +80,12 @@ def test_capture_keeps_layers_maps_and_shares(run, tmp_path):
     assert not maps["seen"][0, 0, :10].any() and maps["seen"][0, 0, 23, 2:14].all()  # far keys begin behind the sinks
     assert (maps["kept"] <= maps["seen"]).all()
     shares = json.loads((tmp_path / "shares").read_text())["rows"]
-    assert [(row["layer"], row["head"]) for row in shares] == [(0, 0), (0, 1), (1, 0), (1, 1)]
+    assert [row["layer"] for row in shares] == [0, 1]
     kept, seen = maps["kept"][1, 0], maps["seen"][1, 0]
-    assert shares[2]["kept_share"] == pytest.approx(kept.sum() / seen.sum(), abs=1e-6)
+    assert shares[1]["kept_share"][0] == pytest.approx(kept.sum() / seen.sum(), abs=1e-4)
     far = np.subtract.outer(np.arange(24), np.arange(24)) // 8 == 1  # 8 to 15 halves before their rows
-    wanted = (None, round(kept[far].sum() / seen[far].sum(), 3))
-    assert shares[2]["kept_by_distance"][:2] == pytest.approx(wanted, abs=1e-3)
+    nearest, next_to_it, *_ = shares[1]["kept_by_distance"][0]
+    assert nearest is None and next_to_it == pytest.approx(kept[far].sum() / seen[far].sum(), abs=1e-4)
 
 
 def test_parts_make_the_file_again(run, tmp_path):
