@@ -31,7 +31,7 @@ from pathlib import Path
 
 import torch
 import torch.nn.functional as F
-from safetensors.torch import load_file
+from safetensors import safe_open
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -113,9 +113,10 @@ class Contender:
 
 def captured_cases(path):
     """A case for each layer of the file."""
-    tensors = load_file(path)
-    for n, qkv in enumerate(zip(*(tensors[name] for name in "qkv"))):
-        yield Case(f"captured {n}", True, *(tensor[None] for tensor in qkv), about={"file": path.name})
+    with safe_open(path, "pt") as file:
+        about, tensors = file.metadata(), [file.get_tensor(name) for name in "qkv"]
+    for layer, *qkv in zip(about["layers"].split(","), *tensors):
+        yield Case(f"captured layer {layer}", True, *(tensor[None] for tensor in qkv), about={"text": about["text"]})
 
 
 def planted_cases(options):

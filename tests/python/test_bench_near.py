@@ -69,7 +69,7 @@ def test_the_command_times_every_setting(load, tmp_path, monkeypatch, capsys):
     random = torch.Generator().manual_seed(1)
     heads = {"q": 2, "k": 1, "v": 1}
     qkv = {name: torch.randn(1, of, 900, 64, generator=random).bfloat16() for name, of in heads.items()}
-    save_file(qkv, tmp_path / "qkv.safetensors")
+    save_file(qkv, tmp_path / "qkv.safetensors", metadata={"layers": "5", "text": "a page"})
     rows = [{"layer": 0, "kept_by_distance": [[None, 0.2 * head + 0.1, 0.3] for head in range(4)]}]
     (tmp_path / "shares.json").write_text(json.dumps({"meta": {}, "rows": rows}))
     words = ["--captured", tmp_path / "qkv.safetensors", "--shares", tmp_path / "shares.json", "--device", "cpu"]
@@ -77,7 +77,7 @@ def test_the_command_times_every_setting(load, tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(sys, "argv", ["near", *map(str, words)])
     assert near.main() == 0
     result = json.loads((tmp_path / "out.json").read_text())
-    cases = ["captured 0 B1 H2 d64 N900 causal", "planted B1 H2 d64 N1600", "planted B1 H2 d64 N1600 causal"]
+    cases = ["captured layer 5 B1 H2 d64 N900 causal", "planted B1 H2 d64 N1600", "planted B1 H2 d64 N1600 causal"]
     assert [of["input"] for of in result["inputs"]] == cases
     assert len(result["rows"]) == len(near.OF_CAPTURED) + 2 * len(near.SETTINGS)
     exact, skips, energy = result["rows"][len(near.OF_CAPTURED) :][:3]
