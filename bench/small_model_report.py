@@ -8,6 +8,7 @@ per byte with the setting in every layer, and what distrattention.report says of
 the model a little further, exactly and with each of a few settings, on the pieces of text that training began with, and
 measures their bits per byte. order_from "own" sees a little of the future, "previous" does not. With --both-ways it
 also trains and measures a model for each d that sees the text before and behind, and guesses bytes that are masked.
+--near-only measures near keys and skipped tiles and what they are beside, at the whole length.
 
 Writes {"meta", "models", "rows", "both_ways"} (bench/results/h200/small_model_report.json), anew after each model: a
 row for each d, length and setting. `tuned` says whether the model was trained further with that setting;
@@ -39,9 +40,10 @@ from distrattention.evaluation import label
 from distrattention.settings import DEFAULT_BLOCK
 
 import result_file
+from processor import cpu_name
 
 BEGIN = time.perf_counter()
-WIDTH, KV_SHARE, ROPE_BASE = 512, 2, 10000.0
+KV_SHARE, ROPE_BASE = 2, 10000.0
 MASKED = 256  # what stands for a byte that is to be guessed
 EXACT = Settings("exact")
 SETTINGS = [
@@ -58,17 +60,18 @@ NEAR = [  # near keys, and what is skipped
         (2, 512, {"skip": 0.0025, "finish": True}), (4, 512, {"skip": 0.0025, "finish": True}),
     )
 ] + [Settings("exact", window=512, sinks=128, skip=0.0025)]  # fmt: skip
+PLAIN = [Settings("energy", 2), Settings("energy", 4)]
 TUNED = [Settings(*dial, 128, order_from="previous") for dial in (("energy", 2), ("energy", 4), ("lsh", 2))]
 
 
 class Attention(nn.Module):
-    def __init__(self, head_dim, causal):
+    def __init__(self, width, head_dim, causal):
         super().__init__()
         self.causal = causal
-        self.head_dim, self.heads = head_dim, WIDTH // head_dim
+        self.head_dim, self.heads = head_dim, width // head_dim
         self.kv_heads = self.heads // KV_SHARE
-        self.qkv = nn.Linear(WIDTH, (self.heads + 2 * self.kv_heads) * head_dim, bias=False)
-        self.out = nn.Linear(WIDTH, WIDTH, bias=False)
+        self.qkv = nn.Linear(width, (self.heads + 2 * self.kv_heads) * head_dim, bias=False)
+        self.out = nn.Linear(width, width, bias=False)
 
     def forward(self, x, rotation):
         qkv = self.qkv(x).unflatten(-1, (-1, self.head_dim)).transpose(1, 2)
@@ -79,11 +82,11 @@ class Attention(nn.Module):
 
 
 class Layer(nn.Module):
-    def __init__(self, head_dim, causal):
+    def __init__(self, width, head_dim, causal):
         super().__init__()
-        self.norms = nn.ModuleList(nn.RMSNorm(WIDTH) for _ in range(2))
-        self.attention = Attention(head_dim, causal)
-        self.up, self.down = nn.Linear(WIDTH, 6 * WIDTH, bias=False), nn.Linear(3 * WIDTH, WIDTH, bias=False)
+        self.norms = nn.ModuleList(nn.RMSNorm(width) for _ in range(2))
+        self.attention = Attention(width, head_dim, causal)
+        self.up, self.down = nn.Linear(width, 6 * width, bias=False), nn.Linear(3 * width, width, bias=False)
 
     def forward(self, x, rotation):
         x = x + self.attention(self.norms[0](x), rotation)
@@ -94,12 +97,12 @@ class Layer(nn.Module):
 class Llama(nn.Module):
     """Bytes [B, N] in; the logits of each next byte [B, N, 256] out, or, unless causal, of each byte that is MASKED."""
 
-    def __init__(self, layers, head_dim, causal=True):
+    def __init__(self, layers, width, head_dim, causal=True):
         super().__init__()
         self.causal = causal
-        self.embedding = nn.Embedding(256 if causal else 257, WIDTH)
-        self.layers = nn.ModuleList(Layer(head_dim, causal) for _ in range(layers))
-        self.norm, self.head = nn.RMSNorm(WIDTH), nn.Linear(WIDTH, 256, bias=False)
+        self.embedding = nn.Embedding(256 if causal else 257, width)
+        self.layers = nn.ModuleList(Layer(width, head_dim, causal) for _ in range(layers))
+        self.norm, self.head = nn.RMSNorm(width), nn.Linear(width, 256, bias=False)
         self.head_dim = head_dim
         for parameter in self.parameters():
             if parameter.dim() == 2:
@@ -187,6 +190,15 @@ def has_a_second_block(setting, length):
     return setting.order_from == "own" or block_size < length or length <= DEFAULT_BLOCK
 
 
+def settings_at(options, causal):
+    """{length: the settings to measure there}."""
+    if options.near_only:
+        return {options.seq: PLAIN + NEAR}
+    settings = SETTINGS if causal else OWN
+    shorter = {options.seq // part: settings for part in ((4, 2) if causal else ())}
+    return {**shorter, options.seq: settings + NEAR}
+
+
 def measure(model, held_out, length, settings):
     """The rows of the settings on a model that was trained exactly."""
     exact = bits_per_byte(model, held_out, length, EXACT)
@@ -234,6 +246,7 @@ def meta(train_text, held_out):
     built = f"CUDA kernels: {ops.describe().cuda_build}"
     return {
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else None,
+        "cpu": None if torch.cuda.is_available() else cpu_name(),
         "driver": command_output("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", "--id=0"),
         "cuda": torch.version.cuda,
         "torch": torch.__version__,
@@ -253,6 +266,7 @@ def parse_arguments():
     parser.add_argument("--json-out", type=Path, required=True, help="result file")
     parser.add_argument("--head-dims", default="64,128", help="a model for each of them")
     parser.add_argument("--layers", type=int, default=8)
+    parser.add_argument("--width", type=int, default=512, help="of the model; head_dim twice or more")
     parser.add_argument(
         "--seq", type=int, default=8192, help="length of training; measured also at a half and a quarter"
     )
@@ -261,6 +275,7 @@ def parse_arguments():
     parser.add_argument("--tune-steps", type=int, default=80, help="of the further training")
     parser.add_argument("--rate", type=float, default=1.5e-3, help="largest learning rate")
     parser.add_argument("--both-ways", action="store_true", help="models that guess masked bytes, too")
+    parser.add_argument("--near-only", action="store_true", help="near keys at the whole length, no further training")
     parser.add_argument("--windows", type=int, default=16, help="held-out sequences of the length of training")
     return parser.parse_args()
 
@@ -273,28 +288,26 @@ def main():
     text, held_out = (torch.frombuffer(bytearray(content), dtype=torch.uint8).to(device) for content in contents)
     step = (len(held_out) - 1) // options.windows
     windows = torch.stack([held_out[at : at + options.seq + 1] for at in range(0, step * options.windows, step)])
-    lengths = [options.seq // part for part in (4, 2, 1)]
     tasks = (True, False) if options.both_ways else (True,)
     for causal, head_dim in itertools.product(tasks, map(int, options.head_dims.split(","))):
         torch.manual_seed(0)
-        model = Llama(options.layers, head_dim, causal).to(device)
+        model = Llama(options.layers, options.width, head_dim, causal).to(device)
         log(f"d = {head_dim}{'' if causal else ', both ways'}")
         train(model, text, options.steps, options.rate, options, contextlib.nullcontext())
         rows = []
-        for length in lengths if causal else lengths[-1:]:
-            settings = SETTINGS if causal else OWN
-            rows += measure(model, windows, length, settings + (NEAR if length == lengths[-1] else []))
+        for length, settings in settings_at(options, causal).items():
+            rows += measure(model, windows, length, settings)
         log("measured")
-        if causal:
-            rows += measure_tuned(model, text, windows, lengths, options)
+        if causal and not options.near_only:
+            rows += measure_tuned(model, text, windows, list(settings_at(options, causal)), options)
         for row in rows:
             keys = ("bits_per_byte", "relative_to_exact", "error_median", "total_variation")
             numbers = (f"{row[key]:7.3f}" for key in keys if key in row)
             print(f"  {row['length']:5} {'tuned' if row['tuned'] else '':5} {row['setting']:50}", *numbers)
         size = sum(parameter.numel() for parameter in model.parameters())
-        sizes = {"head_dim": head_dim, "causal": causal, "heads": WIDTH // head_dim}
-        sizes |= {"kv_heads": WIDTH // head_dim // KV_SHARE}
-        sizes |= {"layers": options.layers, "width": WIDTH, "parameters": size}
+        sizes = {"head_dim": head_dim, "causal": causal, "heads": options.width // head_dim}
+        sizes |= {"kv_heads": options.width // head_dim // KV_SHARE}
+        sizes |= {"layers": options.layers, "width": options.width, "parameters": size}
         result["models"].append(sizes | {"trained_bytes": options.steps * options.batch * options.seq})
         result["rows" if causal else "both_ways"] += [{"head_dim": head_dim, **row} for row in rows]
         result_file.write(options.json_out, result)

@@ -3,10 +3,13 @@
 // pays, the strategy that measures best. Orders from `auto`: from the block before wherever a row must not see its
 // future. What pays on a device its backend says (cpu/heuristics.h, cuda/heuristics.h), and what pays on every device
 // common/heuristics.h.
+#include <algorithm>
+#include <cmath>
 #include <string>
 
 #include "common/block.h"
 #include "common/heuristics.h"
+#include "common/mask.h"
 #include "common/near.h"
 #include "decisions.h"
 #include "dispatch.h"
@@ -22,6 +25,25 @@ Advice device_advice(const Problem& problem, const Grouping& grouping, Device de
       break;
   }
   return cuda_advice(problem, grouping);
+}
+
+// Of the scores of all queries and keys that they see, those that are exact as the key is near; what rows of a block
+// see is taken from its last one.
+double near_share(const Problem& problem, const Grouping& grouping) {
+  double near = 0;
+  double all = 0;
+  const std::int64_t block = common::near_rows(problem, grouping);
+  for (std::int64_t i = 0; i < problem.seq_q; i += block) {
+    const std::int64_t rows = std::min(block, problem.seq_q - i);
+    const std::int64_t seen = common::visible_keys(problem, i + rows - 1);
+    const common::NearTiles tiles = common::near_tiles(problem, grouping, i);
+    const auto keys_to = [&](std::int64_t tile) { return std::min(tile * common::kNearTile, seen); };
+    const std::int64_t first = std::max(tiles.first, tiles.sinks);
+    const std::int64_t near_keys = keys_to(tiles.sinks) + keys_to(std::max(tiles.last, first)) - keys_to(first);
+    near += static_cast<double>(rows * near_keys);
+    all += static_cast<double>(rows * seen);
+  }
+  return all > 0 ? near / all : 1;
 }
 
 // What holds on every device, before and after what its backend says.
@@ -43,6 +65,14 @@ Advice advice(const Problem& problem, const Grouping& grouping, Device device) {
     return {false, "as blocks of " + std::to_string(grouping.block) +
                        " rows share too little work for an approximation to pay (from " +
                        std::to_string(common::kShortestBlock) + " on they do)"};
+  }
+  if (common::has_near_keys(grouping)) {
+    const double share = near_share(problem, grouping);
+    if (share > common::kMostNear) {
+      const auto percent = [](double of) { return std::to_string(std::lround(100 * of)) + " %"; };
+      return {false, "as " + percent(share) + " of the scores are of near keys, which are exact (up to " +
+                         percent(common::kMostNear) + " an approximation of the others can pay)"};
+    }
   }
   if (problem.head_dim_v > common::kWidestValues * problem.head_dim) {
     return {false,

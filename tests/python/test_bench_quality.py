@@ -64,12 +64,13 @@ def test_passages_stand_twice(monkeypatch):
     assert len(seen) == 8 * 256
 
 
-def test_capture_keeps_layers_and_maps(run, tmp_path):
+def test_capture_keeps_layers_maps_and_shares(run, tmp_path):
     from safetensors.torch import load_file
 
     np = pytest.importorskip("numpy")
     words = ("--model", "tiny", "--layers", "1,0", "--length", 1500, "--dtype", "float32", "--device", "cpu")
-    run("capture", *words, "--out", tmp_path / "qkv.safetensors", "--maps", tmp_path / "maps.npz", "--skip", 0.001)
+    outputs = ("--out", tmp_path / "qkv.safetensors", "--maps", tmp_path / "maps.npz", "--shares", tmp_path / "shares")
+    run("capture", *words, *outputs, "--skip", 0.001)
     found = load_file(tmp_path / "qkv.safetensors")
     shapes = {name: tuple(tensor.shape) for name, tensor in found.items()}
     assert shapes == {"q": (2, 2, 1500, 32), "k": (2, 1, 1500, 32), "v": (2, 1, 1500, 32)}
@@ -77,7 +78,14 @@ def test_capture_keeps_layers_and_maps(run, tmp_path):
     maps = np.load(tmp_path / "maps.npz")
     assert maps["kept"].shape == maps["seen"].shape == (2, 2, 24, 24)
     assert not maps["seen"][0, 0, :10].any() and maps["seen"][0, 0, 23, 2:14].all()  # far keys begin behind the sinks
-    assert (maps["kept"] <= maps["seen"]).all() and maps["by_distance"].shape == (2, 2, 24)
+    assert (maps["kept"] <= maps["seen"]).all()
+    shares = json.loads((tmp_path / "shares").read_text())["rows"]
+    assert [row["layer"] for row in shares] == [0, 1]
+    kept, seen = maps["kept"][1, 0], maps["seen"][1, 0]
+    assert shares[1]["kept_share"][0] == pytest.approx(kept.sum() / seen.sum(), abs=1e-4)
+    far = np.subtract.outer(np.arange(24), np.arange(24)) // 8 == 1  # 8 to 15 halves before their rows
+    nearest, next_to_it, *_ = shares[1]["kept_by_distance"][0]
+    assert nearest is None and next_to_it == pytest.approx(kept[far].sum() / seen[far].sum(), abs=1e-4)
 
 
 def test_parts_make_the_file_again(run, tmp_path):

@@ -10,6 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 import distrattention
 from distrattention import Settings, flash_attn_func, ops, scaled_dot_product_attention
+from distrattention.evaluation import label
 from distrattention.packing import pack_near, unpack_near
 from distrattention.settings import MAX_DISTANCE
 
@@ -55,7 +56,7 @@ def test_settings_by_default_have_no_near_keys():
     assert (settings.window, settings.sinks, settings.skip, settings.finish) == (None, 0, 0.0, False)
     assert Settings("energy", window=5, skip=None) == Settings("energy", window=5, skip=0)
     assert Settings("energy", window=5) != settings and len({settings, Settings("energy", sinks=1)}) == 2
-    assert distrattention.evaluation.label(Settings("energy", 4, window=512, sinks=128, skip=0.0025, finish=True)) == (
+    assert label(Settings("energy", 4, window=512, sinks=128, skip=0.0025, finish=True)) == (
         "energy G=4 window=512 sinks=128 skip=0.0025 finish"
     )
 

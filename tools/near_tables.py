@@ -1,0 +1,120 @@
+# SPDX-License-Identifier: Apache-2.0
+"""The tables of docs/choosing.md on near keys and skipped tiles."""
+
+import statistics
+
+from table_parts import ROOT, load, markdown, source
+
+
+def loss(row: dict) -> str:
+    """Relative to exact attention."""
+    return f'{100 * (row["relative_to_exact"] - 1):+.2f} %'
+
+
+def smollm2() -> str:
+    """What near keys, skipping and finishing cost SmolLM2, by their perplexity relative to exact attention."""
+    name = "h200/smollm2.json"
+    meta, rows = (load(name)[part] for part in ("meta", "rows"))
+    near, wanted = " window=512 sinks=128", ["energy G=2", "energy G=4", "lsh mean G=2", "lsh sample G=2"]
+    wanted += [f"energy G=2 window={window} sinks=128" for window in (0, 128, 256, 512, 1024)]
+    wanted += [setting + near for setting in ("lsh mean G=2", "energy G=3", "energy G=4")]
+    wanted += [f"{setting}{near} skip={skip}{finish}" for skip in ("0.01", "0.0025", "0.001")
+               for setting, finish in (("exact", ""), ("energy G=2", ""), ("energy G=4", " finish"))]
+    lines = []
+    for setting in wanted:
+        both = [next(row for row in rows if (row["setting"], row["length"]) == (setting, n)) for n in (2048, 8192)]
+        kept = f'{both[1]["kept_share"]:.0%}' if both[1]["skip"] else ""
+        lines.append([f"`{setting}`", *(f'{100 * (row["relative_to_exact"] - 1):+.2f} %' for row in both), kept])
+    return markdown(["setting", "loss at N = 2048", "loss at N = 8192", "far halves kept"], lines) + "\n\n" + source(
+        name, meta, f'CUDA {meta["cuda"]}', f'torch {meta["torch"]}')
+
+
+def smollm2_alone() -> str:
+    """SmolLM2's loss where each row decides by itself what it skips, beside 64 rows together."""
+    name = "h200/smollm2.json"
+    meta, rows = (load(name)[part] for part in ("meta", "rows"))
+    found = {(row["setting"], row["length"], row["rows_together"]): row for row in rows}
+    lines = [[f"`{setting}`", str(n), loss(found[setting, n, 64]), loss(row)]
+             for (setting, n, together), row in found.items() if together == 1]
+    return markdown(["setting", "N", "64 rows together", "rows one by one"], lines) + "\n\n" + source(
+        name, meta, f'CUDA {meta["cuda"]}', f'torch {meta["torch"]}')
+
+
+def near_cpu() -> str:
+    """Times on a CPU relative to exact attention, on captured and on planted inputs."""
+    name = "cpu/near.json"
+    meta, rows = (load(name)[part] for part in ("meta", "rows"))
+    cases = {}
+    for row in rows:
+        inputs = "SmolLM2" if row["input"].startswith("captured") else "planted"
+        case = inputs, row["seq"], row["head_dim"], row["causal"]
+        cases.setdefault(case, {}).setdefault(row["setting"], []).append(row)
+    near = " window=512 sinks=128"
+    wanted = [f"exact{near} skip=0.0025", "energy G=2", f"energy G=2{near}", f"energy G=2{near} skip=0.0025",
+              f"energy G=4{near} skip=0.0025 finish"]
+    lines = []
+    for (inputs, seq, dim, causal), of_settings in cases.items():
+        kept = statistics.fmean(row["kept_share"] for row in of_settings[wanted[0]])
+        times = [statistics.fmean(row["time_of_exact"] for row in of_settings[setting]) for setting in wanted]
+        case = [inputs, str(dim), str(seq), "yes" if causal else "no"]
+        lines.append([*case, f"{kept:.0%}", *(f"{time:.2f}" for time in times)])
+    head = ["inputs", "d", "N", "causal", "kept by `exact`", "`exact`, skip", "`energy` G = 2", "with near keys",
+            "and skip", "G = 4, skip, finish"]
+    return markdown(head, lines) + "\n\n" + source(name, meta, f'torch {meta["torch"]}')
+
+
+def near_small_models() -> str:
+    """What near keys cost small models, causal and both ways."""
+    names = (f"{folder}/small_model_near.json" for folder in ("h200", "cpu"))
+    name = next((name for name in names if (ROOT / "bench/results" / name).exists()), None)
+    if name is None:
+        return "Not measured yet: `bench/gpu/run OUT DISTR_GPU quality_near` does it."
+    result = load(name)
+    found = {(causal, row["head_dim"], row["setting"]): row
+             for part, causal in (("rows", True), ("both_ways", False)) for row in result[part]}
+    models = [(model["causal"], model["head_dim"]) for model in result["models"]]
+    settings = [row["setting"] for row in result["rows"] if row["head_dim"] == models[0][1]]
+    lines = []
+    for setting in settings:
+        of_models = [found[(*model, setting)] for model in models]
+        bits = [f'{row["bits_per_byte"]:.2f}' for row in of_models]
+        lines.append([f"`{setting}`", *(bits if setting == "exact" else map(loss, of_models))])
+    head = ["setting", *(f'd = {dim}, {"causal" if causal else "both ways"}' for causal, dim in models)]
+    return markdown(head, lines) + "\n\n" + source(name, result["meta"], f'torch {result["meta"]["torch"]}')
+
+
+def near_gpu() -> str:
+    """Times on a GPU relative to exact attention, where some of the far halves hold a key that matters."""
+    name = "h200/experiments/near.json"
+    meta, rows = (load(name)[part] for part in ("meta", "rows"))
+    wanted = [("exact", 1, 0.0025, False), ("energy", 2, 0, False), ("energy", 2, 0.0025, False),
+              ("energy", 4, 0.0025, True)]
+    found = {}
+    for row in rows:
+        case = row["head_dim"], row["causal"], row["planted_share"]
+        setting = row["strategy"], row["group_size"], row["skip"], row["finish"]
+        found.setdefault(case, {})[setting, row["window"] >= 0] = row
+    lines = []
+    for (dim, causal, share), of in found.items():
+        if share < 1:
+            times = [of[wanted[0], True], of[wanted[1], False], *(of[setting, True] for setting in wanted[1:])]
+            lines.append([str(dim), "yes" if causal else "no", f'{of[wanted[0], True]["kept_share"]:.0%}',
+                          *(f'{row["time_of_exact"]:.2f}' for row in times)])
+    head = ["d", "causal", "kept by `exact`", "`exact`, skip", "`energy` G = 2", "with near keys", "and skip",
+            "G = 4, skip, finish"]
+    return markdown(head, lines) + "\n\n" + source(name, meta, f'CUDA {meta["cuda"]}')
+
+
+def near_backward() -> str:
+    """Forward and backward with near keys relative to exact attention."""
+    name = "h200/experiments/near_backward.json"
+    meta, rows = (load(name)[part] for part in ("meta", "rows"))
+    lines = []
+    for row in rows:
+        if row["strategy"] != "exact":
+            blocks = str(row["block"]) if row["block"] < row["seq"] else "whole sequence"
+            lines.append([str(row["head_dim"]), "yes" if row["causal"] else "no",
+                          f'`{row["strategy"]}` G = {row["group_size"]}', blocks, "512" if row["window"] >= 0 else "none",
+                          f'{row["time_of_exact_with_forward"]:.2f}'])
+    head = ["d", "causal", "setting", "block", "window", "forward + backward"]
+    return markdown(head, lines) + "\n\n" + source(name, meta, f'CUDA {meta["cuda"]}')
