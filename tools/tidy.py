@@ -1,6 +1,6 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Runs clang-tidy on the sources that standard input names, those of a folder in one translation unit.
+"""Runs clang-tidy on the sources that standard input names, as few translation units as their names allow.
 
 Usage: tidy.py BUILD < NAMES       BUILD holds compile_commands.json. Exit status: 0, or 1 if there are findings.
 
@@ -50,11 +50,13 @@ def macros(words):
 
 
 def groups(sources, commands):
-    """Lists of (source, its flags) that can share a translation unit: of one folder of the repository, whose sources
-    find their headers in the same places, with no macro defined in two ways and no name declared twice."""
+    """Lists of (source, its flags) that can share a translation unit: of one folder of the repository, or of src and
+    tests, whose sources find their headers in the same places, with no macro defined in two ways and no name declared
+    twice."""
     made = []  # [folder, flags, names declared, sources]
     for source in sources:
         folder, own, names = Path(source).relative_to(ROOT).parts[0], flags(commands[source]), declared(source)
+        folder = "src" if folder == "tests" else folder
         for group in made:
             theirs, ours = macros(group[1]), macros(own)
             if group[0] == folder and not group[2] & names and all(theirs.get(n, ours[n]) == ours[n] for n in ours):

@@ -13,6 +13,10 @@ ROOT = Path(__file__).resolve().parents[2]
 BINARY = Path(os.environ.get("DISTR_BINARY", ROOT / "build" / "distr")).absolute()
 
 
+def pytest_configure(config):
+    config.addinivalue_line("markers", "values: a long run for its values, of code that quicker tests run too")
+
+
 @dataclass
 class Result:
     """What a run of the command left behind."""

@@ -132,7 +132,7 @@ TEST(Safetensors, RefusesWhatIsNoJsonObject) {
 
 // In time that grows with the file, where its square would be minutes.
 TEST(Safetensors, ReadsAHeaderOfManyTensors) {
-  constexpr int kCount = 100'000;
+  constexpr int kCount = DISTR_SANITIZED != 0 ? 10'000 : 100'000;
   std::string header = "{";
   for (int n = 0; n < kCount; ++n) {
     header += (n == 0 ? "" : ",") + entry("tensor " + std::to_string(n), "F32", "[0]", "[0,0]");

@@ -193,11 +193,11 @@ def test_a_long_value_is_not_echoed_whole(run, words):
 
 def test_the_names_of_a_file_of_many_tensors_are_not_echoed_whole(run, folders):
     tensor = {"dtype": "F32", "shape": [0], "data_offsets": [0, 0]}
-    header = json.dumps({f"layers.{n}.weight": tensor for n in range(200_000)}).encode()
+    header = json.dumps({f"layers.{n}.weight": tensor for n in range(20_000)}).encode()
     path = folders[0] / "many.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header)
     result = run("compare", "--input", path, timeout=60)
-    check_refusal(result, ["has no tensor 'q'; it has: 'layers.0.weight', ", "and 199992 more"], *folders)
+    check_refusal(result, ["has no tensor 'q'; it has: 'layers.0.weight', ", "and 19992 more"], *folders)
 
 
 @pytest.mark.parametrize("option", ["--json-out", "--plot"])

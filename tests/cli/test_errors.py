@@ -48,6 +48,7 @@ def setting_of(row):
     return row["block"], row["group_size"]
 
 
+@pytest.mark.values
 def test_rows_and_what_the_paper_prints(report):
     assert len(report["rows"]) == 2 * 2 * 4 * 2
     keys = {(row["table"], row["head_dim"], *setting_of(row), row["estimator"]) for row in report["rows"]}
@@ -61,6 +62,7 @@ def test_rows_and_what_the_paper_prints(report):
     assert {key: report["meta"][key] for key in meta} == meta
 
 
+@pytest.mark.values
 def test_errors_at_d_32_are_those_of_the_simulation(report):
     for row in report["rows"]:
         low, high, sample, mean = SIMULATED[setting_of(row)]
@@ -74,6 +76,7 @@ def test_errors_at_d_32_are_those_of_the_simulation(report):
             assert row["elementwise"]["mean"] == pytest.approx(mean, rel=0.05)
 
 
+@pytest.mark.values
 def test_errors_at_d_64_are_smaller(report):
     means = {
         (row["table"], setting_of(row), row["estimator"], row["head_dim"]): row["elementwise"]["mean"]
@@ -84,6 +87,7 @@ def test_errors_at_d_64_are_smaller(report):
             assert 0.5 < value / means[table, setting, estimator, 32] < 0.8
 
 
+@pytest.mark.values
 def test_seed_decides_and_shared_projections_differ(run, report):
     words = ("--trials", "5")
     first = report_of(run, *words)["rows"]

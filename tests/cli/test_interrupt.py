@@ -12,7 +12,7 @@ import time
 import numpy as np
 import pytest
 
-SECONDS = 4  # that a long run should take
+SECONDS = 2.5  # that a long run should take
 ENDLESS = 30  # times as long: a run that is ended before it ends, however slow the machine is just now
 PATIENCE = 120  # seconds that a process may take to go
 

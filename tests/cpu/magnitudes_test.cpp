@@ -6,6 +6,7 @@
 
 #include "support/magnitudes.h"
 #include "support/oracle.h"
+#include "support/types_of_case.h"
 
 namespace distr {
 namespace {
@@ -16,11 +17,12 @@ constexpr const char* kCases[] = {"odd sizes",    "causal top-left, more keys", 
                                   "boolean mask", "lsh, short last group",      "energy, one column"};
 
 TEST(Magnitudes, SoftmaxIsRightForEveryFiniteScore) {
+  constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16};
   for (std::int64_t left = hwy::SupportedTargets(); left != 0; left &= left - 1) {
     const std::int64_t target = left & -left;
     hwy::SetSupportedTargetsForTest(target);
     for (const char* name : kCases) {
-      for (const DType dtype : {DType::f32, DType::f16, DType::bf16}) {
+      for (const DType dtype : test::types_of_case(0, kTypes)) {
         for (Instance& instance : test::magnified(test::with_dtype(test::find(name), dtype))) {
           EXPECT_EQ(test::check_forward(forward, instance), "")
               << instance.test_case.name << ", " << test::name_of(dtype) << ", " << hwy::TargetName(target);

@@ -6,6 +6,7 @@ Run with the package installed, or with PYTHONPATH on a folder that it was insta
 """
 
 import math
+import multiprocessing.forkserver
 
 import pytest
 import torch
@@ -165,3 +166,8 @@ def require_no_worse(actual, exact, plain, what=""):
     worst = (actual - exact).abs().argmax()
     difference = (actual - exact).abs()[worst]
     assert difference <= bound, f"{what}: {actual[worst]} for {exact[worst]} at {worst}, bound {bound}"
+
+
+def pytest_sessionfinish():
+    """The time of the programs that programs.py forked counts as that of the tests, which wait for their server."""
+    multiprocessing.forkserver._forkserver._stop()

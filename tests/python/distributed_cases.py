@@ -291,11 +291,9 @@ def _call_as_one_dies(when, rank, dying, found, group, folder):
 
 def run_all(folder: Path, world=WORLD, kind="cpu"):
     """Runs all cases in so many processes; what each of them found."""
-    import multiprocessing
+    from programs import SERVER
 
-    context = multiprocessing.get_context("forkserver")  # which imports torch once
-    context.set_forkserver_preload(["distrattention.distributed", "torch.distributed.tensor", "distributed_cases"])
-    processes = [context.Process(target=run, args=(rank, folder, world, kind), daemon=True) for rank in range(world)]
+    processes = [SERVER.Process(target=run, args=(rank, folder, world, kind), daemon=True) for rank in range(world)]
     for process in processes:
         process.start()
     end = time.monotonic() + 600

@@ -3,17 +3,16 @@
 
 import itertools
 import json
-import subprocess
-import sys
 from pathlib import Path
+
+from programs import run_python
 
 SCRIPT = Path(__file__).resolve().parents[2] / "bench" / "call_overhead.py"
 CONTENDERS = ("torch", "auto", "exact", "auto G=2", "energy G=2", "lsh G=2")
 
 
 def run(*arguments):
-    command = [sys.executable, SCRIPT, "--calls", "2", "--rounds", "3", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=300)
+    return run_python(SCRIPT, "--calls", "2", "--rounds", "3", *arguments, timeout=300)
 
 
 def test_every_contender_has_a_time_in_every_operation(tmp_path):

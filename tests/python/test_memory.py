@@ -1,8 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """No tensor has an element for every pair of a query and a key: memory at a length where one would show."""
 
-import subprocess
-import sys
+from programs import run_python
 
 N = 16384
 BOUND = N * N // 2  # bytes: a boolean for every pair would take twice as much
@@ -50,8 +49,9 @@ for name in sys.argv[2:]:
 
 def memory_of(*calls):
     """Bytes that the process's peak grew by while the calls, forward and backward, ran one after the other."""
-    command = [sys.executable, "-c", MEASURE, str(N), *calls]
-    return dict(zip(calls, map(int, subprocess.run(command, check=True, stdout=subprocess.PIPE).stdout.split())))
+    done = run_python("-c", MEASURE, N, *calls)
+    assert done.returncode == 0, done.stderr
+    return dict(zip(calls, map(int, done.stdout.split())))
 
 
 def test_memory_does_not_grow_with_the_square():

@@ -1,23 +1,24 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs the snippets of README.md and docs/*.md as a reader would, each by itself.
 
-Python blocks are run, those with `<!-- torchrun -->` before them by two processes, and so are the commands of bash
-blocks, which have a line before them: `<!-- test -->`, or `<!-- gpu -->` for those that need one. A snippet that
-depends on an earlier one fails here. The snippets of a page run in one temporary folder, in the page's order, with the
-repository's examples and data in it. The example that embeds whole documents is run here where DISTR_LONG is set; else
-test_example.py runs it with a few passages. C++ is built by tests/install/install_test.py.
+Python blocks are run, those with `<!-- torchrun -->` before them by two processes with the variables that torchrun
+sets, and so are the commands of bash blocks, which have a line before them: `<!-- test -->`, or `<!-- gpu -->` for
+those that need one. A snippet that depends on an earlier one fails here. The snippets of a page run in one temporary
+folder, in the page's order, with the repository's examples and data in it. The example that embeds whole documents is
+run here where DISTR_LONG is set; else test_example.py runs it with a few passages. C++ is built by
+tests/install/install_test.py.
 """
 
 import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 from typing import NamedTuple
 
 import pytest
 import torch
+from programs import run_ranks
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -65,8 +66,7 @@ def commands(snippet):
             if "examples/semantic_search.py" in words and "DISTR_LONG" not in os.environ:
                 assert len(words) == 3 and words[2][0] != "-", f"{snippet}: allowed: a query, as in test_example.py"
                 continue
-            program = {"python": sys.executable, "distr": str(DISTR.absolute())}[words[0]]
-            found.append([program, *words[1:]])
+            found.append(words)
     return found
 
 
@@ -76,15 +76,17 @@ def run(snippet, folder):
         # As many empty lines in front as the page has: a traceback's line numbers are those of the page.
         script = folder / f"{Path(snippet.page).stem}_line_{snippet.line}.py"
         script.write_text("\n" * (snippet.line - 1) + snippet.text, encoding="utf-8")
-        processes = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-        calls = [[sys.executable, *(processes if snippet.mark == "torchrun" else []), str(script)]]
+        calls = [["python", str(script)]]
     else:
         calls = commands(snippet)
-    environment = {**os.environ, "HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
-    if "PYTHONPATH" in environment:  # what it names is relative to where the tests were started
-        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, environment["PYTHONPATH"].split(os.pathsep)))
+    environment = {"HF_HUB_OFFLINE": "1", "MPLBACKEND": "agg"}
     for call in calls:
-        done = subprocess.run(call, cwd=folder, env=environment, capture_output=True, text=True, timeout=600)
+        if call[0] == "python":
+            ranks = 2 if snippet.mark == "torchrun" else 1
+            done = run_ranks(ranks, *call[1:], folder=folder, environment=environment)
+        else:
+            command = [str(DISTR.absolute()), *call[1:]]
+            done = subprocess.run(command, cwd=folder, capture_output=True, text=True, timeout=600)
         message = f"{snippet}: {shlex.join(call[1:])} failed\n{done.stdout}{done.stderr}"
         assert done.returncode == 0, message
 
