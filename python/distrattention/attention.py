@@ -15,6 +15,7 @@ from distrattention.settings import (
     require_int,
     require_name,
 )
+from distrattention.sink_logits import check_sink_logits, with_sink_logits
 
 import torch  # isort: skip
 from torch import Tensor  # isort: skip
@@ -47,6 +48,7 @@ def scaled_dot_product_attention(
     finish: bool = Settings.finish,
     order: Tensor | None = Settings.order,
     key_offset: int | None = None,
+    sink_logits: Tensor | None = None,
     return_lse: bool = False,
     return_halves: bool = False,
 ) -> Tensor | Any:
@@ -66,6 +68,9 @@ def scaled_dot_product_attention(
     key_offset: the key that stands beside the first query, for `window` in calls that are not causal, as where a mask
     holds the causality of a chunk of a prompt; None: key 0. Causal calls know it by their corner.
 
+    sink_logits [Hq], of any floating-point dtype: exp of it is added to the denominators of a head's rows, as GPT-OSS
+    does; it gets a gradient when it requires one. Not `sinks`, which are keys.
+
     Returns out [..., Hq, L, Ev] of the query's dtype. With return_lse also the natural logarithm of the softmax's
     denominators, [..., Hq, L] in float32 (float64 for float64), -inf where no key is seen; it is differentiable. With
     return_halves, which `skip` needs, last of all int32 [..., Hq, ceil(L / 64), 2]: for 64 queries, of the 64 far keys
@@ -83,7 +88,7 @@ def scaled_dot_product_attention(
     )  # fmt: skip
     if settings is not None:
         fields = fields_of(settings, fields)
-    if attn_mask is None and dropout_p == 0 and key_offset is None and not return_halves:
+    if attn_mask is None and dropout_p == 0 and key_offset is None and sink_logits is None and not return_halves:
         results = core.attend_simply(query, key, value, is_causal, scale, enable_gqa, fields, return_lse)
         if results is not None:
             return results if return_lse else results[0]
@@ -94,8 +99,13 @@ def scaled_dot_product_attention(
         raise ValueError("return_halves is True without skip, whose halves are counted; allowed: with a skip above 0")
     *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, enable_gqa)
     _check_key_offset(key_offset, causal)
-    options = {"with_lse": return_lse, "key_offset": key_offset, "counting": return_halves}
+    if sink_logits is not None:
+        check_sink_logits(sink_logits, tensors[0])
+    with_lse = return_lse or sink_logits is not None
+    options = {"with_lse": with_lse, "key_offset": key_offset, "counting": return_halves}
     out, lse, *halves = core.attend(*tensors, causal, scale, settings, **options)
+    if sink_logits is not None:
+        out, lse = with_sink_logits(out, lse, sink_logits)
     results = (out, *((lse,) if return_lse else ()), *halves)
     return results if len(results) > 1 else out
 

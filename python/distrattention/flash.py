@@ -15,6 +15,7 @@ from distrattention.core import (
 )
 
 from distrattention.settings import Fields, Settings, chosen, counted  # isort: skip
+from distrattention.sink_logits import check_sink_logits, with_sink_logits  # isort: skip
 
 import torch  # isort: skip
 from torch import Tensor  # isort: skip
@@ -34,7 +35,7 @@ def flash_attn_func(
     deterministic: bool = False,
     return_attn_probs: bool = False,
     *,
-    learnable_sink: None = None,
+    learnable_sink: Tensor | None = None,
     settings: Settings | None = None,
     **fields: Unpack[Fields],
 ) -> Tensor | Any:
@@ -42,25 +43,25 @@ def flash_attn_func(
 
     softmax_scale is 1/sqrt(D) when None. causal is anchored at the bottom right: query i sees keys j <= i + Sk - Sq,
     and one that sees none gets 0. The backward is deterministic, whatever `deterministic` says, unless
-    allow_nondeterministic_backward() lets it be otherwise, which True overrides. Dtypes: as in
-    scaled_dot_product_attention(). fields: of Settings (strategy, group_size, ...), instead of `settings`. Name the
-    arguments: other versions order them differently.
+    allow_nondeterministic_backward() lets it be otherwise, which True overrides. learnable_sink [Hq]: logits that the
+    denominators have besides. Dtypes: as in scaled_dot_product_attention(). fields: of Settings (strategy, group_size,
+    ...), instead of `settings`. Name the arguments: other versions order them differently.
 
     Returns out [B, Sq, Hq, Dv]; with return_attn_probs (out, lse, None) with lse [B, Hq, Sq], natural logarithm,
     differentiable; there are no attention probabilities to return.
 
-    Raises NotImplementedError for dropout_p, window_size, softcap, alibi_slopes and learnable_sink, else as
+    Raises NotImplementedError for dropout_p, window_size, softcap and alibi_slopes, else as
     scaled_dot_product_attention().
     """
     settings = settings_of(**fields) if settings is None else chosen(settings, fields)
-    _refuse(dropout_p, window_size, softcap, alibi_slopes, learnable_sink=learnable_sink)
+    _refuse(dropout_p, window_size, softcap, alibi_slopes)
     q, k, v = autocast(q, k, v)
     _require_axes((q, k, v), 4, "[batch, rows, heads, columns]")
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
     if not fit(q, k, v, True):
         check((q, k, v), ("q", "k", "v"), True)
     check_scale(softmax_scale, "softmax_scale")
-    out, lse = _flash(q, k, v, softmax_scale, causal, settings, deterministic, return_attn_probs)
+    out, lse = _flash(q, k, v, softmax_scale, causal, settings, deterministic, return_attn_probs, learnable_sink)
     out = out.transpose(1, 2)
     return (out, lse, None) if return_attn_probs else out
 
@@ -83,7 +84,7 @@ def flash_attn_varlen_func(
     return_attn_probs: bool = False,
     block_table: None = None,
     *,
-    learnable_sink: None = None,
+    learnable_sink: Tensor | None = None,
     settings: Settings | None = None,
     **fields: Unpack[Fields],
 ) -> Tensor | Any:
@@ -97,7 +98,7 @@ def flash_attn_varlen_func(
     NotImplementedError for block_table.
     """
     settings = settings_of(**fields) if settings is None else chosen(settings, fields)
-    _refuse(dropout_p, window_size, softcap, alibi_slopes, learnable_sink=learnable_sink, block_table=block_table)
+    _refuse(dropout_p, window_size, softcap, alibi_slopes, block_table=block_table)
     q, k, v = autocast(q, k, v)
     _require_axes((q, k, v), 3, "[rows of all sequences, heads, columns]")
     q, k, v = (tensor.transpose(0, 1) for tensor in (q, k, v))  # [H, T, D]
@@ -109,7 +110,7 @@ def flash_attn_varlen_func(
         found = counted(len(lengths_k), "sequence")
         raise ValueError(f"cu_seqlens_k has {found}; allowed: {len(lengths_q)}, as cu_seqlens_q")
     sequences = zip(q.split(lengths_q, 1), k.split(lengths_k, 1), v.split(lengths_k, 1))
-    options = (softmax_scale, causal, settings, deterministic, return_attn_probs)
+    options = (softmax_scale, causal, settings, deterministic, return_attn_probs, learnable_sink)
     results = [_flash(*sequence, *options) for sequence in sequences]
     if not results:  # no sequence: nothing but the shapes matters
         results = [_flash(q, k, v, *options)]
@@ -118,9 +119,14 @@ def flash_attn_varlen_func(
     return (out, torch.cat(lses, 1), None) if return_attn_probs else out
 
 
-def _flash(q, k, v, scale, causal, settings, deterministic, with_lse):
+def _flash(q, k, v, scale, causal, settings, deterministic, with_lse, sink):
+    """q [B, Hq, Sq, D] or [Hq, Sq, D], and so on."""
     corner = "bottom_right" if causal else "none"
-    return attend(q, k, v, None, corner, scale, settings, bool(deterministic), bool(with_lse))
+    if sink is not None:
+        check_sink_logits(sink, q, "learnable_sink")
+    with_lse = bool(with_lse) or sink is not None
+    out, lse = attend(q, k, v, None, corner, scale, settings, bool(deterministic), with_lse)
+    return (out, lse) if sink is None else with_sink_logits(out, lse, sink)
 
 
 def _refuse(dropout_p, window_size, softcap, alibi_slopes, **others):

@@ -161,7 +161,7 @@ def test_masks_of_other_shapes_are_refused(shape):
     ("name", "value", "error"),
     [
         ("softcap", 30.0, NotImplementedError),
-        ("s_aux", torch.zeros(HQ), NotImplementedError),
+        ("sink_logits", torch.zeros(HQ + 1), TypeError),
         ("sinks", torch.zeros(HQ), NotImplementedError),
         ("head_mask", torch.ones(HQ), NotImplementedError),
         ("alibi", torch.ones(HQ), NotImplementedError),

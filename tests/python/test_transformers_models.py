@@ -14,13 +14,12 @@ ENERGY = {"strategy": "energy", "group_size": 4, "block_size": 16}
 ROWS = 48  # three blocks
 VOCABULARY = 61
 
-register("distr", strategy="exact")
-register("distr_energy", **ENERGY)
-
 
 @pytest.fixture(autouse=True)
-def one_thread(torch_state):
+def registered(torch_state):
     torch.set_num_threads(1)  # quickest for tensors as small as these
+    register("distr", strategy="exact")  # for each test, as others of this process register it as well
+    register("distr_energy", **ENERGY)
 
 
 def build(cls, config, **changes):
@@ -275,14 +274,26 @@ def test_the_implementation_may_be_given_to_the_constructor():
     assert torch.isfinite(model(**tokens())[0]).all()
 
 
+def test_gpt_oss_has_its_sink_logits_and_its_windows():
+    sizes = {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
+    model = build(transformers.GptOssForCausalLM, transformers.GptOssConfig, sliding_window=20, **sizes)
+    for layer in model.model.layers:
+        torch.nn.init.normal_(layer.self_attn.sinks)
+    torch.testing.assert_close(run(model, tokens(), "distr"), run(model, tokens(), "eager"), atol=1e-4, rtol=1e-4)
+    model.set_attn_implementation("distr")
+    model(**tokens()).logits.square().mean().backward()
+    found = [layer.self_attn.sinks.grad.clone() for layer in model.model.layers]
+    model.zero_grad()
+    model.set_attn_implementation("eager")
+    model(**tokens()).logits.square().mean().backward()
+    for one, layer in zip(found, model.model.layers):
+        torch.testing.assert_close(one, layer.self_attn.sinks.grad, atol=1e-4, rtol=1e-3)
+
+
 def test_what_models_ask_for_and_we_lack_is_refused():
     gemma = {"num_key_value_heads": 2, "head_dim": 8}
     model = build(transformers.Gemma2ForCausalLM, transformers.Gemma2Config, **gemma)
     with pytest.raises(NotImplementedError, match="softcap"):
-        run(model, tokens(), "distr")
-    sinks = {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
-    model = build(transformers.GptOssForCausalLM, transformers.GptOssConfig, **sinks)
-    with pytest.raises(NotImplementedError, match="s_aux"):
         run(model, tokens(), "distr")
     model = bert(attention_probs_dropout_prob=0.1).train()
     with pytest.raises(NotImplementedError, match="dropout"):

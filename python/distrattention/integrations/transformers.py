@@ -51,7 +51,6 @@ PerLayer = Mapping[int, Settings] | Callable[[nn.Module], Settings | None]
 # What changes the result and is not offered here: refused by name, unless None.
 REFUSED = {
     "softcap": "a cap on the scores",
-    "s_aux": "attention sinks",
     "sinks": "attention sinks",
     "head_mask": "a mask on heads",
     "layer_head_mask": "a mask on heads",
@@ -151,6 +150,7 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
         of_call = kwargs.pop("settings", None)
         overrides = {name: kwargs.pop(name) for name in FIELDS if name in kwargs and not _is_of_model(kwargs, name)}
         position_bias = kwargs.pop("position_bias", None)
+        sink_logits = kwargs.pop("s_aux", None)
         _check_arguments(kwargs, harmless, dropout, attention_mask, key)
         if attention_mask is not None:
             _check_mask(attention_mask, query, key)
@@ -191,6 +191,7 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
             enable_gqa=getattr(module, "num_key_value_groups", 1) > 1,
             settings=settings,
             key_offset=key_offset,
+            sink_logits=sink_logits,
         )
         return output.transpose(1, 2).contiguous(), None
 
