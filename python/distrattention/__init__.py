@@ -16,6 +16,12 @@ if TYPE_CHECKING:  # the names of _HOMES
     from distrattention.determinism import allow_nondeterministic_backward, is_nondeterministic_backward_allowed
     from distrattention.evaluation import Report, report
     from distrattention.flash import flash_attn_func, flash_attn_varlen_func
+    from distrattention.flash_packed import (
+        flash_attn_kvpacked_func,
+        flash_attn_qkvpacked_func,
+        flash_attn_varlen_kvpacked_func,
+        flash_attn_varlen_qkvpacked_func,
+    )
     from distrattention.sdpa_mode import replace_sdpa
 
 
@@ -27,6 +33,10 @@ _HOMES = {  # imported on first use
     "scaled_dot_product_attention": "attention",
     "flash_attn_func": "flash",
     "flash_attn_varlen_func": "flash",
+    "flash_attn_qkvpacked_func": "flash_packed",
+    "flash_attn_kvpacked_func": "flash_packed",
+    "flash_attn_varlen_qkvpacked_func": "flash_packed",
+    "flash_attn_varlen_kvpacked_func": "flash_packed",
     "explain": "attention",
     "allow_nondeterministic_backward": "determinism",
     "is_nondeterministic_backward_allowed": "determinism",
