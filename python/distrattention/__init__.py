@@ -16,6 +16,7 @@ if TYPE_CHECKING:  # the names of _HOMES
     from distrattention.determinism import allow_nondeterministic_backward, is_nondeterministic_backward_allowed
     from distrattention.evaluation import Report, report
     from distrattention.flash import flash_attn_func, flash_attn_varlen_func
+    from distrattention.flash_kvcache import flash_attn_with_kvcache
     from distrattention.flash_packed import (
         flash_attn_kvpacked_func,
         flash_attn_qkvpacked_func,
@@ -37,6 +38,7 @@ _HOMES = {  # imported on first use
     "flash_attn_kvpacked_func": "flash_packed",
     "flash_attn_varlen_qkvpacked_func": "flash_packed",
     "flash_attn_varlen_kvpacked_func": "flash_packed",
+    "flash_attn_with_kvcache": "flash_kvcache",
     "explain": "attention",
     "allow_nondeterministic_backward": "determinism",
     "is_nondeterministic_backward_allowed": "determinism",

@@ -168,6 +168,44 @@ def test_flash_functions_and_lengths_on_the_gpu():
         assert torch.equal(out[begin:end], distrattention.flash_attn_func(*one, causal=True, strategy="exact")[0])
 
 
+def test_a_step_against_a_cache_is_captured_and_replayed_with_other_lengths():
+    q, new_k, new_v = (torch.randn(2, 1, heads, 64, device=DEVICE, dtype=BF16) for heads in (8, 2, 2))
+    caches = [torch.randn(2, 300, 2, 64, device=DEVICE, dtype=BF16) for _ in range(2)]
+    lengths = torch.tensor([100, 250], dtype=torch.int32, device=DEVICE)
+
+    def step():
+        return distrattention.flash_attn_with_kvcache(q, *caches, new_k, new_v, cache_seqlens=lengths, causal=True)
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        out = step()
+    for counts in ([7, 299], [299, 31]):
+        lengths.copy_(torch.tensor(counts))
+        graph.replay()
+        for b, count in enumerate(counts):
+            filled = (cache[b : b + 1, : count + 1] for cache in caches)
+            one = distrattention.flash_attn_func(q[b : b + 1], *filled, strategy="exact")
+            torch.testing.assert_close(out[b : b + 1], one, atol=1e-2, rtol=1e-2)
+
+
+def test_sink_logits_on_the_gpu():
+    q, k, v = (torch.randn(2, 4, 300, 64, device=DEVICE, dtype=BF16, requires_grad=True) for _ in range(3))
+    logits = torch.randn(4, device=DEVICE, requires_grad=True)
+    found = attention(q, k, v, is_causal=True, strategy="exact", sink_logits=logits)
+    hidden = ~torch.ones(300, 300, dtype=torch.bool, device=DEVICE).tril()
+    scores = (q @ k.mT * 0.125).float().masked_fill(hidden, -torch.inf)
+    both = torch.cat((scores, logits[:, None, None].expand(2, 4, 300, 1)), -1)
+    wanted = both.softmax(-1)[..., :-1].to(BF16) @ v
+    torch.testing.assert_close(found, wanted, atol=2e-2, rtol=2e-2)
+    weight = torch.randn_like(found)
+    for one, other in zip(*(torch.autograd.grad(out, (logits, v), weight) for out in (found, wanted))):
+        torch.testing.assert_close(one, other, atol=5e-2, rtol=5e-2)
+
+
 def relative(found, expected):
     return ((found.float() - expected.float()).norm() / expected.float().norm()).item()
 
