@@ -4,6 +4,7 @@
 #include <cstddef>
 #include <cstring>
 #include <new>
+#include <numeric>
 #include <optional>
 #include <vector>
 
@@ -108,11 +109,17 @@ void one_call(const Instance& instance, Buffer& o, Buffer& lse) {
   }
 }
 
+std::vector<int> all_devices() {
+  std::vector<int> devices(static_cast<std::size_t>(cuda_device_count()));
+  std::iota(devices.begin(), devices.end(), 0);
+  return devices;
+}
+
 std::string check_case(const Case& test_case) {
   const Instance instance(test_case);
   Buffer o = instance.output(), lse = instance.lse_output();
   one_call(instance, o, lse);
-  for (const std::vector<int>& devices : {std::vector{0}, std::vector{0, 0}}) {
+  for (const std::vector<int>& devices : {std::vector{0}, std::vector{0, 0}, all_devices()}) {
     StreamOptions options;
     options.devices = devices;
     options.chunk_heads = kChunkHeads;
@@ -170,6 +177,35 @@ std::string check_pinned(const Case& test_case) {
   return "";
 }
 
+// Tensors in the memory of device 0, whose work all devices share.
+std::string check_from_device(const Case& test_case) {
+  const Instance instance(test_case);
+  Buffer o = instance.output(), lse = instance.lse_output();
+  one_call(instance, o, lse);
+  Buffer streamed = instance.output(), streamed_lse = instance.lse_output();
+  ForwardTensors tensors = host_tensors(instance, streamed, streamed_lse);
+  void* const stream = thread_stream();
+  std::vector<CudaMemory> memory;
+  for (const void** tensor : {&tensors.q, &tensors.k, &tensors.v}) {
+    memory.emplace_back(bytes_of(instance.q)).copy_from(*tensor, bytes_of(instance.q), stream);
+    *tensor = memory.back().data();
+  }
+  CudaMemory o_memory(bytes_of(o)), lse_memory(bytes_of(lse));
+  tensors.o = o_memory.data();
+  tensors.lse = lse_memory.data();
+  StreamOptions options;
+  options.devices = all_devices();
+  options.chunk_heads = kChunkHeads;
+  for (const int device : options.devices) {
+    const CudaDeviceScope scope(device);
+    cuda_reach(0);
+  }
+  StreamedAttention(test_case.problem, test_case.grouping, options).run(tensors);
+  o_memory.copy_to(streamed.data(), bytes_of(o), stream);
+  lse_memory.copy_to(streamed_lse.data(), bytes_of(lse), stream);
+  return streamed == o && streamed_lse == lse ? "" : "from device 0's memory: O or LSE differs from one call's";
+}
+
 std::string check_missing_device(const Case& test_case) {
   StreamOptions options;
   options.devices = {0, 1000};
@@ -194,8 +230,11 @@ std::string check_streaming(DType dtype) {
     }
   }
   const Case test_case = with_dtype(streamed_cases().front(), dtype);
-  const std::string fault = check_pinned(test_case);
-  return fault.empty() ? check_missing_device(test_case) : "pinned: " + fault;
+  if (const std::string fault = check_pinned(test_case); !fault.empty()) {
+    return "pinned: " + fault;
+  }
+  const std::string fault = check_from_device(test_case);
+  return fault.empty() ? check_missing_device(test_case) : fault;
 }
 
 }  // namespace distr::test
