@@ -281,7 +281,8 @@ void attend(const AttendOptions& options) {
   if (!options.halves_out.empty() && options.grouping.grouping.skip == 0) {
     throw InputError("--halves-out: nothing is skipped, so there is nothing to count; allowed: with a --skip above 0");
   }
-  const Inputs inputs = read_inputs(options.input, options.run);
+  Inputs inputs = read_inputs(options.input, options.run);
+  options.run.window_size.set(inputs.problem, options.grouping.grouping.key_offset);
   Result result = (is_streamed ? stream : compute)(options, inputs, device);
   write_files(options, inputs, result, files);
   if (options.grouping.grouping.strategy == Strategy::automatic) {

@@ -144,6 +144,7 @@ std::vector<Problem> problems_of(const BenchOptions& options) {
           problem.head_dim = problem.head_dim_v = head_dim;
           problem.scale = options.run.scale;
           problem.causal = causal;
+          options.run.window_size.set(problem, std::nullopt);
           validate_random(problem);
           problems.push_back(contiguous(problem));
         }
@@ -274,6 +275,7 @@ void add_sweep_options(CLI::App& command, BenchOptions& options) {
   add_list(command, "--op", "grouping|forward|backward|forward-backward", "What is timed", options.works, parse_work)
       ->default_str("forward")
       ->group(kInputGroup);
+  add_window_size_option(command, options.run.window_size)->group(kInputGroup);
   const auto integer = [&](const char* flag, const char* help, std::int64_t& target) {
     add_integer(command, flag, help, 1, kAny, [&target](std::int64_t value) { target = value; })->group(kInputGroup);
   };

@@ -167,7 +167,8 @@ void compare(const CompareOptions& options) {
     files.reserve(options.plot);
   }
   if (!options.json_out.empty()) files.reserve(options.json_out);
-  const Inputs inputs = read_inputs(options.input, options.run);
+  Inputs inputs = read_inputs(options.input, options.run);
+  options.run.window_size.set(inputs.problem, options.settings.key_offset);
   require_values(inputs.problem);
   const std::vector<Grouping> settings = settings_of(options.settings, inputs.problem.head_dim, options.run.seed);
   for (const Grouping& setting : settings) validate(inputs.problem, setting);

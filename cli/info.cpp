@@ -27,6 +27,7 @@ constexpr Operation kOperations[] = {Operation::grouping, Operation::forward, Op
 struct InfoOptions {
   Problem problem;  // its sizes, dtype and causal
   std::optional<std::int64_t> heads_kv, seq_k, head_dim_v;
+  WindowSize window_size;
   MaskKind mask = MaskKind::none;
   GroupingOptions grouping;
   std::optional<Device> device;
@@ -56,6 +57,7 @@ Problem problem_of(const InfoOptions& options) {
   problem.heads_kv = options.heads_kv.value_or(problem.heads_q);
   problem.seq_k = options.seq_k.value_or(problem.seq_q);
   problem.head_dim_v = options.head_dim_v.value_or(problem.head_dim);
+  options.window_size.set(problem, options.grouping.grouping.key_offset);
   if (options.mask != MaskKind::none) problem.mask = full_mask(options.mask, problem);
   validate(problem);
   return contiguous(problem);
@@ -158,6 +160,7 @@ void add_sizes(CLI::App& command, InfoOptions& options) {
   add("--head-dim-v", "dv, of V [d]", 1, kMaxHeadDim, options.head_dim_v);
   add_choice(command, "--dtype", options.problem.dtype, "Of Q, K, V and O");
   add_causal_option(command, options.problem.causal);
+  add_window_size_option(command, options.window_size);
   add_choice(command, "--mask", options.mask, "A mask of [Nq, Nk]");
 }
 

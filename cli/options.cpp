@@ -54,6 +54,12 @@ void add_near_options(CLI::App& app, Grouping& grouping) {
 
 }  // namespace
 
+void WindowSize::set(Problem& problem, std::optional<std::int64_t> key_offset) const {
+  problem.window_left = left;
+  problem.window_right = right;
+  if (left.has_value() || right.has_value()) problem.window_offset = key_offset;
+}
+
 CLI::Option* add_parsed(CLI::App& app, const std::string& flag, const std::string& type, const std::string& help,
                         const std::function<void(const std::string&)>& parse) {
   return app.add_option_function<std::string>(flag, parse, help)->type_name(type);
@@ -88,6 +94,21 @@ CLI::Option* add_causal_option(CLI::App& app, Causal& target) {
   return add_choice(app, "--causal", target, "Hide later keys; the diagonal starts or ends in that corner");
 }
 
+CLI::Option* add_window_size_option(CLI::App& app, WindowSize& target) {
+  const auto parse = [&target](const std::string& word) {
+    const auto side_of = [](const std::string& side) {
+      return side == "-1" ? std::nullopt : std::optional(parse_integer("--window-size", side, 0, kMaxDistance));
+    };
+    const std::vector<std::string> sides = split(word);
+    if (sides.size() != 2) {
+      throw InputError("--window-size: " + quoted(word) + " is not allowed; allowed: LEFT,RIGHT, such as 4095,0");
+    }
+    target = {side_of(sides[0]), side_of(sides[1])};
+  };
+  return add_parsed(app, "--window-size", "LEFT,RIGHT",
+                    "A sliding window: hide the keys further before and behind a row; -1: no limit [-1,-1]", parse);
+}
+
 CLI::Option* add_device_option(CLI::App& app, std::optional<Device>& target) {
   const auto parse = [&target](const std::string& word) {
     if (word == "auto") {
@@ -107,6 +128,7 @@ void add_run_options(CLI::App& app, RunOptions& options) {
     return add_parsed(app, flag, type, help, parse)->group(kRunGroup);
   };
   add_causal_option(app, options.causal)->group(kRunGroup);
+  add_window_size_option(app, options.window_size)->group(kRunGroup);
   add("--scale", "X", "Of the scores [1/sqrt(d)]",
       [&options](const std::string& word) { options.scale = parse_finite("--scale", word); });
   add("--dtype", all_names<DType>("|"), "Computed in this type [the input's]; f64 by the reference",

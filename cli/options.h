@@ -19,8 +19,17 @@ struct InputOptions {
   std::string file;           // a .safetensors file with all of them
 };
 
+// Of a sliding window; empty: unlimited.
+struct WindowSize {
+  std::optional<std::int64_t> left, right;
+
+  // key_offset: the key beside the first row of Q in calls that are not causal.
+  void set(Problem& problem, std::optional<std::int64_t> key_offset) const;
+};
+
 struct RunOptions {
   Causal causal = Causal::none;
+  WindowSize window_size;
   std::optional<double> scale;   // empty: 1/sqrt(d)
   std::optional<DType> dtype;    // computed in; empty: the files'
   std::optional<Device> device;  // empty: auto
@@ -49,6 +58,7 @@ void add_run_options(CLI::App& app, RunOptions& options);
 void add_execution_options(CLI::App& app, RunOptions& options);
 void add_grouping_options(CLI::App& app, GroupingOptions& options);
 CLI::Option* add_causal_option(CLI::App& app, Causal& target);
+CLI::Option* add_window_size_option(CLI::App& app, WindowSize& target);
 CLI::Option* add_device_option(CLI::App& app, std::optional<Device>& target);
 
 // An option whose word goes to `parse`, which throws InputError for a word that is not allowed.
@@ -75,7 +85,7 @@ CLI::Option* add_integer(CLI::App& app, const std::string& flag, const std::stri
 [[nodiscard]] double parse_skip(const std::string& word);
 [[nodiscard]] std::int64_t parse_key_offset(const std::string& word);
 inline constexpr const char* kSinksHelp = "The first keys that are exact for all rows, in whole tiles of 128 keys";
-inline constexpr const char* kKeyOffsetHelp = "The key beside the first row of Q, for --window without --causal [0]";
+inline constexpr const char* kKeyOffsetHelp = "The key beside the first row of Q, for windows without --causal [0]";
 
 [[nodiscard]] Grouping grouping_of(const GroupingOptions& options, std::int64_t head_dim, std::uint64_t seed);
 

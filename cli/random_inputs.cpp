@@ -3,6 +3,7 @@
 
 #include <unistd.h>
 
+#include <algorithm>
 #include <random>
 #include <string>
 
@@ -66,9 +67,25 @@ Inputs random_inputs(const Problem& problem, std::uint64_t seed) {
   return inputs;
 }
 
+namespace {
+
+// Of a query and a key that it sees; as many keys as queries.
+double visible_pairs(const Problem& problem) {
+  const std::int64_t length = problem.seq_q;
+  const std::int64_t left = std::min(problem.window_left.value_or(length), length);
+  const std::int64_t right =
+      problem.causal != Causal::none ? 0 : std::min(problem.window_right.value_or(length), length);
+  double pairs = 0;
+  for (std::int64_t i = 0; i < length; ++i) {
+    pairs += static_cast<double>(std::min(i, left) + 1 + std::min(length - 1 - i, right));
+  }
+  return pairs;
+}
+
+}  // namespace
+
 double exact_operations(const Problem& problem, Work work) {
-  double pairs = static_cast<double>(problem.seq_q) * static_cast<double>(problem.seq_k);
-  if (problem.causal != Causal::none) pairs = (pairs + static_cast<double>(problem.seq_q)) / 2;
+  const double pairs = visible_pairs(problem);
   const auto d = static_cast<double>(problem.head_dim);
   const auto dv = static_cast<double>(problem.head_dim_v);
   const double forward = d + dv;

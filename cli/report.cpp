@@ -7,6 +7,8 @@
 namespace distr::cli {
 
 Json sizes_json(const Problem& problem) {
+  const bool has_window = problem.window_left.has_value() || problem.window_right.has_value();
+  const Json window = {problem.window_left.value_or(-1), problem.window_right.value_or(-1)};
   return {{"batch", problem.batch},
           {"heads", problem.heads_q},
           {"kv_heads", problem.heads_kv},
@@ -15,7 +17,8 @@ Json sizes_json(const Problem& problem) {
           {"head_dim", problem.head_dim},
           {"head_dim_v", problem.head_dim_v},
           {"dtype", name_of(problem.dtype)},
-          {"causal", problem.causal != Causal::none}};
+          {"causal", problem.causal != Causal::none},
+          {"window_size", has_window ? window : Json(nullptr)}};
 }
 
 Json grouping_json(const Problem& problem, const Grouping& grouping) {
@@ -44,6 +47,10 @@ std::string sizes_text(const Problem& problem) {
   text += ", d " + std::to_string(problem.head_dim) + ", dv " + std::to_string(problem.head_dim_v);
   text += std::string(", ") + name_of(problem.dtype);
   if (problem.causal != Causal::none) text += std::string(", causal ") + name_of(problem.causal);
+  if (problem.window_left.has_value() || problem.window_right.has_value()) {
+    text += ", window size " + std::to_string(problem.window_left.value_or(-1)) + "," +
+            std::to_string(problem.window_right.value_or(-1));
+  }
   if (problem.mask.kind != MaskKind::none) text += std::string(", mask ") + name_of(problem.mask.kind);
   return text;
 }

@@ -153,38 +153,38 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                                    const std::string& order_from, std::optional<std::int64_t> window,
                                    std::int64_t sinks, std::optional<std::int64_t> key_offset, double skip, bool finish,
                                    bool /*deterministic*/, std::optional<std::int64_t> first_row,
-                                   std::optional<std::int64_t> first_key) {
+                                   std::optional<std::int64_t> first_key, std::optional<std::int64_t> window_left,
+                                   std::optional<std::int64_t> window_right) {
   const Settings settings = settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
-                                        {window, sinks, key_offset, skip, finish, part_of(first_row, first_key)});
+                                        {window, sinks, key_offset, skip, finish, part_of(first_row, first_key)},
+                                        {window_left, window_right});
   auto [o, lse, halves] = forward_of(q, k, v, mask, order, key_means, settings, false);
   return {std::move(o), std::move(lse)};
 }
 
 // forward() with `skip`, and halves int32 [B, Hq, ceil(Nq / 64), 2]: of the far halves of tiles in which a row sees a
 // far key, how many were kept, and how many there are.
-std::tuple<Tensor, Tensor, Tensor> forward_counting(const Tensor& q, const Tensor& k, const Tensor& v,
-                                                    const OptionalTensor& mask, const OptionalTensor& order,
-                                                    const OptionalTensor& key_means, const std::string& causal,
-                                                    std::optional<double> scale, const std::string& strategy,
-                                                    std::int64_t group_size, std::int64_t block_size,
-                                                    const std::string& estimator, const std::string& order_from,
-                                                    std::optional<std::int64_t> window, std::int64_t sinks,
-                                                    std::optional<std::int64_t> key_offset, double skip, bool finish) {
+std::tuple<Tensor, Tensor, Tensor> forward_counting(
+    const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask, const OptionalTensor& order,
+    const OptionalTensor& key_means, const std::string& causal, std::optional<double> scale,
+    const std::string& strategy, std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
+    const std::string& order_from, std::optional<std::int64_t> window, std::int64_t sinks,
+    std::optional<std::int64_t> key_offset, double skip, bool finish, std::optional<std::int64_t> window_left,
+    std::optional<std::int64_t> window_right) {
   const Settings settings = settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
-                                        {window, sinks, key_offset, skip, finish});
+                                        {window, sinks, key_offset, skip, finish}, {window_left, window_right});
   auto [o, lse, halves] = forward_of(q, k, v, mask, order, key_means, settings, true);
   return {std::move(o), std::move(lse), *std::move(halves)};
 }
 
-// make_grouping() and forward() in one; `settings`, `near`, `key_offset` and `skip`: unpack(). The order, flat, is the
-// third result where columns are grouped, which under `auto` they may not be, and the means of the keys, flat, the
-// fourth where there are some.
+// make_grouping() and forward() in one; `settings` to `window_size`: unpack(). The third and fourth result are the
+// order and the means of the keys, flat, where there are some: under `auto` columns may not be grouped.
 std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> attend(
     const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const OptionalTensor& mask, std::optional<double> scale,
     std::int64_t settings, std::int64_t near, std::optional<std::int64_t> key_offset, double skip, std::int64_t seed,
-    bool with_lse) {
+    std::int64_t window_size, bool with_lse) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
-  Call call = make_call(q, k, v, unpack(settings, near, key_offset, skip, scale, seed));
+  Call call = make_call(q, k, v, unpack(settings, near, key_offset, skip, scale, seed, window_size));
   add_mask(call, q, mask);
   Tensor o = output_of(call, q, v);
   const Plan forward = plan_of(Operation::forward, call);
@@ -199,12 +199,9 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> attend(
   if (of_order) {
     columns = columns_of(call, *of_order, q, k, true);
   }
-  OptionalTensor lse;
-  if (with_lse) {
-    lse = empty_lse(call, q);
-  }
+  const OptionalTensor lse = with_lse ? OptionalTensor(empty_lse(call, q)) : OptionalTensor();
   attend_by(call, forward, {q, k, v, mask, columns.order, columns.key_means}, o, lse, {});
-  return {std::move(o), std::move(lse), std::move(columns.order), std::move(columns.key_means)};
+  return {std::move(o), lse, std::move(columns.order), std::move(columns.key_means)};
 }
 
 // dQ, dK, dV, laid out like Q, K, V without their holes; dMask in the mask's shape and LSE's dtype, [0] when not
@@ -216,13 +213,15 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     const std::string& strategy, std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
     const std::string& order_from, std::optional<std::int64_t> window, std::int64_t sinks,
     std::optional<std::int64_t> key_offset, double skip, bool finish, bool deterministic,
-    std::optional<std::int64_t> first_row, std::optional<std::int64_t> first_key) {
+    std::optional<std::int64_t> first_row, std::optional<std::int64_t> first_key,
+    std::optional<std::int64_t> window_left, std::optional<std::int64_t> window_right) {
   // The library writes dQ, dK and dV with the strides that it reads Q, K and V with.
   Tensor d_q = dense_like(q_in), d_k = dense_like(k_in), d_v = dense_like(v_in);
   const Tensor q = laid_out_like(d_q, q_in), k = laid_out_like(d_k, k_in), v = laid_out_like(d_v, v_in);
-  Call call = make_call(q, k, v,
-                        settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
-                                    {window, sinks, key_offset, skip, finish, part_of(first_row, first_key)}));
+  const Settings settings = settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
+                                        {window, sinks, key_offset, skip, finish, part_of(first_row, first_key)},
+                                        {window_left, window_right});
+  Call call = make_call(q, k, v, settings);
   add_mask(call, q, mask);
 
   const std::array lse_shape{q.size(0), q.size(1), q.size(2)};
@@ -278,10 +277,11 @@ std::tuple<std::string, std::string, std::string, std::string, Strings, Strings>
     const std::string& causal, std::optional<double> scale, const std::string& strategy, std::int64_t group_size,
     std::int64_t block_size, const std::string& estimator, const std::string& order_from,
     std::optional<std::int64_t> window, std::int64_t sinks, std::optional<std::int64_t> key_offset, double skip,
-    bool finish, bool deterministic) {
-  Call call = make_call(q, k, v,
-                        settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
-                                    {window, sinks, key_offset, skip, finish}));
+    bool finish, bool deterministic, std::optional<std::int64_t> window_left,
+    std::optional<std::int64_t> window_right) {
+  const Settings settings = settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
+                                        {window, sinks, key_offset, skip, finish}, {window_left, window_right});
+  Call call = make_call(q, k, v, settings);
   add_mask(call, q, mask);
   const Operation wanted = named("operation", operation, kOperations).value;
   const Explanation found = distr::explain(wanted, call.problem, call.grouping, call.execution.device, deterministic);
@@ -349,20 +349,21 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
       near + ") -> (Tensor order, Tensor key_means)");
   const std::string inputs =
       "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? order=None, Tensor? key_means=None, ";
-  const std::string part = ", bool deterministic=True, int? first_row=None, int? first_key=None)";
+  const std::string sliding = ", int? window_left=None, int? window_right=None)";
+  const std::string part = ", bool deterministic=True, int? first_row=None, int? first_key=None" + sliding;
   define("forward" + inputs + settings + part + " -> (Tensor out, Tensor lse)");
-  define("forward_counting" + inputs + settings + ") -> (Tensor out, Tensor lse, Tensor halves)");
+  define("forward_counting" + inputs + settings + sliding + " -> (Tensor out, Tensor lse, Tensor halves)");
   define(
-      "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, int settings, int near, int? key_offset, "
-      "float skip, int seed, bool with_lse) -> (Tensor out, Tensor? lse, Tensor? order, Tensor? key_means)");
+      "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, int settings, int near, int? key_offset, float "
+      "skip, int seed, int window_size, bool with_lse) -> (Tensor out, Tensor? lse, Tensor? order, Tensor? key_means)");
   define(
       "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? order, "
       "Tensor? key_means, Tensor out, Tensor lse, bool mask_gradient=False, " +
       settings + part + " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_mask)");
   define("merge(Tensor[] outs, Tensor[] lses, Tensor(a!) out, Tensor(b!) lse) -> ()");
   define("explain(Tensor q, Tensor k, Tensor v, Tensor? mask=None, str operation='forward', " + settings +
-         ", bool deterministic=True) -> (str strategy, str order_from, str choice, str kernel, str[] kernels, str[] "
-         "reasons)");
+         ", bool deterministic=True" + sliding +
+         " -> (str strategy, str order_from, str choice, str kernel, str[] kernels, str[] reasons)");
   define(
       "describe() -> (str version, str instruction_set, str cuda_build, str[] cuda_devices, str cuda_unusable, "
       "str[] operations, str[] kernels)");

@@ -140,6 +140,11 @@ Problem make_problem(const Tensor& q, const Tensor& k, const Tensor& v, const Se
   problem.v = strides_of(v);
   problem.scale = settings.scale;
   problem.causal = settings.causal;
+  problem.window_left = settings.sliding.left;
+  problem.window_right = settings.sliding.right;
+  if (settings.sliding.left.has_value() || settings.sliding.right.has_value()) {
+    problem.window_offset = settings.grouping.key_offset;
+  }
   return problem;
 }
 
@@ -261,7 +266,8 @@ Tensor laid_out_like(const Tensor& layout, const Tensor& tensor) {
 
 Settings settings_of(const std::string& causal, std::optional<double> scale, const std::string& strategy,
                      std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
-                     const std::string& order_from, std::int64_t seed, const NearKeys& near) {
+                     const std::string& order_from, std::int64_t seed, const NearKeys& near,
+                     const SlidingWindow& sliding) {
   Grouping grouping;
   grouping.strategy = named("strategy", strategy, kStrategies).strategy;
   grouping.group_size = group_size;
@@ -270,14 +276,14 @@ Settings settings_of(const std::string& causal, std::optional<double> scale, con
   grouping.order_from = named("order_from", order_from, kOrdersFrom).value;
   grouping.seed = static_cast<std::uint64_t>(seed);
   set_near(grouping, near);
-  return {named("causal", causal, kCorners).value, scale, grouping, true};
+  return {named("causal", causal, kCorners).value, scale, grouping, true, sliding};
 }
 
 Settings unpack(std::int64_t packed, std::int64_t packed_near, std::optional<std::int64_t> key_offset, double skip,
-                std::optional<double> scale, std::int64_t seed) {
-  if (packed < 0 || packed_near < 0) {
-    invalid("the settings are " + std::to_string(std::min(packed, packed_near)) +
-            "; allowed: 0 and above, as pack() and pack_near() make them");
+                std::optional<double> scale, std::int64_t seed, std::int64_t packed_window) {
+  if (packed < 0 || packed_near < 0 || packed_window < 0) {
+    invalid("the settings are " + std::to_string(std::min({packed, packed_near, packed_window})) +
+            "; allowed: 0 and above, as pack(), pack_near() and pack_window_size() make them");
   }
   const auto take = [&packed](std::int64_t values) {
     const std::int64_t value = packed % values;
@@ -299,13 +305,18 @@ Settings unpack(std::int64_t packed, std::int64_t packed_near, std::optional<std
   packed = packed_near;
   NearKeys near;
   near.finish = take(2) == 1;
-  const std::int64_t window = take(std::int64_t{1} << 31);  // 0: none
-  near.window = window == 0 ? std::nullopt : std::optional(window - 1);
+  const auto take_distance = [&take] {
+    const std::int64_t value = take(std::int64_t{1} << 31);  // 0: none
+    return value == 0 ? std::nullopt : std::optional(value - 1);
+  };
+  near.window = take_distance();
   near.sinks = packed;
   near.key_offset = key_offset;
   near.skip = skip;
   set_near(grouping, near);
-  return {causal, scale, grouping, grouped_heads};
+  packed = packed_window;
+  const std::optional<std::int64_t> left = take_distance();
+  return {causal, scale, grouping, grouped_heads, {left, take_distance()}};
 }
 
 Call make_call(const Tensor& q, const Tensor& k, const Tensor& v, const Settings& settings) {

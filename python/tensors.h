@@ -71,20 +71,28 @@ struct NearKeys {
   std::optional<Part> part = std::nullopt;
 };
 
+// Problem's window_left and window_right. Queries stand beside keys as the causal corner, or NearKeys::key_offset,
+// says.
+struct SlidingWindow {
+  std::optional<std::int64_t> left, right;
+};
+
 // Everything but the tensors that says what attention is wanted, as the operators take it.
 struct Settings {
   Causal causal = Causal::none;
   std::optional<double> scale;
   Grouping grouping;
   bool grouped_heads = true;  // Hq may be a multiple of H
+  SlidingWindow sliding;
 };
 [[nodiscard]] Settings settings_of(const std::string& causal, std::optional<double> scale, const std::string& strategy,
                                    std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
-                                   const std::string& order_from, std::int64_t seed, const NearKeys& near);
-// The same from two numbers (pack() and pack_near() in distrattention/ops.py), which take less time to pass than the
-// names.
+                                   const std::string& order_from, std::int64_t seed, const NearKeys& near,
+                                   const SlidingWindow& sliding = {});
+// The same from three numbers (pack(), pack_near() and pack_window_size() in distrattention/packing.py), which take
+// less time to pass than the names.
 [[nodiscard]] Settings unpack(std::int64_t packed, std::int64_t packed_near, std::optional<std::int64_t> key_offset,
-                              double skip, std::optional<double> scale, std::int64_t seed);
+                              double skip, std::optional<double> scale, std::int64_t seed, std::int64_t packed_window);
 
 struct Call {
   Problem problem;

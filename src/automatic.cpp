@@ -35,7 +35,7 @@ double near_share(const Problem& problem, const Grouping& grouping) {
   const std::int64_t block = common::near_rows(problem, grouping);
   for (std::int64_t i = 0; i < problem.seq_q; i += block) {
     const std::int64_t rows = std::min(block, problem.seq_q - i);
-    const std::int64_t seen = common::visible_keys(problem, i + rows - 1);
+    const std::int64_t seen = common::visible_keys(problem, i, rows).end;
     const common::NearTiles tiles = common::near_tiles(problem, grouping, i);
     const auto keys_to = [&](std::int64_t tile) { return std::min(tile * common::kNearTile, seen); };
     const std::int64_t first = std::max(tiles.first, tiles.sinks);
@@ -50,6 +50,9 @@ double near_share(const Problem& problem, const Grouping& grouping) {
 Advice advice(const Problem& problem, const Grouping& grouping, Device device) {
   if (grouping.group_size == 1) {
     return {false, "as the group size is 1 (auto approximates only where a larger one is asked for)"};
+  }
+  if (common::has_window(problem)) {
+    return {false, "as there is a sliding window, which approximations do not have"};
   }
   if (grouping.order_from == OrderFrom::previous && grouping.block >= problem.seq_q) {
     return {false, "as the first block is where orders come from the block before, and there is no other"};

@@ -9,6 +9,7 @@
 #include <type_traits>
 
 #include "common/element.h"
+#include "common/mask.h"
 #include "common/near.h"
 #include "decisions.h"
 #include "distr/error.h"
@@ -55,6 +56,30 @@ void validate_mask(const Problem& problem) {
               std::to_string(problem.heads_q) + ", " + std::to_string(problem.seq_q) + ", " +
               std::to_string(problem.seq_k) + "], each of that length or 1");
     }
+  }
+}
+
+void validate_window(const Problem& problem) {
+  require_range("window_left", problem.window_left.value_or(0), 0, kMaxDistance);
+  require_range("window_right", problem.window_right.value_or(0), 0, kMaxDistance);
+  require_range("window_offset", problem.window_offset.value_or(0), -kMaxDistance, kMaxDistance);
+  if (problem.window_offset.has_value() && problem.causal != Causal::none) {
+    invalid("window_offset is " + std::to_string(*problem.window_offset) +
+            " in a causal call, whose corner says where queries stand; allowed: none");
+  }
+}
+
+// A window is exact attention's; `automatic` comes to that.
+void require_exact(const Problem& problem, const Grouping& grouping) {
+  if (!common::has_window(problem)) {
+    return;
+  }
+  const std::string found = "a sliding window was given with ";
+  if (grouping.skip > 0) {
+    invalid(found + "skip, which is " + std::to_string(grouping.skip) + "; allowed: 0");
+  }
+  if (!is_exact(grouping) && grouping.strategy != Strategy::automatic) {
+    invalid(found + "strategy " + traits(grouping.strategy).name + "; allowed: exact, auto, or a group size of 1");
   }
 }
 
@@ -196,6 +221,7 @@ void validate(const Problem& problem) {
     invalid("scale is " + std::to_string(problem.softmax_scale()) + "; allowed: a finite number that fp32 holds");
   }
   validate_mask(problem);
+  validate_window(problem);
 }
 
 void validate(const Problem& problem, const Grouping& grouping) {
@@ -203,6 +229,7 @@ void validate(const Problem& problem, const Grouping& grouping) {
   validate(problem);
   require_range("group_size", grouping.group_size, 1, problem.head_dim);
   require_range("block", grouping.block, 1, std::numeric_limits<std::int64_t>::max());
+  require_exact(problem, grouping);
   require_second_block(problem, grouping);
   validate_near_keys(problem, grouping);
   validate_part(problem, grouping);

@@ -28,6 +28,16 @@ TEST(Automatic, IsExactUnlessAGroupSizeIsAskedFor) {
   EXPECT_EQ(found.choice, "exact, as the group size is 1 (auto approximates only where a larger one is asked for)");
 }
 
+TEST(Automatic, IsExactWithASlidingWindow) {
+  Problem problem = square_of(1 << 15, DType::f32, 64);
+  problem.window_left = 4095;
+  const Explanation found = explain(Operation::forward, problem, automatic_of());
+  EXPECT_EQ(found.grouping.strategy, Strategy::exact);
+  EXPECT_EQ(found.choice, "exact, as there is a sliding window, which approximations do not have");
+  problem.window_left = 1 << 15;  // hides nothing
+  EXPECT_EQ(explain(Operation::forward, problem, automatic_of()).grouping.strategy, Strategy::energy);
+}
+
 TEST(Automatic, IsExactWhereNothingElsePays) {
   const Grouping automatic = automatic_of();
   const auto strategy = [&](const Problem& problem, const Grouping& grouping) {

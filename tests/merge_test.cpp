@@ -18,6 +18,7 @@ using test::Instance;
 void forward_shard(Instance& instance, std::int64_t first, std::int64_t count, Buffer& o, Buffer& lse) {
   Problem shard = instance.test_case.problem;
   shard.seq_k = count;
+  shard.window_offset = shard.window_offset.value_or(0) - first;  // of a sliding window, where there is one
   ForwardTensors tensors = instance.forward_into(o, lse);
   const auto skip = [&](const void* data, const Strides& strides) {
     return static_cast<const std::byte*>(data) + static_cast<std::size_t>(first * strides.row) * size_of(shard.dtype);

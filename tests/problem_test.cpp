@@ -72,6 +72,54 @@ TEST(Validate, NamesTheValueAndWhatIsAllowed) {
             "the size of K overflows; allowed: fewer than 2^63 bytes");
 }
 
+TEST(Validate, NamesWhatIsWrongWithASlidingWindow) {
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.window_left = -1; }), "window_left is -1; allowed: 0 to 1099511627776");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.window_right = kLargest; }),
+            "window_right is 9223372036854775807; allowed: 0 to 1099511627776");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) { p.window_offset = kMaxDistance + 1; }),
+            "window_offset is 1099511627777; allowed: -1099511627776 to 1099511627776");
+  EXPECT_EQ(fault([](Problem& p, Grouping&) {
+              p.causal = Causal::top_left;
+              p.window_offset = 2;
+            }),
+            "window_offset is 2 in a causal call, whose corner says where queries stand; allowed: none");
+}
+
+// Queries 0 to 2 and keys 0 to 4.
+TEST(Validate, RefusesApproximationsWithAWindowThatHidesAKey) {
+  const auto fault_of = [](Strategy strategy, std::int64_t left, std::int64_t right, std::int64_t group_size = 2) {
+    return fault([&](Problem& p, Grouping& g) {
+      p.window_left = left;
+      p.window_right = right;
+      g.strategy = strategy;
+      g.group_size = group_size;
+    });
+  };
+  EXPECT_EQ(fault_of(Strategy::energy, 1, 4),
+            "a sliding window was given with strategy energy; allowed: exact, auto, or a group size of 1");
+  EXPECT_NE(fault_of(Strategy::lsh, 2, 3), "");
+  EXPECT_NE(fault_of(Strategy::given, 0, 0), "");
+  EXPECT_EQ(fault_of(Strategy::energy, 2, 4), "");  // hides nothing
+  EXPECT_EQ(fault_of(Strategy::energy, 1, 4, 1), "");
+  EXPECT_EQ(fault_of(Strategy::automatic, 0, 0), "");
+  EXPECT_EQ(fault_of(Strategy::exact, 0, 0), "");
+  EXPECT_EQ(fault([](Problem& p, Grouping& g) {
+              p.window_left = 0;
+              g.strategy = Strategy::exact;
+              g.sinks = 1;
+              g.skip = 0.5;
+            }),
+            "a sliding window was given with skip, which is 0.500000; allowed: 0");
+  EXPECT_EQ(fault([](Problem& p, Grouping& g) {  // what its right side would hide causality does
+              p.causal = Causal::bottom_right;
+              p.window_left = 4;
+              p.window_right = 0;
+              g.strategy = Strategy::energy;
+              g.group_size = 2;
+            }),
+            "");
+}
+
 TEST(Validate, ChecksTheGroupSizeWhateverTheStrategy) {
   for (const Strategy strategy : {Strategy::automatic, Strategy::exact, Strategy::lsh, Strategy::energy}) {
     EXPECT_NE(fault([&](Problem&, Grouping& g) {

@@ -96,9 +96,6 @@ inline constexpr std::array kOrdersFrom{Named<OrderFrom>{OrderFrom::automatic, "
                                         Named<OrderFrom>{OrderFrom::own, "own"},
                                         Named<OrderFrom>{OrderFrom::previous, "previous"}};
 
-/// The largest `window`, `sinks` and `key_offset`.
-inline constexpr std::int64_t kMaxDistance = std::int64_t{1} << 40;
-
 /// Where a call lies in a longer one of which it is a part: the positions there of its query 0 and its key 0.
 struct Part {
   std::int64_t first_row = 0;  ///< a multiple of Grouping::block

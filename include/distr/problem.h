@@ -55,6 +55,9 @@ struct Mask {
 /// The largest head_dim and head_dim_v.
 inline constexpr std::int64_t kMaxHeadDim = 512;
 
+/// The largest distance between keys, of Problem's window and of Grouping's `window`, `sinks` and `key_offset`.
+inline constexpr std::int64_t kMaxDistance = std::int64_t{1} << 40;
+
 /// softmax(scale * Q K^T + mask) V over
 ///   Q [batch, heads_q, seq_q, head_dim], K [batch, heads_kv, seq_k, head_dim], V [batch, heads_kv, seq_k, head_dim_v],
 ///   O [batch, heads_q, seq_q, head_dim_v]; query head h reads KV head h / (heads_q / heads_kv).
@@ -79,6 +82,14 @@ struct Problem {
   std::optional<double> scale;  ///< of the scores, finite in fp32; 1/sqrt(head_dim) when empty
   Causal causal = Causal::none;
   Mask mask;  ///< excludes `causal`
+  /// A sliding window: query i sees the keys i + c - window_left to i + c + window_right, less those that `causal` or
+  /// the mask hides; 0 to kMaxDistance, empty: unlimited. c is the causal corner's, 0 or seq_k - seq_q, and in calls
+  /// that are not causal window_offset, of a magnitude of at most kMaxDistance (empty: 0). Not Grouping::window, whose
+  /// keys are those near a query in an approximation. For exact attention: `lsh`, `energy`, `given` and `skip` refuse a
+  /// window that hides a key, and `automatic` is exact with one.
+  std::optional<std::int64_t> window_left = std::nullopt;
+  std::optional<std::int64_t> window_right = std::nullopt;
+  std::optional<std::int64_t> window_offset = std::nullopt;  ///< the key beside query 0
 
   /// `scale`, or its default.
   [[nodiscard]] double softmax_scale() const noexcept;

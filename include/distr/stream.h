@@ -54,7 +54,8 @@ struct StreamSpan {
 class StreamedAttention {
  public:
   /// Plans, and allocates on the devices. Throws Error with
-  ///   invalid_argument: what plan() refuses, options that are not allowed, a mask (a causal corner is none), `part`;
+  ///   invalid_argument: what plan() refuses, options that are not allowed, a mask (a causal corner is none), a sliding
+  ///   window, `part`;
   ///   unsupported: no kernel serves, or a device cannot be used;
   ///   out_of_memory: a device lacks device_bytes(), which fewer heads in a chunk lessen.
   /// What concerns one device begins with its name.

@@ -47,6 +47,7 @@ def scaled_dot_product_attention(
     skip: float | None = Settings.skip,
     finish: bool = Settings.finish,
     order: Tensor | None = Settings.order,
+    window_size: tuple[int, int] | None = None,
     key_offset: int | None = None,
     sink_logits: Tensor | None = None,
     return_lse: bool = False,
@@ -65,8 +66,13 @@ def scaled_dot_product_attention(
     approximated. A causal call by "lsh" or "energy" that is one block of more than 128 rows is refused unless
     order_from="own" is named: the first block of "previous" is exact, and with it the call would be.
 
-    key_offset: the key that stands beside the first query, for `window` in calls that are not causal, as where a mask
-    holds the causality of a chunk of a prompt; None: key 0. Causal calls know it by their corner.
+    window_size: a sliding window (left, right), as flash-attn has it: query i sees the keys from i + c - left to i + c
+    + right, of those that it would see without; -1: unlimited. c is the key that key_offset says. Exact attention alone
+    has windows that hide a key: "auto" takes it, other strategies and `skip` refuse them. Not `window`, the near keys
+    of an approximation.
+
+    key_offset: the key that stands beside the first query, for window_size and `window` in calls that are not causal,
+    as where a mask holds the causality of a chunk of a prompt; None: key 0. Causal calls know it by their corner.
 
     sink_logits [Hq], of any floating-point dtype: exp of it is added to the denominators of a head's rows, as GPT-OSS
     does; it gets a gradient when it requires one. Not `sinks`, which are keys.
@@ -89,7 +95,9 @@ def scaled_dot_product_attention(
     if settings is not None:
         fields = fields_of(settings, fields)
     if attn_mask is None and dropout_p == 0 and key_offset is None and sink_logits is None and not return_halves:
-        results = core.attend_simply(query, key, value, is_causal, scale, enable_gqa, fields, return_lse)
+        results = core.attend_simply(
+            query, key, value, is_causal, scale, enable_gqa, window_size, fields, return_lse
+        )
         if results is not None:
             return results if return_lse else results[0]
     settings = core.settings_of(*fields)
@@ -103,6 +111,7 @@ def scaled_dot_product_attention(
         check_sink_logits(sink_logits, tensors[0])
     with_lse = return_lse or sink_logits is not None
     options = {"with_lse": with_lse, "key_offset": key_offset, "counting": return_halves}
+    options["sides"] = core.sides_of(window_size)
     out, lse, *halves = core.attend(*tensors, causal, scale, settings, **options)
     if sink_logits is not None:
         out, lse = with_sink_logits(out, lse, sink_logits)
@@ -114,7 +123,8 @@ def attention_of_prompts(query, key, value, *, settings, **others):
     """scaled_dot_product_attention(), but exact in decoding; the integration in transformers calls it."""
     if is_decoding(query.shape[-2], key.shape[-2], settings.block_size):
         settings = EXACT
-        others["key_offset"] = None
+        if others.get("window_size") is None:
+            others["key_offset"] = None
     return scaled_dot_product_attention(query, key, value, settings=settings, **others)
 
 
@@ -132,6 +142,7 @@ def explain(
     scale: float | None = None,
     *,
     operation: str = "forward",
+    window_size: tuple[int, int] | None = None,
     key_offset: int | None = None,
     settings: Settings | None = None,
     **fields: Unpack[Fields],
@@ -147,7 +158,7 @@ def explain(
     settings = chosen(settings, fields)
     *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, True)
     _check_key_offset(key_offset, causal)
-    return core.explain(*tensors, causal, scale, settings, operation, key_offset)
+    return core.explain(*tensors, causal, scale, settings, operation, key_offset, core.sides_of(window_size))
 
 
 def _check_key_offset(key_offset, causal):

@@ -9,7 +9,7 @@ import sys
 from distrattention import ops  # first, for it says in words what is missing
 from distrattention import flops, vmap  # noqa: F401; they register what torch counts, and what it maps
 from distrattention.determinism import is_nondeterministic_backward_allowed
-from distrattention.settings import DEFAULT_BLOCK, Settings, chosen, counted
+from distrattention.settings import DEFAULT_BLOCK, MAX_DISTANCE, Settings, chosen, counted, require_int
 
 import torch  # isort: skip
 
@@ -22,6 +22,19 @@ _LOG = logging.getLogger("distrattention")
 _logged = set()
 _TENSORS = (torch.Tensor, torch.nn.Parameter)  # others may have a will of their own
 _SCALES = (type(None), float, int)
+
+
+NO_WINDOW = (None, None)
+
+
+def sides_of(window_size):
+    """(left, right) of a sliding window, None where it is unlimited, as -1 and None in a pair are; None: no window."""
+    if window_size is None:
+        return NO_WINDOW
+    if not isinstance(window_size, tuple | list) or len(window_size) != 2:
+        raise TypeError(f"window_size is {window_size!r}; allowed: (left, right), or None")
+    sides = tuple(None if side is None else require_int("window_size", side, -1, MAX_DISTANCE) for side in window_size)
+    return tuple(None if side == -1 else side for side in sides)
 
 
 def settings_of(*fields, **named):
@@ -42,7 +55,7 @@ def _known_settings(*fields, **named):
     return Settings(*fields, **named)
 
 
-def attend_simply(query, key, value, is_causal, scale, grouped_heads, fields, with_lse):
+def attend_simply(query, key, value, is_causal, scale, grouped_heads, window_size, fields, with_lse):
     """attend() by the shortest way, for the usual call: eager code, four axes, nothing to broadcast or to cast, and no
     mask. None where the call is not that, which the operator itself finds out by refusing it: what the tensors or the
     settings lack is then said on the long way. `fields`: of Settings.
@@ -61,7 +74,7 @@ def attend_simply(query, key, value, is_causal, scale, grouped_heads, fields, wi
     ):
         return None
     try:
-        numbers = _packed("top_left" if is_causal else "none", bool(grouped_heads), *fields)
+        numbers = _packed("top_left" if is_causal else "none", bool(grouped_heads), window_size, *fields)
     except (TypeError, ValueError):  # they cannot be looked up, or are no settings
         return None
     deterministic = not is_nondeterministic_backward_allowed()
@@ -72,28 +85,30 @@ def attend_simply(query, key, value, is_causal, scale, grouped_heads, fields, wi
 
 
 @functools.lru_cache(maxsize=1024, typed=True)
-def _packed(causal, grouped_heads, *fields):
+def _packed(causal, grouped_heads, window_size, *fields):
     """The numbers of ops.attend_eagerly()."""
     settings = _known_settings(*fields)
     options = options_of(settings, MAX_HEAD_DIM)  # a smaller d is the operator's to refuse
-    return _numbers(causal, options, settings.seed, grouped_heads)
+    return _numbers(causal, options, settings.seed, sides_of(window_size), grouped_heads)
 
 
-def _numbers(causal, options, seed, grouped_heads=True):
+def _numbers(causal, options, seed, sides, grouped_heads=True):
     window, sinks, key_offset, skip, finish = options[_NEAR:]
     near = ops.pack_near(window, sinks, finish)
-    return ops.pack(causal, *options[:_NEAR], grouped_heads), near, key_offset, skip, seed
+    sliding = ops.pack_window_size(*sides)
+    return ops.pack(causal, *options[:_NEAR], grouped_heads), near, key_offset, skip, seed, sliding
 
 
 def attend(
     query, key, value, mask, causal, scale, settings, deterministic=False, with_lse=True, key_offset=None,
-    counting=False,
+    counting=False, sides=NO_WINDOW,
 ):  # fmt: skip
     """(out [..., Hq, N, dv], lse [..., Hq, N]) of tensors that check() lets pass, with any number of axes from 2 on;
     `counting`, also the counts of halves, int32 [..., Hq, ceil(N / 64), 2].
 
     causal: "none", "top_left" or "bottom_right"; anything but "none" excludes a mask. Hq may be a multiple of H.
-    deterministic: whether the backward is, whatever the process allows. Without with_lse lse may be None.
+    deterministic: whether the backward is, whatever the process allows. Without with_lse lse may be None. sides: of a
+    sliding window, as sides_of() returns them; queries stand beside keys as `causal` or key_offset says.
     """
     eager = not torch.compiler.is_compiling()
     plain = eager and _is_plain()
@@ -105,18 +120,19 @@ def attend(
     options = options_of(settings, query.shape[-1], key_offset)
     deterministic = deterministic or not is_nondeterministic_backward_allowed()
     if settings.strategy == "auto" and eager and _LOG.isEnabledFor(logging.INFO):
-        _log_choice(q, k, v, mask, "forward", causal, scale, "auto", *options[1:], deterministic)
+        _log_choice(q, k, v, mask, "forward", causal, scale, "auto", *options[1:], deterministic, *sides)
     if plain and settings.order is None and not counting:
-        numbers = _numbers(causal, options, settings.seed)
+        numbers = _numbers(causal, options, settings.seed, sides)
         results = ops.attend_eagerly(q, k, v, mask, scale, numbers, deterministic, with_lse)
     else:
         tensors = (q, k, v, mask, *columns_of(q, k, causal, settings, options))
         if counting:
-            results = ops.forward_counting(*tensors, causal, scale, *options)
+            results = ops.forward_counting(*tensors, causal, scale, *options, *sides)
         else:
             plainly = not eager or not torch._C._are_functorch_transforms_active()
             run = ops.forward if plainly else ops.forward_of_func
-            results = run(*tensors, causal, scale, *options, deterministic)
+            window = () if sides == NO_WINDOW else (None, None, *sides)
+            results = run(*tensors, causal, scale, *options, deterministic, *window)
     if query.dim() == 4:
         return results
     out, *others = results
@@ -142,12 +158,14 @@ def columns_of(q, k, causal, settings, options, flat=True):
     return computed if order is None else order, key_means if needs_means else None
 
 
-def explain(query, key, value, mask, causal, scale, settings, operation="forward", key_offset=None):
+def explain(
+    query, key, value, mask, causal, scale, settings, operation="forward", key_offset=None, sides=NO_WINDOW
+):  # fmt: skip
     """What attend() would do with these tensors, as the dict that attention.explain() describes."""
     four, mask = four_axes((query, key, value), mask)
     options = options_of(settings, query.shape[-1], key_offset)[1:]
     deterministic = not is_nondeterministic_backward_allowed()
-    found = ops.explain(*four, mask, operation, causal, scale, settings.strategy, *options, deterministic)
+    found = ops.explain(*four, mask, operation, causal, scale, settings.strategy, *options, deterministic, *sides)
     return _explanation(*found)
 
 

@@ -10,8 +10,10 @@ from distrattention.core import (
     check,
     check_scale,
     fit,
+    NO_WINDOW,
     require_tensors,
     settings_of,
+    sides_of,
 )
 
 from distrattention.settings import Fields, Settings, chosen, counted  # isort: skip
@@ -42,26 +44,30 @@ def flash_attn_func(
     """Attention of q [B, Sq, Hq, D], k [B, Sk, H, D] and v [B, Sk, H, Dv], Hq a multiple of H, any strides.
 
     softmax_scale is 1/sqrt(D) when None. causal is anchored at the bottom right: query i sees keys j <= i + Sk - Sq,
-    and one that sees none gets 0. The backward is deterministic, whatever `deterministic` says, unless
-    allow_nondeterministic_backward() lets it be otherwise, which True overrides. learnable_sink [Hq]: logits that the
-    denominators have besides. Dtypes: as in scaled_dot_product_attention(). fields: of Settings (strategy, group_size,
-    ...), instead of `settings`. Name the arguments: other versions order them differently.
+    and one that sees none gets 0. So is window_size (left, right), -1 for unlimited: query i sees the keys from i + Sk
+    - Sq - left to i + Sk - Sq + right; exact attention alone has windows that hide a key. The backward is
+    deterministic, whatever `deterministic` says, unless allow_nondeterministic_backward() lets it be otherwise, which
+    True overrides. learnable_sink [Hq]: logits that the denominators have besides. Dtypes: as in
+    scaled_dot_product_attention(). fields: of Settings (strategy, group_size, ...), instead of `settings`. Name the
+    arguments: other versions order them differently.
 
     Returns out [B, Sq, Hq, Dv]; with return_attn_probs (out, lse, None) with lse [B, Hq, Sq], natural logarithm,
     differentiable; there are no attention probabilities to return.
 
-    Raises NotImplementedError for dropout_p, window_size, softcap and alibi_slopes, else as
-    scaled_dot_product_attention().
+    Raises NotImplementedError for dropout_p, softcap and alibi_slopes, else as scaled_dot_product_attention().
     """
     settings = settings_of(**fields) if settings is None else chosen(settings, fields)
-    _refuse(dropout_p, window_size, softcap, alibi_slopes)
+    _refuse(dropout_p, softcap, alibi_slopes)
     q, k, v = autocast(q, k, v)
     _require_axes((q, k, v), 4, "[batch, rows, heads, columns]")
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
     if not fit(q, k, v, True):
         check((q, k, v), ("q", "k", "v"), True)
     check_scale(softmax_scale, "softmax_scale")
-    out, lse = _flash(q, k, v, softmax_scale, causal, settings, deterministic, return_attn_probs, learnable_sink)
+    sides = sides_of(window_size)
+    out, lse = _flash(
+        q, k, v, softmax_scale, causal, sides, settings, deterministic, return_attn_probs, learnable_sink
+    )
     out = out.transpose(1, 2)
     return (out, lse, None) if return_attn_probs else out
 
@@ -98,7 +104,7 @@ def flash_attn_varlen_func(
     NotImplementedError for block_table.
     """
     settings = settings_of(**fields) if settings is None else chosen(settings, fields)
-    _refuse(dropout_p, window_size, softcap, alibi_slopes, block_table=block_table)
+    _refuse(dropout_p, softcap, alibi_slopes, block_table=block_table)
     q, k, v = autocast(q, k, v)
     _require_axes((q, k, v), 3, "[rows of all sequences, heads, columns]")
     q, k, v = (tensor.transpose(0, 1) for tensor in (q, k, v))  # [H, T, D]
@@ -110,7 +116,8 @@ def flash_attn_varlen_func(
         found = counted(len(lengths_k), "sequence")
         raise ValueError(f"cu_seqlens_k has {found}; allowed: {len(lengths_q)}, as cu_seqlens_q")
     sequences = zip(q.split(lengths_q, 1), k.split(lengths_k, 1), v.split(lengths_k, 1))
-    options = (softmax_scale, causal, settings, deterministic, return_attn_probs, learnable_sink)
+    sides = sides_of(window_size)
+    options = (softmax_scale, causal, sides, settings, deterministic, return_attn_probs, learnable_sink)
     results = [_flash(*sequence, *options) for sequence in sequences]
     if not results:  # no sequence: nothing but the shapes matters
         results = [_flash(q, k, v, *options)]
@@ -119,22 +126,20 @@ def flash_attn_varlen_func(
     return (out, torch.cat(lses, 1), None) if return_attn_probs else out
 
 
-def _flash(q, k, v, scale, causal, settings, deterministic, with_lse, sink):
+def _flash(q, k, v, scale, causal, sides, settings, deterministic, with_lse, sink):
     """q [B, Hq, Sq, D] or [Hq, Sq, D], and so on."""
     corner = "bottom_right" if causal else "none"
+    key_offset = None if causal or sides == NO_WINDOW else k.shape[-2] - q.shape[-2]
     if sink is not None:
         check_sink_logits(sink, q, "learnable_sink")
-    with_lse = bool(with_lse) or sink is not None
-    out, lse = attend(q, k, v, None, corner, scale, settings, bool(deterministic), with_lse)
+    options = {"with_lse": bool(with_lse) or sink is not None, "key_offset": key_offset, "sides": sides}
+    out, lse = attend(q, k, v, None, corner, scale, settings, bool(deterministic), **options)
     return (out, lse) if sink is None else with_sink_logits(out, lse, sink)
 
 
-def _refuse(dropout_p, window_size, softcap, alibi_slopes, **others):
+def _refuse(dropout_p, softcap, alibi_slopes, **others):
     if dropout_p != 0:
         raise NotImplementedError(f"dropout_p is {dropout_p}; allowed: 0, as there is no dropout")
-    is_pair = isinstance(window_size, tuple | list) and len(window_size) == 2
-    if not is_pair or any(side not in (-1, None) for side in window_size):
-        raise NotImplementedError(f"window_size is {window_size}; allowed: (-1, -1), as there are no sliding windows")
     if softcap not in (0, None):
         raise NotImplementedError(f"softcap is {softcap}; allowed: 0, as scores cannot be capped")
     for name, value in (("alibi_slopes", alibi_slopes), *others.items()):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """What torch.utils.flop_counter.FlopCounterMode counts for attention: as for torch's own attention, the products with
-Q, K, P, V and their gradients, 2 for each multiplication, and all scores, hidden or not. Near keys count with all
-columns and far keys with those that are kept. What `skip` leaves out is known only when the call has run, so it counts
-as if nothing were left out: with `finish` that is exact attention. Making the groups is not counted, as it grows with
-N d, not with N^2 d.
+Q, K, P, V and their gradients, 2 for each multiplication, and all scores, hidden or not, those that a sliding window
+hides included. Near keys count with all columns and far keys with those that are kept. What `skip` leaves out is known
+only when the call has run, so it counts as if nothing were left out: with `finish` that is exact attention. Making the
+groups is not counted, as it grows with N d, not with N^2 d.
 """
 
 from distrattention import ops  # first, for it says in words what is missing
@@ -31,14 +31,14 @@ def _(grad_out, grad_lse, q, k, v, mask, order, key_means, out, lse, mask_gradie
 def _products(
     operation, q, k, v, mask, causal="none", scale=None, strategy="auto", group_size=1, block_size=128,
     estimator="mean", order_from="auto", window=None, sinks=0, key_offset=None, skip=0.0, finish=False,
-    deterministic=True, first_row=None, first_key=None,
+    deterministic=True, first_row=None, first_key=None, window_left=None, window_right=None,
 ):  # fmt: skip
     """Multiplications of the scores of a head: N Nk d where attention is exact, else fewer by about G."""
     (rows, d), keys = q.shape[2:], k.shape[2]
     if "auto" in (strategy, order_from):
         near = (window, sinks, key_offset, skip, finish)
         options = (causal, scale, strategy, group_size, block_size, estimator, order_from, *near, deterministic)
-        strategy, order_from, *_ = ops.explain(q, k, v, mask, operation, *options)
+        strategy, order_from, *_ = ops.explain(q, k, v, mask, operation, *options, window_left, window_right)
     if strategy == "exact" or group_size == 1 or finish:
         return rows * keys * d
     is_first_exact = order_from == "previous" and STRATEGIES[strategy].order == "computed" and not first_row

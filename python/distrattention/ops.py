@@ -16,7 +16,9 @@ import typing
 from pathlib import Path
 
 import distrattention
-from distrattention.packing import pack, pack_near, unpack, unpack_near  # noqa: F401; they belong to `attend`
+from distrattention.packing import (  # noqa: F401; they belong to `attend`
+    pack, pack_near, pack_window_size, unpack, unpack_near, unpack_window_size,
+)  # fmt: skip
 from distrattention.settings import STRATEGIES
 
 try:
@@ -153,7 +155,7 @@ def _(q, k, v, *others):
 
 
 @torch.library.register_fake("distrattention::attend")
-def _(q, k, v, mask, scale, settings, near, key_offset, skip, seed, lse):
+def _(q, k, v, mask, scale, settings, near, key_offset, skip, seed, window_size, lse):
     if not q.device == k.device == v.device:  # one of them a meta tensor beside real ones
         raise RuntimeError(f"q, k and v are on {q.device}, {k.device} and {v.device}; allowed: one device")
     causal, strategy, group_size, block_size, estimator, order_from = unpack(settings)
@@ -294,7 +296,7 @@ class _Forward(torch.autograd.Function):
 class _Attend(_Forward):
     @staticmethod
     def forward(ctx, q, k, v, mask, scale, numbers, deterministic, with_lse):
-        packed, near, key_offset, skip, _ = numbers
+        packed, near, key_offset, skip, _, window_size = numbers
         refuse_gradients(skip)
         out, lse, order, key_means = attend(q, k, v, mask, scale, *numbers, True)
         causal, *settings = unpack(packed)
@@ -303,7 +305,10 @@ class _Attend(_Forward):
             settings += (window, sinks, key_offset, skip, finish)
         else:
             settings += (None, 0, key_offset, skip, False)
-        _save(ctx, (q, k, v, mask, order, key_means, out, lse), (causal, scale, *settings, deterministic))
+        settings += (deterministic,)
+        if window_size:
+            settings += (None, None, *unpack_window_size(window_size))
+        _save(ctx, (q, k, v, mask, order, key_means, out, lse), (causal, scale, *settings))
         return (out, lse) if with_lse else out  # every output costs time
 
 
@@ -354,7 +359,8 @@ _record_attend = super(torch.autograd.Function, _Attend).apply
 
 def attend_eagerly(q, k, v, mask, scale, numbers, deterministic, with_lse):
     """(out, lse) by `attend`, with gradients: the shortest way in eager code, unless torch.func transforms it. Without
-    with_lse lse may be None. numbers: (what pack() and pack_near() make of the settings, key_offset, skip, seed)."""
+    with_lse lse may be None. numbers: (what pack() and pack_near() make of the settings, key_offset, skip, seed,
+    what pack_window_size() makes of the window)."""
     if torch.is_grad_enabled() and any_requires_grad((q, k, v, mask)):
         results = _record_attend(q, k, v, mask, scale, numbers, deterministic, with_lse)
         return results if with_lse else (results, None)

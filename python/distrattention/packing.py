@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The settings of the operator `attend` in two numbers, which take less time to pass than their names."""
+"""The settings of the operator `attend` in three numbers, which take less time to pass than their names."""
 
 import functools
 
@@ -36,12 +36,30 @@ def unpack(packed):
 
 def pack_near(window, sinks, finish):
     """What is near in one number; 0: nothing."""
-    of_window = 0 if window is None else 1 + min(window, _LARGEST_WINDOW)
-    return finish + 2 * (of_window + _WINDOWS * min(sinks, _LARGEST_SINKS))
+    return finish + 2 * (_distance(window) + _WINDOWS * min(sinks, _LARGEST_SINKS))
 
 
 def unpack_near(packed):
     """(window, sinks, finish) of what pack_near() returned."""
     packed, finish = divmod(packed, 2)
     sinks, of_window = divmod(packed, _WINDOWS)
-    return of_window - 1 if of_window else None, sinks, bool(finish)
+    return _undistance(of_window), sinks, bool(finish)
+
+
+def pack_window_size(left, right):
+    """A sliding window in one number; 0: none."""
+    return _distance(left) + _WINDOWS * _distance(right)
+
+
+def unpack_window_size(packed):
+    """(left, right) of what pack_window_size() returned."""
+    right, left = divmod(packed, _WINDOWS)
+    return _undistance(left), _undistance(right)
+
+
+def _distance(window):
+    return 0 if window is None else 1 + min(window, _LARGEST_WINDOW)
+
+
+def _undistance(packed):
+    return packed - 1 if packed else None

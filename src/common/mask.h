@@ -6,6 +6,7 @@
 #include <array>
 #include <cstdint>
 #include <limits>
+#include <string>
 
 #include "common/element.h"
 #include "distr/problem.h"
@@ -17,12 +18,42 @@ namespace distr::common {
   return problem.causal == Causal::bottom_right ? problem.seq_k - problem.seq_q : 0;
 }
 
-// Query i sees the keys 0 .. visible_keys - 1, except those that the mask hides.
-[[nodiscard]] inline std::int64_t visible_keys(const Problem& problem, std::int64_t i) noexcept {
-  if (problem.causal == Causal::none) {
-    return problem.seq_k;
-  }
-  return std::clamp<std::int64_t>(i + causal_offset(problem) + 1, 0, problem.seq_k);
+// Query i sees the keys i + first .. i + last of those that there are, except those that the mask hides.
+struct Band {
+  std::int64_t first, last;
+};
+
+inline constexpr std::int64_t kUnlimited = std::int64_t{1} << 61;  // longer than any tensor, and may be added to
+
+[[nodiscard]] inline Band band_of(const Problem& problem) noexcept {
+  const bool is_causal = problem.causal != Causal::none;
+  const std::int64_t offset = is_causal ? causal_offset(problem) : problem.window_offset.value_or(0);
+  const std::int64_t last = problem.window_right.has_value() ? offset + *problem.window_right : kUnlimited;
+  return {problem.window_left.has_value() ? offset - *problem.window_left : -kUnlimited,
+          is_causal ? std::min(last, offset) : last};
+}
+
+// The keys first .. end - 1, which may be none.
+struct KeySpan {
+  std::int64_t first, end;
+};
+
+// The keys that one of the rows from i on sees, except those that the mask hides.
+[[nodiscard]] inline KeySpan visible_keys(const Problem& problem, std::int64_t i, std::int64_t rows = 1) noexcept {
+  const Band band = band_of(problem);
+  return {std::clamp<std::int64_t>(i + band.first, 0, problem.seq_k),
+          std::clamp<std::int64_t>(i + rows + band.last, 0, problem.seq_k)};
+}
+
+// Whether a window hides a key that a query would see without.
+[[nodiscard]] inline bool has_window(const Problem& problem) noexcept {
+  const bool is_causal = problem.causal != Causal::none;
+  return problem.seq_q > 0 && (visible_keys(problem, problem.seq_q - 1).first > 0 ||
+                               (!is_causal && visible_keys(problem, 0).end < problem.seq_k));
+}
+
+[[nodiscard]] inline std::string reason_against_window(const Problem& problem) {
+  return has_window(problem) ? "has no sliding window; window_left and window_right are for other kernels" : "";
 }
 
 // A mask that is broadcast to [batch, heads_q, seq_q, seq_k] by strides of 0 along the axes that repeat.

@@ -50,8 +50,11 @@ class MaskGradient {
       for (std::int64_t h = task.heads.first; h < task.heads.end; ++h) {
         for (std::int64_t strip = task.strips.first; strip < task.strips.end; ++strip) {
           gradient_.load_keys(b, h / (problem_.heads_q / problem_.heads_kv), strip * kTileKeys);
-          for (std::int64_t tile = task.tiles.first; tile < task.tiles.end; ++tile) {
-            add(tiling_.tile((b * problem_.heads_q + h) * tiling_.tiles_per_head() + tile), task);
+          for (std::int64_t n = task.tiles.first; n < task.tiles.end; ++n) {
+            const QueryTile tile = tiling_.tile((b * problem_.heads_q + h) * tiling_.tiles_per_head() + n);
+            if (tile.rows > 0 && Strips(problem_, tile).has(strip)) {
+              add(tile, task);
+            }
           }
         }
       }
@@ -61,9 +64,6 @@ class MaskGradient {
 
  private:
   void add(const QueryTile& tile, const MaskTask& task) {
-    if (tile.rows == 0) {
-      return;
-    }
     gradient_.load_queries(tile);
     gradient_.run(1);
     for (std::int64_t n = 0; n < tile.rows; ++n) {

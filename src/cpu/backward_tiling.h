@@ -29,6 +29,19 @@ struct MaskAxis {
   bool whole;
 };
 
+// The strips first .. last: those that some row of a tile sees, and where there are none, one.
+struct Strips {
+  Strips(const Problem& problem, const QueryTile& tile) {
+    const common::KeySpan visible = common::visible_keys(problem, tile.first, tile.rows);
+    last = std::max<std::int64_t>(0, common::ceil_div(visible.end, kTileKeys) - 1);
+    first = std::min(visible.first / kTileKeys, last);
+  }
+
+  [[nodiscard]] bool has(std::int64_t strip) const { return first <= strip && strip <= last; }
+
+  std::int64_t first, last;
+};
+
 struct MaskTask {
   MaskAxis batches, heads, tiles, strips;
 };

@@ -54,7 +54,9 @@ class ForwardTask {
   void run(std::int64_t first_key, std::int64_t end_key) {
     load_queries();
     std::fill_n(o_, tile_.rows * dv_stride_, 0.0F);
-    const std::int64_t end = std::min(end_key, common::visible_keys(problem_, tile_.first + tile_.rows - 1));
+    const common::KeySpan visible = common::visible_keys(problem_, tile_.first, tile_.rows);
+    const std::int64_t end = std::min(end_key, visible.end);
+    first_key = std::max(first_key, visible.first / kTileKeys * kTileKeys);
     if (common::has_near_keys(grouping_)) {
       for (std::int64_t j = first_key; j < end; j += kTileKeys) {
         attend_keys(j, std::min(kTileKeys, end - j), Reach::near);
@@ -324,7 +326,7 @@ class ForwardTask {
   // through the softmax.
   [[nodiscard]] bool is_finished(std::int64_t n, const KeyRange& range) const {
     return unit_.is_raw && range.keys == range.padded &&
-           common::visible_keys(problem_, tile_.first + n) >= first_key_ + range.first + range.keys;
+           sees_all(problem_, tile_.first + n, first_key_ + range.first, range.keys);
   }
 
   void finish_row(std::int64_t n, float* scores, const KeyRange& range) const {

@@ -93,13 +93,17 @@ class KeyStripTask {
     const std::int64_t group = problem_.heads_q / problem_.heads_kv;
     std::fill_n(dk_transposed_, d_stride_ * kTileKeys, 0.0F);
     std::fill_n(dv_transposed_, dv_stride_ * kTileKeys, 0.0F);
-    gradient_.load_keys(b, h_kv, first_key);
+    bool has_keys = false;  // of a strip that no tile sees they are not read
     holds_k_ = false;
     const std::int64_t first_tile = kv_head * group * tiling_.tiles_per_head();
     for (std::int64_t index = first_tile; index < first_tile + group * tiling_.tiles_per_head(); ++index) {
       const QueryTile tile = tiling_.tile(index);
-      if (tile.rows > 0 && strip <= last_strip(tile)) {
-        add_tile(tile, index, strip);
+      if (const Strips seen(problem_, tile); tile.rows > 0 && seen.has(strip)) {
+        if (!has_keys) {
+          gradient_.load_keys(b, h_kv, first_key);
+          has_keys = true;
+        }
+        add_tile(tile, index, strip, seen);
       }
     }
     write(dk_transposed_, problem_.head_dim,
@@ -109,13 +113,9 @@ class KeyStripTask {
   }
 
  private:
-  // The last strip that some row of the tile sees. It is at least 0, because strip 0 initialises dq_hat.
-  [[nodiscard]] std::int64_t last_strip(const QueryTile& tile) const {
-    const std::int64_t visible = common::visible_keys(problem_, tile.first + tile.rows - 1);
-    return std::max<std::int64_t>(0, common::ceil_div(visible, kTileKeys) - 1);
-  }
-
-  void add_tile(const QueryTile& tile, std::int64_t index, std::int64_t strip) {
+  // The first strip that the tile sees initialises dq_hat, and the last one writes dQ.
+  void add_tile(const QueryTile& tile, std::int64_t index, std::int64_t strip, const Strips& seen) {
+    const bool is_first = strip == seen.first;
     gradient_.load_queries(tile);
     gradient_.run(static_cast<float>(problem_.softmax_scale()));
     const std::int64_t keys = gradient_.padded_keys;
@@ -129,15 +129,15 @@ class KeyStripTask {
     for (const Segment& segment : gradient_.segments) {
       add_dk(segment);
     }
-    wait_for_turn(index, strip);
-    if (layout_.has_near && strip == 0) {
+    wait_for_turn(index, strip - seen.first);
+    if (layout_.has_near && is_first) {
       std::fill_n(dq_hat_of(0), tile.rows * layout_.stride, 0.0F);
     }
     for (const Segment& segment : gradient_.segments) {
-      add_dq(segment, layout_.has_near || strip > 0);
+      add_dq(segment, layout_.has_near || !is_first);
     }
-    end_turn(index, strip);
-    if (strip == last_strip(tile)) {
+    end_turn(index, strip - seen.first);
+    if (strip == seen.last) {
       write_dq<T>(problem_, grouping_, tensors_, tile, dq_hat_);
     }
   }
@@ -248,24 +248,24 @@ class KeyStripTask {
     }
   }
 
-  void wait_for_turn(std::int64_t tile, std::int64_t strip) {
+  void wait_for_turn(std::int64_t tile, std::int64_t mine) {
     const std::atomic_ref<std::int32_t> turn(turns_[tile]);
-    for (std::int32_t now = turn.load(std::memory_order_acquire); now != strip;
+    for (std::int32_t now = turn.load(std::memory_order_acquire); now != mine;
          now = turn.load(std::memory_order_acquire)) {
       turn.wait(now, std::memory_order_acquire);
     }
   }
 
-  void end_turn(std::int64_t tile, std::int64_t strip) {
+  void end_turn(std::int64_t tile, std::int64_t mine) {
     const std::atomic_ref<std::int32_t> turn(turns_[tile]);
-    turn.store(static_cast<std::int32_t>(strip + 1), std::memory_order_release);
+    turn.store(static_cast<std::int32_t>(mine + 1), std::memory_order_release);
     turn.notify_all();
   }
 
   // Writes the columns [0, columns) of the strip's keys from a transposed tile.
   void write(const float* transposed, std::int64_t columns, T* target, std::int64_t row_stride,
              std::int64_t first_key) {
-    for (std::int64_t j = 0; j < gradient_.keys; ++j) {
+    for (std::int64_t j = 0; j < std::min(kTileKeys, problem_.seq_k - first_key); ++j) {
       T* row = target + (first_key + j) * row_stride;
       for (std::int64_t c = 0; c < columns; ++c) {
         row[c] = common::from_float<T>(transposed[c * kTileKeys + j]);

@@ -149,8 +149,7 @@ class ScoreGradient {
     const std::int64_t row = (tile.b * problem_.heads_q + tile.h) * problem_.seq_q + tile.first + n;
     const float lse = static_cast<const float*>(tensors_.lse)[row];
     float* scores = p + n * kTileKeys;
-    const bool finished =
-        unit_.is_raw && keys == padded_keys && common::visible_keys(problem_, tile.first + n) >= first_key_ + keys;
+    const bool finished = unit_.is_raw && keys == padded_keys && sees_all(problem_, tile.first + n, first_key_, keys);
     if (!finished) {
       finish_scores(problem_, mask_, unit_, tile, n, first_key_, keys, padded_keys, scores);
     }

@@ -168,8 +168,14 @@ struct ScoreUnit {
   Factor to_natural;  // from this unit to S
 };
 
-// Row n of q_hat k_hat^T of a tile, against `keys` keys from first_key on, to the unit and under the mask and
-// causality; what is behind the keys becomes -inf.
+// Whether query i sees all of so many keys, if the mask lets it.
+inline bool sees_all(const Problem& problem, std::int64_t i, std::int64_t first_key, std::int64_t keys) {
+  const common::KeySpan visible = common::visible_keys(problem, i);
+  return visible.first <= first_key && visible.end >= first_key + keys;
+}
+
+// Row n of q_hat k_hat^T of a tile, against `keys` keys from first_key on, to the unit and under the mask, the
+// window and causality; what is behind the keys becomes -inf.
 inline void finish_scores(const Problem& problem, const common::MaskView& mask, const ScoreUnit& unit,
                           const QueryTile& tile, std::int64_t n, std::int64_t first_key, std::int64_t keys,
                           std::int64_t padded_keys, float* scores) {
@@ -178,8 +184,9 @@ inline void finish_scores(const Problem& problem, const common::MaskView& mask, 
     scale_row(scores, padded_keys, unit.scale);
     mask.add(scores, tile.b, tile.h, i, first_key, keys);
   }
-  const std::int64_t visible = std::clamp<std::int64_t>(common::visible_keys(problem, i) - first_key, 0, keys);
-  std::fill(scores + visible, scores + padded_keys, kHidden);
+  const common::KeySpan visible = common::visible_keys(problem, i);
+  std::fill(scores, scores + std::clamp<std::int64_t>(visible.first - first_key, 0, keys), kHidden);
+  std::fill(scores + std::clamp<std::int64_t>(visible.end - first_key, 0, keys), scores + padded_keys, kHidden);
 }
 
 }  // namespace distr::cpu::HWY_NAMESPACE

@@ -24,12 +24,18 @@ namespace {
 // Whether a kernel has near keys; its own supports() may still refuse some.
 enum class NearKeys { none, served };
 
+// Whether it has sliding windows.
+enum class Window { none, served };
+
 // The kernel's own reason comes before the device's, for which no kernel serves.
-template <auto kSupports, NearKeys kNearKeys>
+template <auto kSupports, NearKeys kNearKeys, Window kWindow>
 std::string supports(const Problem& problem, const Grouping& grouping) {
   std::string reason = kSupports(problem, grouping);
   if (kNearKeys == NearKeys::none && reason.empty()) {
     reason = common::reason_against_near_keys(grouping);
+  }
+  if (kWindow == Window::none && reason.empty()) {
+    reason = common::reason_against_window(problem);
   }
   return reason.empty() ? unusable_reason() : reason;
 }
@@ -88,9 +94,9 @@ KernelPlan<Tensors> plan(const Problem& problem, const Grouping& grouping, const
   return result;
 }
 
-template <class Tensors, auto kSupports, auto kPlan, NearKeys kNearKeys = NearKeys::none>
+template <class Tensors, auto kSupports, auto kPlan, NearKeys kNearKeys = NearKeys::none, Window kWindow = Window::none>
 constexpr KernelEntry<Tensors> entry(const char* name) {
-  return {name, Device::cuda, supports<kSupports, kNearKeys>, plan<Tensors, kPlan>};
+  return {name, Device::cuda, supports<kSupports, kNearKeys, kWindow>, plan<Tensors, kPlan>};
 }
 
 template <class Tensors>
@@ -100,10 +106,10 @@ constexpr KernelEntry<Tensors> not_deterministic(KernelEntry<Tensors> kernel) {
 }
 
 constexpr std::array<GroupingKernel, 4> kGrouping{
-    entry<GroupingTensors, identity::supports, identity::plan, NearKeys::served>("cuda/exact"),
-    entry<GroupingTensors, lsh::supports, lsh::plan, NearKeys::served>("cuda/lsh"),
-    entry<GroupingTensors, energy::supports, energy::plan, NearKeys::served>("cuda/energy"),
-    entry<GroupingTensors, energy::supports_means, energy::plan, NearKeys::served>("cuda/means")};
+    entry<GroupingTensors, identity::supports, identity::plan, NearKeys::served, Window::served>("cuda/exact"),
+    entry<GroupingTensors, lsh::supports, lsh::plan, NearKeys::served, Window::served>("cuda/lsh"),
+    entry<GroupingTensors, energy::supports, energy::plan, NearKeys::served, Window::served>("cuda/energy"),
+    entry<GroupingTensors, energy::supports_means, energy::plan, NearKeys::served, Window::served>("cuda/means")};
 // Hopper's own kernel for exact attention and for one grouping of the whole sequence, which `auto` asks for.
 constexpr ForwardKernel kHopperForward =
     entry<ForwardTensors, sm90::forward_supports, sm90::plan_forward, NearKeys::served>("sm90/forward");
@@ -111,7 +117,7 @@ constexpr std::array<ForwardKernel, 4> kForward{
     kHopperForward,
     entry<ForwardTensors, sm90::forward_blocks_supports, sm90::plan_forward, NearKeys::served>("sm90/forward_blocks"),
     entry<ForwardTensors, sm80::forward_supports, sm80::plan_forward, NearKeys::served>("sm80/forward"),
-    entry<ForwardTensors, plain::supports, plain::plan_forward, NearKeys::served>("plain/forward")};
+    entry<ForwardTensors, plain::supports, plain::plan_forward, NearKeys::served, Window::served>("plain/forward")};
 constexpr std::array<BackwardKernel, 5> kBackward{
     not_deterministic(entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward_atomics, NearKeys::served>(
         "sm90/backward_atomics")),
@@ -119,7 +125,7 @@ constexpr std::array<BackwardKernel, 5> kBackward{
     not_deterministic(
         entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward_atomics>("sm80/backward_atomics")),
     entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward>("sm80/backward"),
-    entry<BackwardTensors, plain::supports, plain::plan_backward, NearKeys::served>("plain/backward")};
+    entry<BackwardTensors, plain::supports, plain::plan_backward, NearKeys::served, Window::served>("plain/backward")};
 
 // Whether Hopper's own kernel would serve with another strategy.
 bool is_served_by_hopper(const Problem& problem, Grouping grouping, Strategy strategy) {

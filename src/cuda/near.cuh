@@ -10,12 +10,16 @@
 
 namespace distr::cuda {
 
-// Query i sees the keys 0 .. visible_keys - 1, less what the mask hides.
+// Query i sees the keys first_visible_key .. visible_keys - 1, less what the mask hides.
 [[nodiscard]] __device__ inline std::int64_t visible_keys(const DeviceProblem& problem, std::int64_t i) {
   if (!problem.causal) {
     return problem.seq_k;
   }
   return max(min(i + problem.causal_offset + 1, problem.seq_k), std::int64_t{0});
+}
+
+[[nodiscard]] __device__ inline std::int64_t first_visible_key(const DeviceProblem& problem, std::int64_t i) {
+  return max(min(i + problem.first_offset, problem.seq_k), std::int64_t{0});
 }
 
 // Keys that any of a tile's queries sees, from key 0 on. rows: of a tile; row_end: behind the last query.

@@ -43,9 +43,9 @@ struct DeviceNear {
 struct DeviceProblem {
   std::int64_t batch, heads_q, heads_kv, seq_q, seq_k;
   std::int32_t head_dim, head_dim_v;
-  Strides q, k, v, o;  // in elements
-  float scale_log2;    // scale * log2(e): the kernels' scores are logarithms to the base 2
-  bool causal;
+  Strides q, k, v, o;          // in elements
+  float scale_log2;            // scale * log2(e): the kernels' scores are logarithms to the base 2
+  bool causal;                 // or a window's right end, which hides as much
   std::int64_t causal_offset;  // query i sees the keys j <= i + causal_offset
   DeviceMask mask;
   // The grouping
@@ -58,6 +58,7 @@ struct DeviceProblem {
   bool exact;                 // no order is read
   bool first_block_is_exact;  // order_from = previous, and the order is computed
   DeviceNear near;
+  std::int64_t first_offset;  // of a window: query i sees the keys j >= i + first_offset
 };
 
 [[nodiscard]] inline DeviceMask device_mask(const Problem& problem) noexcept {
@@ -108,8 +109,10 @@ struct DeviceProblem {
   result.v = problem.v;
   result.o = problem.o;
   result.scale_log2 = static_cast<float>(problem.softmax_scale() * kLog2E);
-  result.causal = problem.causal != Causal::none;
-  result.causal_offset = common::causal_offset(problem);
+  const common::Band band = common::band_of(problem);
+  result.causal = band.last != common::kUnlimited;
+  result.causal_offset = result.causal ? band.last : 0;
+  result.first_offset = band.first;
   result.mask = device_mask(problem);
   result.block = grouping.block;
   result.rows_of_block = Divisor(static_cast<std::uint32_t>(std::min(grouping.block, problem.seq_q)));

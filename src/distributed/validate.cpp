@@ -43,6 +43,9 @@ void validate_streamed(const Problem& problem, const Grouping& grouping) {
   if (problem.mask.kind != MaskKind::none) {
     throw_invalid("there is a mask, which is not streamed; allowed: a causal corner, or none");
   }
+  if (problem.window_left.has_value() || problem.window_right.has_value()) {
+    throw_invalid("there is a sliding window, which is not streamed; allowed: neither window_left nor window_right");
+  }
   if (grouping.part.has_value()) {
     throw_invalid("the grouping is a part of a longer call, which is not streamed; allowed: none");
   }

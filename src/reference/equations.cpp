@@ -140,8 +140,8 @@ void scores(const Problem& problem, const common::MaskView& mask, const RowPosit
             const Matrix& k_hat, std::vector<double>& s) {
   s.assign(static_cast<std::size_t>(problem.seq_k), -kInfinity);
   const double scale = problem.softmax_scale();
-  const std::int64_t visible = common::visible_keys(problem, position.i);
-  for (std::int64_t j = 0; j < visible; ++j) {
+  const common::KeySpan visible = common::visible_keys(problem, position.i);
+  for (std::int64_t j = visible.first; j < visible.end; ++j) {
     const double bias = mask(position.b, position.h, position.i, j);
     if (bias != -kInfinity) {
       s[static_cast<std::size_t>(j)] = scale * dot(q_hat, k_hat.row(j), k_hat.columns) + bias;

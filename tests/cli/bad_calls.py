@@ -192,6 +192,14 @@ OPTIONS = [
     *[(f"threads {x!r}", {"--threads": x}, ["--threads", repr(x), "1 to"]) for x in [*WORDS, "0", "1000000"]],
     *[(f"seed {x!r}", {"--seed": x}, ["--seed", repr(x), "0 to"]) for x in [*WORDS, "18446744073709551616"]],
     *[
+        (f"window size {x!r}", {"--window-size": x}, ["--window-size", "allowed: LEFT,RIGHT"])
+        for x in ["", "4", "1,2,3", "-1"]
+    ],
+    *[
+        (f"window size {x!r}", {"--window-size": x}, ["--window-size", "0 to 1099511627776"])
+        for x in ["4,", ",4", "-2,0", "1.5,1", "1, 2", "1099511627777,0"]
+    ],
+    *[
         (f"scale {x!r}", {"--scale": x}, ["--scale", repr(x), "finite number"])
         for x in ["", "x", "nan", "-nan", "inf", "-inf", "infinity", "1e999", "1,5", "1.5x", "0x1p2", " 1", "--", "1 2"]
     ],

@@ -51,6 +51,21 @@ def test_causal_corners(attend, problem, lengths, corner, dtype):
     assert np.isneginf(result.files["--lse"]).sum() == 2 * hidden
 
 
+@pytest.mark.parametrize("corner", ["none", "top-left", "bottom-right"])
+@pytest.mark.parametrize("size", [(0, 0), (5, 2), (-1, 3), (4, -1), (99, 99)])
+@pytest.mark.parametrize("lengths", [(20, 20), (17, 40), (40, 17)])
+def test_sliding_windows(attend, problem, lengths, size, corner):
+    q, k, v = problem((2, lengths[0], 8), (2, lengths[1], 8))
+    options = ["--window-size", "{},{}".format(*size), "--causal", corner]
+    offset = lengths[1] - lengths[0] if corner == "bottom-right" else 0
+    if corner == "none" and lengths[1] > 20:
+        options += ["--key-offset", str(offset := 12)]
+    distance = np.arange(lengths[1]) - np.arange(lengths[0])[:, None] - offset
+    left, right = size
+    seen = ((left < 0) | (distance >= -left)) & ((right < 0) | (distance <= right))
+    check(attend(q, k, v, *EXACT, *options), oracle.attention(q, k, v, causal=corner, mask=seen), "f4")
+
+
 MASK_SHAPES = [(2, 4, 9, 11), (1, 4, 9, 11), (2, 1, 1, 11), (4, 9, 1), (9, 11), (11,), (1, 1), ()]
 
 

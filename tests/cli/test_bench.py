@@ -54,6 +54,17 @@ def test_rates_follow_from_times(run):
         assert row["peak_memory_bytes"] > 0
 
 
+def test_rates_with_a_sliding_window_count_its_pairs(run):
+    result = bench(run, "--seq", "128", "--head-dim", "32", "--causal", "none,top-left", "--window-size", "9,2",
+                   "--strategy", "exact")
+    for row in result["rows"]:
+        assert row["window_size"] == [9, 2]
+        right = 0 if row["causal"] else 2
+        pairs = sum(-9 <= j - i <= right for i in range(128) for j in range(128))
+        flops = 4 * row["heads"] * pairs * 32
+        assert row["tflops_exact_flops"] == pytest.approx(flops / row["ms"] * 1e-9, rel=1e-9)
+
+
 def test_grouping_has_no_rate(run):
     for row in bench(run, "--seq", "64", "--head-dim", "16", "--op", "grouping")["rows"]:
         assert row["op"] == "grouping" and row["tflops_exact_flops"] is None and row["ratio_to_exact"] is None

@@ -69,6 +69,15 @@ def errors(q, k, v, setting, **options):
     }
 
 
+def test_a_sliding_window_is_for_exact_attention(compare, problem):
+    q, k, v = problem((2, 300, 8))
+    window = ("--window-size", "40,0")
+    report = json.loads(compare(q, k, v, "--json", "--strategy", "exact", *window).stdout)
+    assert report["meta"]["window_size"] == [40, 0]
+    assert [(row["strategy"], row["rel_error_out"]) for row in report["rows"]] == [("exact", 0)]
+    assert "a sliding window was given with strategy lsh" in compare(q, k, v, *window, code=2).stderr
+
+
 VARIANTS = [
     {},
     {"causal": "top-left"},

@@ -77,6 +77,12 @@ def test_a_mask_is_refused(run, tensors, save, tmp_path):
     assert result.code == 2 and "there is a mask, which is not streamed" in result.stderr
 
 
+def test_a_sliding_window_is_refused(run, tensors, tmp_path):
+    words = ("--strategy", "exact", "--window-size", "3,0", "--chunk-heads", "2")
+    result = run("attend", *tensors, "--out", tmp_path / "o.npy", *words)
+    assert result.code == 2 and "there is a sliding window, which is not streamed" in result.stderr
+
+
 def test_an_ended_run_leaves_nothing(endless_run, tmp_path):  # noqa: F811
     ended_run_leaves_the_folder([*endless_run, "--chunk-heads", "1000000"], tmp_path, signal.SIGINT, True)
 

@@ -92,7 +92,8 @@ TEST(CpuBackward, HasTheSameBitsForAnyNumberOfThreadsWithinItsWorkspace) {
 
 // Keys and rows that do not see each other do not touch each other's gradients, whatever they hold.
 TEST(CpuBackward, NanAndInfinityGoWhereTheyGoInExactAttention) {
-  for (const char* name : {"odd sizes", "causal, square", "padding mask", "additive mask", "energy", "lsh, mean"}) {
+  for (const char* name : {"odd sizes", "causal, square", "padding mask", "additive mask", "energy", "lsh, mean",
+                           "sliding window across tiles"}) {
     for (const double value : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
       for (int which = 0; which < 3; ++which) {
         Instance instance(test::with_dtype(test::find(name), DType::f32));

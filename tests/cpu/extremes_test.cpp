@@ -32,7 +32,8 @@ TEST(CpuForward, NanAndInfinityGoWhereTheyGoInExactAttention) {
     const std::int64_t target = left & -left;
     hwy::SetSupportedTargetsForTest(target);
     SCOPED_TRACE(hwy::TargetName(target));
-    for (const char* name : {"odd sizes", "causal, square", "padding mask", "additive mask", "energy", "lsh, mean"}) {
+    for (const char* name : {"odd sizes", "causal, square", "padding mask", "additive mask", "energy", "lsh, mean",
+                             "sliding window across tiles"}) {
       for (const double value : values) {
         for (int which = 0; which < 3; ++which) {
           Instance instance(test::with_dtype(test::find(name), DType::f32));

@@ -65,6 +65,7 @@ def textbook_attention(
     key_offset=None,
     skip=0.0,
     finish=False,
+    window_size=(-1, -1),
 ):
     """(out, lse) by the method's equations over N x N scores, differentiable in q, k, v and mask; the order and the
     means of the keys are given. With `skip` also how many halves of tiles were kept, and how many there are.
@@ -107,6 +108,9 @@ def textbook_attention(
     if causal != "none":
         offset = m - n if causal == "bottom_right" else 0
         mask = torch.ones(n, m, dtype=torch.bool).tril(offset)
+    if tuple(window_size) != (-1, -1):
+        seen = in_window(n, m, window_size, m - n if causal == "bottom_right" else key_offset or 0)
+        scores, of_all = (s.masked_fill(~seen, -math.inf) for s in (scores, of_all))
     if mask is not None and mask.dtype == torch.bool:
         scores, of_all = (s.masked_fill(~mask, -math.inf) for s in (scores, of_all))
     elif mask is not None:
@@ -119,6 +123,13 @@ def textbook_attention(
     seen = lse > -math.inf
     weights = torch.exp(scores - torch.where(seen, lse, 0).unsqueeze(3)) * seen.unsqueeze(3)
     return weights.to(q.dtype) @ v, lse, *halves
+
+
+def in_window(n, m, window_size, offset):
+    """Whether a row sees a key by a sliding window, [n, m]."""
+    left, right = window_size
+    distance = torch.arange(m) - (torch.arange(n) + offset)[:, None]  # of the key from the one beside the row
+    return ((left < 0) | (distance >= -left)) & ((right < 0) | (distance <= right))
 
 
 def near_keys(n, m, length, window, sinks, offset):

@@ -36,6 +36,33 @@ def test_exact_is_the_textbook(m, causal, scale, textbook):
         torch.testing.assert_close(actual, wanted)
 
 
+@pytest.mark.parametrize("m", [25, 40, 60])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("window_size", [(0, 0), (7, 3), (-1, 5), [20, -1], (100, 100)])
+def test_sliding_windows_are_at_the_bottom_right(m, causal, window_size, textbook):
+    q, k, v = leaves = rows_first(m=m)
+    out, lse, _ = flash_attn_func(q, k, v, causal=causal, window_size=window_size, return_attn_probs=True)
+    corner = "bottom_right" if causal else "none"
+    options = {"causal": corner, "window_size": window_size, "key_offset": m - 40}
+    expected, expected_lse = textbook(*(tensor.transpose(1, 2) for tensor in leaves), **options)
+    expected = expected.transpose(1, 2)
+    torch.testing.assert_close(out, expected)
+    torch.testing.assert_close(lse, expected_lse)
+    weight = torch.randn_like(out)
+    for actual, wanted in zip(torch.autograd.grad(out, leaves, weight), torch.autograd.grad(expected, leaves, weight)):
+        torch.testing.assert_close(actual, wanted)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_varlen_sliding_windows_are_each_sequences_own(causal):
+    lengths_q, lengths_k = (20, 30), (45, 10)
+    (q, k, v), where = packed(lengths_q, lengths_k)
+    out = flash_attn_varlen_func(q, k, v, *where, causal=causal, window_size=(6, 2))
+    parts = zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k))
+    expected = [flash_attn_func(*(x[None] for x in part), causal=causal, window_size=(6, 2))[0] for part in parts]
+    assert torch.equal(out, torch.cat(expected))
+
+
 @pytest.mark.parametrize("strategy", ["auto", "lsh", "energy"])
 def test_square_causal_is_sdpas(strategy):
     q, k, v = rows_first(n=600, grad=False)
@@ -103,13 +130,13 @@ def test_varlen_sequences_do_not_see_each_other():
 
 REFUSED = {
     "dropout_p": (0.1, NotImplementedError, "dropout_p is 0.1; allowed: 0"),
-    "window_size": ((128, 0), NotImplementedError, r"window_size is \(128, 0\); allowed: \(-1, -1\)"),
-    "window_size, a number": (128, NotImplementedError, r"window_size is 128; allowed: \(-1, -1\)"),
+    "window_size": ((-2, 0), ValueError, "window_size is -2; allowed: -1 to"),
+    "window_size, a number": (128, TypeError, r"window_size is 128; allowed: \(left, right\)"),
     "softcap": (30.0, NotImplementedError, "softcap is 30.0; allowed: 0"),
     "alibi_slopes": (torch.ones(4), NotImplementedError, "alibi_slopes was given; allowed: None"),
     "learnable_sink": (torch.ones(3), ValueError, r"learnable_sink is \[3\]; allowed: \[4\]"),
     "learnable_sink, a number": (1.0, TypeError, "learnable_sink is float; allowed: a tensor"),
-    "window_size, one side": ((None, 0), NotImplementedError, r"window_size is \(None, 0\); allowed: \(-1, -1\)"),
+    "window_size, one side": ((1,), TypeError, r"window_size is \(1,\); allowed: \(left, right\)"),
     "softmax_scale": (float("nan"), ValueError, "softmax_scale is nan; allowed: a finite number"),
     "group_size": (9, ValueError, "group_size is 9; allowed: 1 to 8"),
     "strategy": ("flash", ValueError, "strategy is 'flash'; allowed"),

@@ -134,7 +134,7 @@ def test_opcheck(strategy, causal):
     check(torch.ops.distrattention.forward_counting.default, (q, k, v, None, order, means, *skipping))
     packed = ops.pack(causal, strategy, 2, 32, "mean", "auto")
     check(torch.ops.distrattention.attend.default,
-          (q, k, v, None, None, packed, pack_near(0, 1, False), None, 0.0, 0, True))  # fmt: skip
+          (q, k, v, None, None, packed, pack_near(0, 1, False), None, 0.0, 0, 0, True))  # fmt: skip
 
 
 @pytest.mark.parametrize("fields", [{}, {"strategy": "lsh"}, {"order_from": "previous"}, {"window": None}])

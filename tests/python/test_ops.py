@@ -83,11 +83,14 @@ def test_pack_keeps_every_setting():
         settings = (causal, strategy, size, block, estimator, order_from)
         assert ops.unpack(ops.pack(*settings)) == settings
     assert ops.unpack(ops.pack("none", "lsh", 2, 2**63 - 1, "mean", "own"))[3] == 2**40 - 1
+    for sides in itertools.product((None, 0, 5, 2**30 - 1), repeat=2):
+        assert ops.unpack_window_size(ops.pack_window_size(*sides)) == sides
+    assert ops.pack_window_size(None, None) == 0
 
 
 def test_attend_refuses_a_number_that_is_no_settings():
     q, k, v = LAYOUTS["packed"]()
-    for numbers in ((-1, 0, None, 0.0, 0), (0, -1, None, 0.0, 0)):
+    for numbers in ((-1, 0, None, 0.0, 0, 0), (0, -1, None, 0.0, 0, 0), (0, 0, None, 0.0, 0, -1)):
         with pytest.raises(RuntimeError, match="the settings are -1; allowed: 0 and above"):
             ops.attend(q, k, v, None, None, *numbers, False)
 
@@ -98,15 +101,15 @@ def test_attend_is_make_grouping_and_forward(settings):
     q, k, v = LAYOUTS["packed"]()
     causal, scale, *others = settings
     packed = ops.pack(causal, *others)
-    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, scale, packed, 0, None, 0.0, 3, True))
-    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, scale, packed, 0, None, 0.0, 3, False))
+    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, scale, packed, 0, None, 0.0, 3, 0, True))
+    torch.library.opcheck(OPERATORS.attend.default, (q, k, v, None, scale, packed, 0, None, 0.0, 3, 0, False))
     order = None
     if settings is LSH:
         order, _ = ops.make_grouping(q, k, *("none", *LSH[2:5], "own", 3), flat=True)
-    *results, taken, means = ops.attend(q, k, v, None, scale, packed, 0, None, 0.0, 3, True)
+    *results, taken, means = ops.attend(q, k, v, None, scale, packed, 0, None, 0.0, 3, 0, True)
     assert all(map(torch.equal, results, ops.forward(q, k, v, None, order, None, *settings)))
     assert means is None and (taken is None) if order is None else torch.equal(taken, order)
-    out, lse, *_ = ops.attend(q, k, v, None, scale, packed, 0, None, 0.0, 3, False)
+    out, lse, *_ = ops.attend(q, k, v, None, scale, packed, 0, None, 0.0, 3, 0, False)
     assert torch.equal(out, results[0]) and lse is None
 
 
@@ -335,7 +338,7 @@ def test_attend_orders_no_columns_where_auto_is_exact(rows, ordered):
     """On the CPU auto approximates from 2048 rows on (DESIGN.md, "What auto chooses")."""
     q, k, v = (torch.randn(1, 1, rows, 64) for _ in range(3))
     settings = ("auto", 2, 128, "mean", "own")
-    numbers = (ops.pack("none", *settings), 0, None, 0.0, 0)
+    numbers = (ops.pack("none", *settings), 0, None, 0.0, 0, 0)
     out, _, order, _ = ops.attend(q, k, v, None, None, *numbers, False)
     assert (order is not None) == ordered
     wanted, _ = ops.make_grouping(q, k, "none", "auto", 2, 128, "own", 0, flat=True)

@@ -83,7 +83,15 @@ def settings_of(case):
         estimator=case.get("estimator", "mean"),
         order_from=case.get("order_from", "own"),
         **{name: case.get(name, default) for name, default in NEAR_DEFAULTS.items()},
-    )
+    ) | ({"key_offset": case["window_offset"]} if "window_offset" in case else {})
+
+
+def window_of(case):
+    """What the operator has behind the settings for a sliding window, and what the textbook has."""
+    if "window_size" not in case:
+        return (), {}
+    sides = case["window_size"]
+    return (True, None, None, *(None if side < 0 else side for side in sides)), {"window_size": sides}
 
 
 def columns_of(case, q, k, settings):
@@ -111,8 +119,10 @@ def test_case(case, textbook):
     if mask is not None and mask.dtype != torch.bool and with_gradients:
         leaves = (q, k, v, mask.requires_grad_())
     order, key_means = columns_of(case, q, k, settings)
-    inputs = (q, k, v, mask, order, key_means, causal, scale, *settings.values())
-    expected = textbook(q, k, v, mask, causal=causal, scale=scale, order=order, key_means=key_means, **settings)
+    window, of_textbook = window_of(case)
+    inputs = (q, k, v, mask, order, key_means, causal, scale, *settings.values(), *window)
+    options = dict(causal=causal, scale=scale, order=order, key_means=key_means) | settings | of_textbook
+    expected = textbook(q, k, v, mask, **options)
     weight = torch.randn(*q.shape[:3], v.shape[3], dtype=q.dtype)
     results = []
     for out, lse in (ops.forward(*inputs), expected[:2]):

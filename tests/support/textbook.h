@@ -68,6 +68,11 @@ inline double mask_at(const Instance& instance, std::int64_t b, std::int64_t h, 
   if (p.causal == Causal::bottom_right && j - p.seq_k > i - p.seq_q) {
     return -kInfinity;
   }
+  const std::int64_t beside = i + (p.causal == Causal::bottom_right ? p.seq_k - p.seq_q : p.window_offset.value_or(0));
+  if ((p.window_left.has_value() && j < beside - *p.window_left) ||
+      (p.window_right.has_value() && j > beside + *p.window_right)) {
+    return -kInfinity;
+  }
   if (p.mask.kind == MaskKind::none) {
     return 0;
   }

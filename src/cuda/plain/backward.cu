@@ -107,9 +107,9 @@ __global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ Ba
     return;
   }
   const T* k = rows_at<T>(arguments.k, problem.k, tile.b, tile.h_kv, 0);
-  const std::int64_t keys = visible_keys(problem, tile.first + tile.rows - 1);
+  const SeenKeys keys = seen_keys(problem, tile);
   float r_dq[4][8] = {};
-  for (std::int64_t first_key = 0; first_key < keys; first_key += kSide) {
+  for (std::int64_t first_key = keys.first; first_key < keys.end; first_key += kSide) {
     float r_s[4][4];
     compute_score_gradients<T>(arguments, tile, groups, first_key, shared.staged, r_s);
     store_transposed(r_s, shared.weights);
@@ -151,7 +151,7 @@ __device__ void for_each_tile(const BackwardArguments& arguments, const Owned& o
   const std::int64_t first_head = owned.b * problem.heads_q + owned.h_kv * heads;
   for (std::int64_t n = 0; n < heads * arguments.tiles_of_head; ++n) {
     const Tile tile = find_tile(problem, arguments.tiles, first_head * arguments.tiles_of_head + n);
-    if (tile.rows > 0 && visible_keys(problem, tile.first + tile.rows - 1) > owned.first_key) {
+    if (tile.rows > 0 && seen_keys(problem, tile).has(owned.first_key)) {
       visit(at_keys(problem, tile, owned.first_key));
     }
   }

@@ -6,7 +6,7 @@
 // shared by blocks along grid.y, each of which computes the scores anew. Thread (y, x) keeps rows 4 y .. 4 y + 3: their
 // maximum and sum (16 threads hold the same), scores of 4 keys, and 8 columns of O, all in registers.
 //
-// With near keys it is forward_near.cuh's. For every tile of 64 keys:
+// With near keys it is forward_near.cuh's. For every tile of 64 keys that a row sees:
 //   S = q_hat k_hat^T, 32 groups at a time: both are gathered from global memory, fused, and staged transposed,
 //   maximum, sum and P by online softmax in natural units: the scale is rounded once, as in a plain implementation;
 //   O shrinks by e^(old maximum - new one), and gains P V, 32 keys of V at a time.
@@ -34,9 +34,9 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const __grid_const
   const T* k = static_cast<const T*>(arguments.k) + tile.b * problem.k.batch + tile.h_kv * problem.k.head;
   const T* v =
       static_cast<const T*>(arguments.v) + tile.b * problem.v.batch + tile.h_kv * problem.v.head + first_column;
-  const std::int64_t keys = visible_keys(problem, tile.first + tile.rows - 1);
+  const SeenKeys keys = seen_keys(problem, tile);
   RowState rows;
-  for (std::int64_t first_key = 0; first_key < keys; first_key += kSide) {
+  for (std::int64_t first_key = keys.first; first_key < keys.end; first_key += kSide) {
     float r_s[4][4];
     compute_scores(problem, arguments.scale, tile, groups, q, k + first_key * problem.k.row, first_key, shared.staged,
                    r_s);

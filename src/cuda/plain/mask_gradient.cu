@@ -91,7 +91,11 @@ __global__ void __launch_bounds__(kThreads, 1)
         if (tile.rows <= 0) {
           continue;
         }
+        const SeenKeys seen = seen_keys(problem, tile);
         for (std::int64_t key_tile = keys.from; key_tile < keys.to; ++key_tile) {
+          if (!seen.has(key_tile * kSide)) {
+            continue;
+          }
           const Tile at = at_keys(problem, tile, key_tile * kSide);
           const TileGroups groups = load_groups(problem, at, arguments.order, shared.order);
           float r_s[4][4];

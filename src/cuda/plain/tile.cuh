@@ -101,6 +101,17 @@ __device__ inline Tile at_keys(const DeviceProblem& problem, Tile tile, std::int
   return tile;
 }
 
+// The tiles of keys that a tile of queries sees: the keys first .. end - 1.
+struct SeenKeys {
+  std::int64_t first, end;
+
+  [[nodiscard]] __device__ bool has(std::int64_t first_key) const { return first <= first_key && first_key < end; }
+};
+
+__device__ inline SeenKeys seen_keys(const DeviceProblem& problem, const Tile& tile) {
+  return {first_visible_key(problem, tile.first) / kSide * kSide, visible_keys(problem, tile.first + tile.rows - 1)};
+}
+
 // The groups of one tile: group g is the columns order[g * members] .. order[g * members + size(g) - 1].
 struct TileGroups {
   const std::int32_t* order;  // [columns], in shared memory
@@ -262,10 +273,12 @@ __device__ void compute_scores(const DeviceProblem& problem, float scale, const 
   const int x = static_cast<int>(threadIdx.x) % 16;
   for (int row = 0; row < 4; ++row) {
     const std::int64_t i = tile.first + 4 * y + row;
+    const std::int64_t hidden = first_visible_key(problem, i);
     const std::int64_t visible = 4 * y + row < tile.rows ? visible_keys(problem, i) : 0;
     for (int key = 0; key < 4; ++key) {
       const std::int64_t j = first_key + 4 * x + key;
-      r_s[row][key] = j < visible ? masked_score(problem, tile, i, j, product[row][key] * scale) : kHidden;
+      r_s[row][key] =
+          hidden <= j && j < visible ? masked_score(problem, tile, i, j, product[row][key] * scale) : kHidden;
     }
   }
 }
