@@ -10,7 +10,8 @@ from one barrier to the next. Beside the whole call there are, of the same call,
 sequence (`ms_one`), the ring's kernels and merges without what travels (`ms_compute`), what travels alone
 (`ms_moving`), and what the model of bench/ring_model.py says (`ms_model`), which knows of this machine
 `ms_compute` and the rows of "link": the time of so many bytes from each rank to the next. Exact calls have torch's own
-ring beside them (`ms_torch_flash`, `ms_torch_cudnn`: context_parallel on those kernels; on GPUs alone).
+ring beside them (`ms_torch_flash`, `ms_torch_cudnn`: context_parallel on those kernels; on GPUs alone), and `ms` is of
+those rounds.
 share_of_ideal is ms_one / (ranks * ms). rel_error_out is against one process, in the same dtype; bits are compared
 between two runs.
 

@@ -4,8 +4,8 @@
 
 A pass around a ring of P ranks has P steps. In each but the last, K and V of n = N / P rows go to the next rank while
 kernels run, so that a step takes the longer of the two; in the backward the gradients of K and V, in fp32, go along,
-and in the last step as well. Kernels are those measured on one GPU (bench/results/h200/torch.json), whose time grows
-with the square of n beyond the longest one measured; merges read and write O in fp32; before a call ranks gather 4 kB
+and home in the end, and half of a rank's own step comes first and half last, beside the first and the last hop. Kernels are those measured on one GPU (bench/results/h200/torch.json), whose time grows
+with the square of n beyond the longest one measured; a merge reads what a step found and, every third time, reads and writes O in fp32; before a call ranks gather 4 kB
 from each other. The ideal is one GPU's time for the whole sequence, divided by P. Links and memory are assumptions,
 written into the meta; orders of the columns are left out. bench/distributed.py holds the model to what it measures.
 
@@ -29,7 +29,7 @@ STRATEGIES = (("exact", 1), ("energy", 2))
 OPERATIONS = ("forward", "forward_backward")  # a row of the latter has the step and the hop of the backward
 PUBLISHED = 0.85, 0.90  # shares of the ideal that ring-flash-attention names for 8 GPUs: forward; and backward
 GATHERED_BYTES = 4096
-MERGE_PASSES = 6.5  # over O in fp32, in each step: bf16 read, fp32 written; read and written; two read and one written
+MERGE_PASSES = 1.2  # over O in fp32, for each step: read in bf16; and every third time read and written
 MEMORY_BYTES_PER_MS = 3.6e9  # three quarters of an H200's 4.8 TB/s
 
 
@@ -59,12 +59,14 @@ def bytes_of_keys(rows, kv_heads, head_dim, element_bytes):
 
 
 def pass_ms(ranks, compute_ms, moved_bytes, link, homing=False):
-    """Of one pass around the ring, whose kernels take compute_ms in all; `homing`: what moves moves in the last step,
-    too, when nothing is left to compute."""
+    """Of one pass around the ring, whose kernels take compute_ms in all; `homing`: what moves moves home in the end,
+    and half of a rank's own step is beside that, and half beside the first hop."""
     if ranks == 1:
         return compute_ms
     step, hop = compute_ms / ranks, link.ms(moved_bytes)
-    return (ranks - 1) * max(step, hop) + step + (hop if homing else 0)
+    if homing:
+        return 2 * max(step / 2, hop) + (ranks - 2) * max(step, hop) + step
+    return (ranks - 1) * max(step, hop) + step
 
 
 def ring_ms(ranks, forward_ms, backward_ms, key_bytes, element_bytes, link):

@@ -123,7 +123,8 @@ struct Partial {
 
 /// Merges attention over disjoint parts of the keys, computed with one and the same order, into attention over all of
 /// them: LSE = log sum_p exp(LSE_p), O = sum_p exp(LSE_p - LSE) O_p. A row that no part saw gets O = 0 and LSE = -inf.
-/// `lse` may be null; O and LSE may be those of a part. Of `execution` device, stream and check_memory are read. Sums
+/// `lse` may be null; O and LSE may be those of one of the
+/// first 64 parts. Of `execution` device, stream and check_memory are read. Sums
 /// are in fp64 on the CPU and in fp32 on CUDA, in the order of the parts; there the types are f16, bf16 and f32, and
 /// of more than 64 parts O is rounded to its type after every 63. Throws Error(invalid_argument) for an invalid problem
 /// and for null tensors, Error(unsupported) for f64 on CUDA.

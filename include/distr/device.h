@@ -63,7 +63,7 @@ class CudaMemory {
 [[nodiscard]] int cuda_device_count() noexcept;
 
 /// Lets copies go directly between the current device and another where a link allows it. Elsewhere, and before this is
-/// called, they go through host memory.
+/// called, they go through host memory. Throws Error(invalid_argument) for a number that no device has.
 void cuda_reach(int other);
 
 /// Makes a device the calling thread's current one, and the one before again at the end.

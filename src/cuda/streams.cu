@@ -19,7 +19,20 @@ int cuda_device_count() noexcept {
   return count;
 }
 
+namespace {
+
+void require_device(int device) {
+  const int count = cuda_device_count();
+  if (device < 0 || device >= count) {
+    const std::string allowed = count == 0 ? "none: " + cuda_unusable_reason() : "0 to " + std::to_string(count - 1);
+    throw Error(Status::invalid_argument, "the CUDA device is " + std::to_string(device) + "; allowed: " + allowed);
+  }
+}
+
+}  // namespace
+
 void cuda_reach(int other) {
+  require_device(other);
   int current = 0, can = 0;
   check(cudaGetDevice(&current), "cudaGetDevice");
   if (current != other && cudaDeviceCanAccessPeer(&can, current, other) == cudaSuccess && can != 0) {
@@ -29,11 +42,7 @@ void cuda_reach(int other) {
 }
 
 CudaDeviceScope::CudaDeviceScope(int device) {
-  const int count = cuda_device_count();
-  if (device < 0 || device >= count) {
-    const std::string allowed = count == 0 ? "none: " + cuda_unusable_reason() : "0 to " + std::to_string(count - 1);
-    throw Error(Status::invalid_argument, "the CUDA device is " + std::to_string(device) + "; allowed: " + allowed);
-  }
+  require_device(device);
   check(cudaGetDevice(&before_), "cudaGetDevice");
   check(cudaSetDevice(device), "cudaSetDevice");
 }

@@ -175,6 +175,7 @@ def _run_the_rest(rank, folder, limit, groups, found):
     if rank < 3:
         found["faults"] = {name: _fault(rank, fault, groups[3]) for name, fault in FAULTS.items()}
         found["after faults"] = _shards(CASES["exact"], groups[3], "cpu")
+        found["of no rows"] = _of_no_rows(groups[3])
         _call_as_one_dies("before the call", rank, 1, found, groups[3], folder)
     others = dist.new_group([4, 5, 6], timeout=limit, use_local_synchronization=True) if rank in (4, 5, 6) else None
     if others:
@@ -194,8 +195,26 @@ def _shards(case, group, kind):
     for _ in range(2):
         out, lse = attention(q, k, v, group=group, **call)
         results.append((out, lse, *torch.autograd.grad((out, lse), (q, k, v), (grad_out, grad_lse))))
-    same = all(torch.equal(*pair) for pair in zip(*results))
+    same = all(torch.equal(*pair) for pair in zip(*results)) and _takes_any_gradient(q, k, v, group, call)
     return {"results": [unshard(tensor, 2, **where).cpu() for tensor in results[0]], "same bits": same}
+
+
+def _takes_any_gradient(q, k, v, group, call):
+    """Whether a sum's gradient, which is one number without strides, is as good as one of its own memory."""
+    found = []
+    for dense in (False, True):
+        out, _ = attention(q, k, v, group=group, **call)
+        loss, weight = (out, torch.ones_like(out)) if dense else (out.sum(), None)
+        found.append(torch.autograd.grad(loss, (q, k, v), weight))
+    return all(torch.equal(*pair) for pair in zip(*found))
+
+
+def _of_no_rows(group):
+    """The shapes of what calls of an empty sequence give."""
+    nothing = [torch.zeros(1, 2, 0, 16)] * 3
+    call = {"group": group, "layout": "zigzag", "is_causal": True}
+    settings = Settings("exact"), lsh(block_size=16), energy(block_size=16), energy(block_size=64, window=0)
+    return [list(attention(*nothing, **call, settings=each).shape) for each in settings]
 
 
 # Calls of scaled_dot_product_attention() with DTensors: (settings, heads of key, shape of the mask, which axes of Q the

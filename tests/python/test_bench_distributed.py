@@ -54,7 +54,7 @@ def test_the_model_adds_up_its_steps(model):
     assert link.ms(400) == 5
     assert model.pass_ms(4, 40.0, 400, link) == 40  # steps of 10, which hide 3 hops of 5
     assert model.pass_ms(4, 8.0, 400, link) == 3 * 5 + 2
-    assert model.pass_ms(4, 8.0, 400, link, homing=True) == 3 * 5 + 2 + 5
+    assert model.pass_ms(4, 8.0, 400, link, homing=True) == 2 * 5 + 2 * 5 + 2
     assert model.pass_ms(1, 8.0, 400, link, homing=True) == 8
     gather = 3 * (1 + 4096 / 100)
     assert model.ring_ms(4, 40.0, None, 400, 2, link) == pytest.approx(40 + gather)

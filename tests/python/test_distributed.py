@@ -65,6 +65,11 @@ def test_equals_one_process(found, name, textbook, no_worse_than):
     check(found, name, textbook, no_worse_than)
 
 
+def test_a_sequence_without_rows_has_none(found):
+    for of_rank in found[:3]:
+        assert of_rank["of no rows"] == [[1, 2, 0, 16]] * 4
+
+
 @pytest.mark.parametrize("name", DTENSORS)
 def test_dtensors_give_what_tensors_give(found, name):
     for of_rank in found[:4]:

@@ -75,6 +75,16 @@ def test_orders_and_means_are_those_of_the_library(strategy, order_from, dtype, 
         torch.testing.assert_close(found.key_means, means, rtol=1e-6, atol=1e-6)
 
 
+@pytest.mark.parametrize("order_from", ["own", "previous"])
+def test_orders_hold_where_keys_have_large_means(order_from, problem):
+    q, k, _ = problem(n=500, d=12, dtype=torch.float64)
+    k = k * torch.linspace(0.5, 2, 12, dtype=torch.float64) + 1e8
+    options = options_of(Settings("energy", 2, 32, order_from=order_from), 12)
+    wanted, _ = columns_of(q, k, "top_left", Settings("energy", 2, 32, order_from=order_from), options, flat=False)
+    found = columns.columns_of(q, k, [[layout.Piece(0, 500, 0)]], None, options, 0, None).order
+    assert torch.equal(found, wanted)
+
+
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_columns_that_are_not_finite_come_first(bad, problem):
     q, k, _ = problem(n=40, d=6, dtype=torch.float32)

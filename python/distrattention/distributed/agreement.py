@@ -16,11 +16,12 @@ class DifferenceError(ValueError):
     """The processes of a group called with settings or shapes that differ, or one of them could not call at all."""
 
 
-def agree(group, fields, rows, error):
+def agree(group, fields, rows, error, tensor):
     """The `rows` of each rank of the group, which may differ. All ranks call it.
 
     fields: a dict of what must be the same on all ranks, in words or numbers. error: what keeps this rank from going
-    on, an exception or None. Raises on every rank where one has an error (there, the error itself) or another field.
+    on, an exception or None. tensor: one of the call, on whose device messages lie where they cannot be on the CPU.
+    Raises on every rank where one has an error (there, the error itself) or another field.
     """
     if group is None:
         if error is not None:
@@ -31,7 +32,7 @@ def agree(group, fields, rows, error):
         told, fields = ascii(f"{type(error).__name__}: {error}")[1:-1][:_LONGEST], None
     message = json.dumps({"error": told, "fields": fields, "rows": rows}).encode()
     assert len(message) <= _BYTES
-    found = _all_messages(group, message)
+    found = _all_messages(group, message, tensor)
     if error is not None:
         raise error
     for rank, message in enumerate(found):
@@ -47,8 +48,8 @@ def agree(group, fields, rows, error):
     return [message["rows"] for message in found]
 
 
-def _all_messages(group, message):
-    device = device_for(group)
+def _all_messages(group, message, tensor):
+    device = device_for(group, tensor)
     mine = torch.zeros(_BYTES, dtype=torch.uint8)
     mine[: len(message)] = torch.frombuffer(bytearray(message), dtype=torch.uint8)
     mine = mine.to(device)
@@ -61,8 +62,9 @@ def _all_messages(group, message):
     return [json.loads(bytes(text).rstrip(b"\0")) for text in texts]
 
 
-def device_for(group):
+def device_for(group, tensor):
     """Where the messages of a group lie: on the CPU if a backend of the group serves it, for no GPU to wait for."""
     if "cpu" in dist.get_backend_config(group) or not torch.cuda.is_available():
         return torch.device("cpu")
-    return torch.device("cuda", torch.cuda.current_device())
+    on_gpu = isinstance(tensor, torch.Tensor) and tensor.is_cuda
+    return tensor.device if on_gpu else torch.device("cuda", torch.cuda.current_device())

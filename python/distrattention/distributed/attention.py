@@ -67,8 +67,8 @@ def attention(
     Every process of the group has to call it, with the same settings, and where gradients are recorded to go backward.
     Where one fails, or differs in a setting or shape, each raises an error that says which and in what:
     DifferenceError, a ValueError. One that has died, or does not call, shows as a RuntimeError, when the group's
-    timeout (init_process_group()) is over at the latest. torch.compile leaves the call as it is. Raises
-    NotImplementedError for `skip` in a ring.
+    timeout (init_process_group()) is over at the latest; with NCCL alone torch's watchdog ends the process then.
+    torch.compile leaves the call as it is. Raises NotImplementedError for `skip` in a ring.
     """
     ranks = ranks_of(group, layout)
     described, rows, error = None, 0, None
@@ -81,17 +81,17 @@ def attention(
     except (TypeError, ValueError, NotImplementedError) as found:
         error = found
     try:
-        rows_exchanged = agree(ranks.heads, described, rows, error)
+        rows_exchanged = agree(ranks.heads, described, rows, error, query)
     except (TypeError, ValueError, NotImplementedError) as found:  # the ring's ranks are to know
         error, rows_exchanged = found, [0]
-    rows = agree(ranks.ring, described, sum(rows_exchanged), error)
+    rows = agree(ranks.ring, described, sum(rows_exchanged), error, query)
 
     tensors = (query, key, value)
     if ranks.heads:
         tensors = [ulysses.with_all_rows(tensor, rows_exchanged, ranks.heads) for tensor in tensors]
         settings = _of_own_heads(settings, ranks.heads)
     causal = "top_left" if is_causal else "none"
-    if ranks.ring:
+    if ranks.ring and sum(rows) > 0 and query.shape[1] > 0:
         out, lse = _around_the_ring(*tensors, rows, ranks, multiple, causal, scale, settings)
     else:
         out, lse = core.attend(*tensors, None, causal, scale, settings)

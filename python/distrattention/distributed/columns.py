@@ -90,11 +90,14 @@ def _by_energy(weights, spread):
 
 def _moments_in_blocks(k, rows):
     """The Moments of each block of so many keys."""
-    k = k.to(torch.float64)  # which leaves room for what cancels
-    sums = _in_blocks(k, rows).sum(3)
+    first = k[:, :, ::rows].to(torch.float64)  # of each block: what is apart from it cancels little
+    apart = _in_blocks(k.to(torch.float64), rows) - first.unsqueeze(3)
+    if k.shape[2] % rows:
+        apart[:, :, -1, k.shape[2] % rows :] = 0
+    sums = apart.sum(3)
     count = _counts(k.shape[2], rows, k.device)
-    apart = _squares_in_blocks(k, rows) - sums * (sums / count[:, None])
-    return Moments(count, sums, apart.clamp(min=0))
+    squares = torch.linalg.vector_norm(apart, dim=3).square() - sums * (sums / count[:, None])
+    return Moments(count, sums + first * count[:, None], squares.clamp(min=0))
 
 
 def _counts(keys, rows, device):
@@ -115,9 +118,16 @@ def _joined(parts, cumulative=False):
         return x.cumsum(axis) if cumulative else x.sum(axis, keepdim=True)
 
     joined = Moments(added(parts.count, 0), added(parts.sum, 2), added(parts.squares, 2))
-    # The sum of n_i (mean_i - mean)^2, expanded: float64 leaves room for what cancels.
-    between = added(parts.sum * parts.mean, 2) - joined.sum * joined.mean
+    # The sum of n_i (mean_i - mean)^2, expanded around the mean of all, near which it cancels little.
+    middle = _total(parts).mean
+    between = added(parts.count[:, None] * (parts.mean - middle).square(), 2)
+    between = between - joined.count[:, None] * (joined.mean - middle).square()
     return joined._replace(squares=joined.squares + between.clamp(min=0))
+
+
+def _total(parts):
+    """Without the squares."""
+    return Moments(parts.count.sum(0, keepdim=True), parts.sum.sum(2, keepdim=True), parts.squares)
 
 
 def _of_all(k, rows, pieces, mine, group):

@@ -135,7 +135,6 @@ class _Ring(torch.autograd.Function):
         shares = _shares(k.shape[1], q.shape[1] // k.shape[1], size_of(call.group))
         sums = _Parts(_added, ops.lse_dtype(q.dtype), [share.rows for share in shares], call)
         home = _Homing(k, v, call, ops.lse_dtype(q.dtype))
-        grads = tuple(torch.empty_like(tensor) for tensor in (q, k, v))
 
         def gradients(share, source, keys, values):
             """[(keys of the pair, dk, dv)]; dq goes to the sums."""
@@ -155,6 +154,7 @@ class _Ring(torch.autograd.Function):
                 home.add(source, gradients(every, source, keys, values))
         own += [gradients(share, call.rank, k, v) for share in shares[1:]]
         arrived = home.arrived()
+        grads = tuple(torch.empty_like(tensor) for tensor in (q, k, v))
         for share, found in zip(shares, own):
             home.finish(found, arrived, [grad[:, share.keys] for grad in grads[1:]], share.keys)
         sums.finish(grads[0])

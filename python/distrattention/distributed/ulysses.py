@@ -32,7 +32,7 @@ class _Exchange(torch.autograd.Function):
 def _to_rows(x, rows, group):
     batch, heads, own, d = x.shape
     ranks, share = len(rows), heads // len(rows)
-    leaving = x.unflatten(1, (ranks, share)).transpose(0, 1).reshape(-1)
+    leaving = x.unflatten(1, (ranks, share)).transpose(0, 1).reshape(-1).contiguous()  # x may be expanded
     counts = [batch * share * count * d for count in rows]
     arriving = _all_to_all(leaving, counts, [batch * share * own * d] * ranks, group)
     parts = zip(arriving.split(counts), rows)
@@ -50,5 +50,8 @@ def _to_heads(x, rows, group):
 
 def _all_to_all(leaving, arriving_counts, leaving_counts, group):
     arriving = leaving.new_empty(sum(arriving_counts))
-    dist.all_to_all_single(arriving, leaving, arriving_counts, leaving_counts, group=group)
+    try:
+        dist.all_to_all_single(arriving, leaving, arriving_counts, leaving_counts, group=group)
+    except RuntimeError as error:
+        raise RuntimeError(f"not all {group.size()} ranks of the group exchanged their heads: {error}") from error
     return arriving
