@@ -66,10 +66,10 @@ class StreamedAttention {
 
   /// Tensors in host memory, with the problem's strides; rows must not overlap. Pinned memory (CudaPin) is copied at
   /// full speed and while kernels run, other memory is not. CUDA: they may lie in a device's memory instead, which
-  /// each other device should reach (cuda_reach()); what writes them must have finished. `order` is read in `given`, and null else: each chunk's is
-  /// computed on the device, as the means of the keys are. lse and halves may be null. Returns when O is there. Throws
-  /// Error(invalid_argument) before anything is written, and what a device fails with, beginning with its name, once
-  /// all have stopped; outputs are then written in part. One run at a time.
+  /// each other device should reach (cuda_reach()); what writes them must have finished. `order` is read in `given`,
+  /// and null else: each chunk's is computed on the device, as the means of the keys are. lse and halves may be null.
+  /// Returns when O is there. Throws Error(invalid_argument) before anything is written, and what a device fails with,
+  /// beginning with its name, once all have stopped; outputs are then written in part. One run at a time.
   void run(const ForwardTensors& tensors, StreamWork work = StreamWork::all);
 
   [[nodiscard]] const Grouping& grouping() const noexcept;   ///< what it came to, without `automatic`

@@ -62,7 +62,7 @@ def attend_simply(query, key, value, is_causal, scale, grouped_heads, window_siz
     """
     if (
         torch.compiler.is_compiling()
-        or not _is_plain()
+        or not is_plain()
         or torch._C._is_any_autocast_enabled()
         or torch.autograd.forward_ad._current_level >= 0  # there may be tangents
         or not (type(query) in _TENSORS and type(key) in _TENSORS and type(value) in _TENSORS)
@@ -111,7 +111,7 @@ def attend(
     sliding window, as sides_of() returns them; queries stand beside keys as `causal` or key_offset says.
     """
     eager = not torch.compiler.is_compiling()
-    plain = eager and _is_plain()
+    plain = eager and is_plain()
     if eager:
         ops.refuse_tangents((query, key, value, mask))
     if settings.skip and torch.is_grad_enabled() and ops.any_requires_grad((query, key, value, mask)):
@@ -367,7 +367,7 @@ def is_under_way(function):
     return frame is not None
 
 
-def _is_plain():
+def is_plain():
     """Whether nothing looks on in eager code: no transform of torch.func, no mode and no tracer (torch.jit), which are
     to meet the operators that compiled code has."""
     return not (

@@ -228,6 +228,21 @@ def test_flash_style_calls_are_met():
     assert "causal, bottom right" in found.table() and "torch's own" not in found.table()
 
 
+def test_calls_with_a_sliding_window_run_as_they_are():
+    seen = []
+
+    class Sliding(nn.Module):
+        def forward(self, x):  # [B, N, H, d]
+            seen.append(distrattention.flash_attn_func(x, x, x, window_size=(5, 0)))
+            return distrattention.flash_attn_func(seen[-1], x, x)
+
+    x = normal(1, 60, 2, 32)
+    found = report(Sliding().eval(), x, [Settings("energy", 2, 16)], repeats=1)
+    reason = "it has a sliding window, which approximations do not have"
+    assert [layer.left_out for layer in found.layers] == [reason, None]
+    assert torch.equal(seen[0], distrattention.flash_attn_func(x, x, x, window_size=(5, 0)))
+
+
 @pytest.mark.parametrize("bias, corner", [(causal_upper_left, "top_left"), (causal_lower_right, "bottom_right")])
 def test_a_causal_bias_of_torch_is_its_corner(bias, corner):
     class Biased(nn.Module):

@@ -168,7 +168,6 @@ def test_masks_of_other_shapes_are_refused(shape):
         ("indices", torch.zeros(B, L, 4), NotImplementedError),
         ("cache", object(), NotImplementedError),
         ("dropout", 0.1, NotImplementedError),
-        ("sliding_window", L - 1, NotImplementedError),
         ("cu_seq_lens_q", torch.tensor([0, 3, L]), NotImplementedError),
         ("group_sise", 2, TypeError),
         ("bias_of_the_future", torch.zeros(1), TypeError),
@@ -178,6 +177,39 @@ def test_masks_of_other_shapes_are_refused(shape):
 def test_what_would_change_the_result_is_refused_by_name(name, value, error):
     with pytest.raises(error, match=name):
         function(strategy="exact")(module(), *tensors(), None, **{name: value})
+
+
+def test_sliding_windows_without_a_mask_are_for_causal_calls():
+    inputs, size = tensors(), 7
+    out, _ = function(strategy="exact")(module(), *inputs, None, sliding_window=size)
+    band = torch.ones(1, 1, L, L, dtype=torch.bool).tril().triu(1 - size)
+    torch.testing.assert_close(out, function(strategy="exact")(module(), *inputs, band)[0])
+    with pytest.raises(NotImplementedError, match=f"sliding_window is {size}, fewer than {L} keys, without a mask"):
+        function(strategy="exact")(module(), *inputs, None, is_causal=False, sliding_window=size)
+    with pytest.raises(RuntimeError, match="a sliding window was given with strategy energy"):
+        function(**ENERGY)(module(), *inputs, None, sliding_window=size)
+
+
+@pytest.mark.parametrize("rows", [L, L - 9])
+def test_keys_outside_of_the_window_that_a_mask_shows_are_not_read(monkeypatch, rows):
+    """On the CPU, in exact attention; they do not change the result, whatever they are."""
+    given = []
+    attend = integration.attention_of_prompts
+    monkeypatch.setattr(integration, "attention_of_prompts",
+                        lambda *a, **b: given.append((b["window_size"], b["key_offset"])) or attend(*a, **b))
+    query, key, value = tensors(rows, L)
+    band = causal_mask().triu(-6)[..., L - rows :, :].contiguous()
+    call, plain = function(strategy="exact"), function(strategy="exact")(module(), query, key, value, band)[0]
+    assert torch.equal(call(module(), query, key, value, band, sliding_window=7)[0], plain)
+    assert torch.equal(call(module(), query, key, value, band, sliding_window=9)[0], plain)
+    call(module(), query, key, value, band, sliding_window=6)  # the mask shows more
+    call(module(), query, key, value, ~band, sliding_window=7)
+    function(**ENERGY)(module(), query, key, value, band, sliding_window=7)
+    band[..., 0, 0] = True  # a mask that was changed is looked at again
+    call(module(), query, key, value, band, sliding_window=7)
+    shown = L - rows == 0  # row 0 sees key 0 anyway
+    windows = [None, (6, 0), (8, 0), None, None, None, (6, 0) if shown else None]
+    assert given == [(window, window and L - rows) for window in windows]
 
 
 def test_a_misspelt_setting_is_told_its_name():

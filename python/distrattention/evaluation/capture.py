@@ -63,8 +63,9 @@ def report(
     Every call gets the inputs that the exact model has there, so errors are those of one layer alone; what they add up
     to is in `outputs`. Exact attention is timed twice: the speed of a time that differs from the nearer of these two by
     no more than they differ from each other is None. Nothing needs gradients or keeps a layer's tensors; P is held in
-    chunks of 4 million scores. Padded queries count as any others. Calls that this package refuses (dropout, say) run
-    as they are, and are listed with the reason. Compiled models run uncompiled here.
+    chunks of 4 million scores. Padded queries count as any others. Calls that this package refuses (dropout, say) or
+    does not approximate (sliding windows) run as they are, and are listed with the reason. Compiled models run
+    uncompiled here.
 
     Raises ValueError where the model is in training mode, makes no attention call that can be met, or a setting does
     not fit it; ValueError or TypeError for the other arguments.
@@ -112,8 +113,14 @@ class _Meeting(replace_sdpa):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function in (ops.forward, ops.forward.default):
+            if any(side is not None for side in args[_SIDES:]):
+                self.leave_out(_call_of(*args), "it has a sliding window, which approximations do not have")
+                return function(*args)
             return self.attend_here(*args)
         return super().__torch_function__(function, types, args, kwargs)
+
+    def leave_out(self, call: Call, reason: str) -> None:
+        """Called for a call that runs as it is."""
 
 
 class _Evaluation(_Meeting):
@@ -162,6 +169,9 @@ class _Evaluation(_Meeting):
         call = _call_of(*tensors_and_settings)
         self.measure(call, self.sums_of(call))
         return call.run(EXACT)
+
+    def leave_out(self, call, reason):
+        self.sums_of(call, reason)
 
     def sums_of(self, call: Call, left_out: str | None = None) -> LayerSums:
         """The sums of the call, which is the same in several batches where it has the same place and facts."""
@@ -217,6 +227,7 @@ def _call_of(q, k, v, mask=None, order=None, key_means=None, causal="none", scal
 
 
 _KEY_OFFSET = 7  # its place among the settings of `forward` that follow the scale
+_SIDES = 21  # where those of a sliding window begin among the arguments of `forward`
 
 
 @contextlib.contextmanager

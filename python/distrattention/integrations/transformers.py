@@ -24,6 +24,9 @@ or a mask, and so does the attention of a decoder to its encoder where the modul
 Near keys (`window`) of a chunk of a prompt are found by its mask: its rows stand at the end of the keys that the last
 row sees, in compiled code at the end of all keys.
 
+A sliding window (`sliding_window`) arrives in the mask. In exact attention on a CPU the keys outside are then not read,
+which takes as much less time, where the mask shows none of them.
+
 A row that sees no key (of padding at the left) is 0.
 """
 
@@ -41,7 +44,7 @@ from transformers.utils import logging
 from typing_extensions import Unpack
 
 from distrattention.attention import attention_of_prompts
-from distrattention.core import settings_of
+from distrattention.core import is_plain, settings_of
 from distrattention.settings import EXACT, FIELDS, Fields, Settings, chosen
 
 logger = logging.get_logger(__name__)
@@ -69,7 +72,7 @@ HARMLESS = {
     *("position_ids", "cache_position", "position_embeddings", "token_type_ids", "seq_idx"),
     *("encoder_hidden_states", "encoder_attention_mask", "past_key_values", "use_cache", "mm_token_type_ids"),
     *("labels", "num_items_in_batch", "logits_to_keep", "return_dict", "deterministic"),
-    *("output_hidden_states", "output_attentions", "output_router_logits"),
+    *("output_hidden_states", "output_attentions", "output_router_logits", "sliding_window"),
 }
 PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 
@@ -151,7 +154,7 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
         overrides = {name: kwargs.pop(name) for name in FIELDS if name in kwargs and not _is_of_model(kwargs, name)}
         position_bias = kwargs.pop("position_bias", None)
         sink_logits = kwargs.pop("s_aux", None)
-        _check_arguments(kwargs, harmless, dropout, attention_mask, key)
+        _check_arguments(kwargs, harmless, dropout, attention_mask)
         if attention_mask is not None:
             _check_mask(attention_mask, query, key)
         if kwargs.get("output_attentions"):
@@ -165,6 +168,13 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
         if position_bias is not None:
             attention_mask = _biased_mask(position_bias, attention_mask, causal_flag, rows, key.shape[2])
             causal_flag = False
+        sliding = kwargs.get("sliding_window")
+        hides = sliding is not None and attention_mask is None and key.shape[2] > sliding
+        if hides and not causal_flag:
+            raise NotImplementedError(
+                f"sliding_window is {sliding}, fewer than {key.shape[2]} keys, without a mask that holds it; "
+                "allowed: a mask made for this attention implementation, or a causal call"
+            )
 
         if of_call is not None:
             settings = chosen(of_call, overrides)
@@ -178,9 +188,13 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
                 settings = _replaced(EXACT if overrides.get("strategy") == "exact" else settings, **overrides)
         if settings.order_from == "auto" and (causal or getattr(module, "is_decoder", False)):
             settings = _replaced(settings, order_from="previous")
-        key_offset = None
+        key_offset = window_size = None
         if settings.window is not None and causal and attention_mask is not None:
             key_offset = _key_offset(attention_mask, rows, key.shape[2])
+        if hides:
+            window_size = (sliding - 1, -1)
+        elif sliding is not None and causal and settings.is_exact and _shows_a_window(attention_mask, sliding):
+            window_size, key_offset = (sliding - 1, 0), _key_offset(attention_mask, rows, key.shape[2])
         output = attention_of_prompts(
             query,
             key,
@@ -190,6 +204,7 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
             scale=scaling,
             enable_gqa=getattr(module, "num_key_value_groups", 1) > 1,
             settings=settings,
+            window_size=window_size,
             key_offset=key_offset,
             sink_logits=sink_logits,
         )
@@ -219,6 +234,26 @@ def _key_offset(mask: Tensor, rows: int, keys: int) -> int:
         offset = seen[-1].item() + 1 - rows if len(seen) else keys - rows
         _last_offset = weakref.ref(mask), mask._version, offset
     return offset
+
+
+_last_shown: tuple = (None, 0, 0, False)  # of the mask that was asked about last: (..., the window, the answer)
+
+
+def _shows_a_window(mask: Tensor | None, sliding: int) -> bool:
+    """Whether no row sees a key behind it or `sliding` keys before it, by a boolean mask [B, H or 1, L, S] on the CPU,
+    where kernels are quicker with a window. Not where something looks on, as report() does: to it the mask is all."""
+    global _last_shown
+    if mask is None or mask.dtype != torch.bool or mask.device.type != "cpu":
+        return False
+    if torch.compiler.is_compiling() or not is_plain():
+        return False
+    rows, keys = mask.shape[2:]
+    known, version, window, answer = _last_shown
+    if known is None or known() is not mask or version != mask._version or window != sliding:  # once for all layers
+        distance = torch.arange(keys) - (torch.arange(rows) + _key_offset(mask, rows, keys))[:, None]
+        answer = rows > 1 and not (mask & ((distance > 0) | (distance <= -sliding))).any()
+        _last_shown = weakref.ref(mask), mask._version, sliding, answer
+    return answer
 
 
 def _settings(module: nn.Module, registered: Settings, per_layer: PerLayer | None) -> Settings:
@@ -256,7 +291,7 @@ def _replaced(settings: Settings, **fields: Unpack[Fields]) -> Settings:
     return settings_of(**{**settings.asdict(), **fields})
 
 
-def _check_arguments(kwargs: dict, harmless: set[str], dropout: float, mask: Tensor | None, key: Tensor) -> None:
+def _check_arguments(kwargs: dict, harmless: set[str], dropout: float, mask: Tensor | None) -> None:
     """Raises for everything that would change the result and is not offered, by name."""
     if dropout > 0:
         raise NotImplementedError(
@@ -268,13 +303,7 @@ def _check_arguments(kwargs: dict, harmless: set[str], dropout: float, mask: Ten
             continue
         if name in REFUSED:
             raise NotImplementedError(f"{name} ({REFUSED[name]}) is not supported; allowed: None")
-        if name == "sliding_window":
-            if mask is None and key.shape[2] > value:
-                raise NotImplementedError(
-                    f"sliding_window is {value}, fewer than {key.shape[2]} keys, without a mask that holds it; "
-                    "allowed: a mask made for this attention implementation"
-                )
-        elif name in PACKED:
+        if name in PACKED:
             if mask is None and name.startswith("cu_seq_lens") and value.shape[0] > 2:
                 raise NotImplementedError(
                     f"{name} packs {value.shape[0] - 1} sequences, without a mask that parts them; allowed: such a mask"
