@@ -49,57 +49,53 @@ if(DISTR_CUDA_FOUND)
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/register_table.py --compile
       $CACHE{CMAKE_CUDA_COMPILER_LAUNCHER})
   endif()
+  # nvcc takes 2 to 3 s of CPU for the headers of a source, and CMake 3.25 has no unity builds of CUDA: a unit is one
+  # source that includes others. Names in their anonymous namespaces must not clash.
+  function(distr_cuda_unit sources name)
+    set(includes "")
+    foreach(source IN LISTS ARGN)
+      string(APPEND includes "#include \"cuda/${source}\"\n")
+    endforeach()
+    set(unit ${PROJECT_BINARY_DIR}/generated/cuda/${name}.cu)
+    file(CONFIGURE OUTPUT ${unit} CONTENT "${includes}")
+    set(${sources} ${${sources}} ${unit} PARENT_SCOPE)
+  endfunction()
   set(DISTR_CUDA_SOURCES
-    src/cuda/device.cu
-    src/cuda/entries.cu
-    src/cuda/grouping_energy.cu
-    src/cuda/grouping_identity.cu
-    src/cuda/grouping_lsh.cu
-    src/cuda/memory.cu
-    src/cuda/merge.cu
-    src/cuda/plain/backward.cu
-    src/cuda/plain/forward.cu
-    src/cuda/plain/mask_gradient.cu
-    src/cuda/plain/plain.cpp
-    src/cuda/prepare/fuse.cu
-    src/cuda/prepare/operand.cu
-    src/cuda/prepare/query_rows.cu
-    src/cuda/prepare/transpose.cu
-    src/cuda/sm80/backward_launch.cu
-    src/cuda/sm80/backward_variants_bf16.cu
-    src/cuda/sm80/backward_variants_f16.cu
-    src/cuda/sm80/forward_launch.cu
-    src/cuda/sm80/near_launch.cu
-    src/cuda/sm80/split_kv.cu
-    src/cuda/sm80/variants_bf16.cu
-    src/cuda/sm80/variants_f16.cu
-    src/cuda/streams.cu)
+    ${PROJECT_SOURCE_DIR}/src/cuda/plain/backward.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/plain/forward.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/plain/plain.cpp
+    ${PROJECT_SOURCE_DIR}/src/cuda/sm80/backward_variants_bf16.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/sm80/backward_variants_f16.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/sm80/near_launch.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/sm80/variants_bf16.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/sm80/variants_f16.cu)
+  distr_cuda_unit(DISTR_CUDA_SOURCES host device.cu entries.cu memory.cu sm80/backward_launch.cu
+    sm80/forward_launch.cu streams.cu)
+  distr_cuda_unit(DISTR_CUDA_SOURCES orders grouping_energy.cu grouping_identity.cu grouping_lsh.cu
+    plain/mask_gradient.cu)
+  distr_cuda_unit(DISTR_CUDA_SOURCES prepare merge.cu prepare/fuse.cu prepare/operand.cu prepare/query_rows.cu
+    prepare/transpose.cu sm80/split_kv.cu)
   # Hopper's own instructions are those of no other architecture: these sources are compiled for it alone.
   set(DISTR_HOPPER_SOURCES
-    src/cuda/prepare/dropped_scores.cu
-    src/cuda/prepare/estimate.cu
-    src/cuda/sm90/backward_launch.cu
-    src/cuda/sm90/backward_convert.cu
-    src/cuda/sm90/backward_means.cu
-    src/cuda/sm90/backward_variants.cu
-    src/cuda/sm90/forward_launch.cu
-    src/cuda/sm90/launches.cu
-    src/cuda/sm90/listed_variants.cu
-    src/cuda/sm90/screen_launch.cu
-    src/cuda/sm90/screen_variants.cu
-    src/cuda/sm90/tensor_map.cu
-    src/cuda/sm90/variants.cu)
+    ${PROJECT_SOURCE_DIR}/src/cuda/sm90/backward_variants.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/sm90/listed_variants.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/sm90/variants.cu)
+  distr_cuda_unit(DISTR_HOPPER_SOURCES sm90_launches prepare/estimate.cu sm90/backward_launch.cu
+    sm90/backward_means.cu sm90/forward_launch.cu sm90/launches.cu sm90/screen_launch.cu sm90/tensor_map.cu)
+  distr_cuda_unit(DISTR_HOPPER_SOURCES sm90_rows prepare/dropped_scores.cu sm90/backward_convert.cu
+    sm90/screen_variants.cu)
   distr_cuda_code("${CMAKE_CUDA_ARCHITECTURES}" machine_code ptx)
   set(DISTR_HOPPER OFF)
   if(90 IN_LIST machine_code OR DISTR_HOPPER_KERNELS)
     set(DISTR_HOPPER ON)
   else()
-    list(APPEND DISTR_CUDA_SOURCES src/cuda/sm90/absent.cpp)
+    list(APPEND DISTR_CUDA_SOURCES ${PROJECT_SOURCE_DIR}/src/cuda/sm90/absent.cpp)
   endif()
   list(JOIN machine_code ", " machine_code)
   list(JOIN ptx ", " ptx)
   configure_file(${CMAKE_CURRENT_LIST_DIR}/compiled_for.h.in ${PROJECT_BINARY_DIR}/generated/cuda/compiled_for.h)
-  set_source_files_properties(src/cuda/device.cu PROPERTIES INCLUDE_DIRECTORIES ${PROJECT_BINARY_DIR}/generated)
+  set_source_files_properties(${PROJECT_BINARY_DIR}/generated/cuda/host.cu PROPERTIES
+    INCLUDE_DIRECTORIES ${PROJECT_BINARY_DIR}/generated)
   # Spills are warnings, hence errors with DISTR_WERROR.
   set(strict_sources ${DISTR_CUDA_SOURCES} ${DISTR_HOPPER_SOURCES})
   list(FILTER strict_sources EXCLUDE REGEX "cpp$")
@@ -113,5 +109,5 @@ if(DISTR_CUDA_FOUND)
   set(DISTR_CUDA_LIBRARIES " -L${cudart_folder} -lcudart_static -ldl -lrt")
   target_compile_options(distr_options INTERFACE "$<$<COMPILE_LANGUAGE:CUDA>:${cuda_options}>")
 else()
-  set(DISTR_CUDA_SOURCES src/cuda/absent.cpp)
+  set(DISTR_CUDA_SOURCES ${PROJECT_SOURCE_DIR}/src/cuda/absent.cpp)
 endif()

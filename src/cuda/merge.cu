@@ -18,9 +18,9 @@ namespace cuda {
 namespace {
 
 constexpr int kMostParts = 64;  // of a launch: a kernel's parameters are at most 4 KiB
-constexpr int kThreads = 512;
+constexpr int kMergeThreads = 512;
 constexpr int kWide = 8;  // columns of a thread where all rows of O begin at a multiple of 16 bytes
-static_assert(kMaxHeadDim <= kThreads);
+static_assert(kMaxHeadDim <= kMergeThreads);
 
 struct MergePart {
   const void* o;     // [B, H, N, dv]
@@ -70,11 +70,11 @@ __device__ void load(const MergePart& part, std::int64_t index, float (&values)[
   }
 }
 
-// A block has kThreads / p.threads_of_row rows.
+// A block has kMergeThreads / p.threads_of_row rows.
 template <class T, int kWidth>
-__global__ void __launch_bounds__(kThreads) merge_kernel(const __grid_constant__ Merge p) {
+__global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Merge p) {
   const int thread = static_cast<int>(threadIdx.x);
-  const int rows_of_block = kThreads / p.threads_of_row;
+  const int rows_of_block = kMergeThreads / p.threads_of_row;
   const std::int64_t row = std::int64_t{blockIdx.x} * rows_of_block + thread / p.threads_of_row;
   const int column = thread % p.threads_of_row * kWidth;
   const bool has_work = thread < rows_of_block * p.threads_of_row && row < p.rows;
@@ -130,8 +130,8 @@ void launch_merge(DType dtype, Merge p, void* stream) {
   const auto kernel = dtype == DType::f16    ? merge_kernel<__half, kWidth>
                       : dtype == DType::bf16 ? merge_kernel<__nv_bfloat16, kWidth>
                                              : merge_kernel<float, kWidth>;
-  const std::int64_t rows_of_block = kThreads / p.threads_of_row;
-  launch(kernel, dim3(static_cast<unsigned>(common::ceil_div(p.rows, rows_of_block))), kThreads, 0, stream, p);
+  const std::int64_t rows_of_block = kMergeThreads / p.threads_of_row;
+  launch(kernel, dim3(static_cast<unsigned>(common::ceil_div(p.rows, rows_of_block))), kMergeThreads, 0, stream, p);
 }
 
 void launch_merge(DType dtype, const Merge& p, void* stream) {

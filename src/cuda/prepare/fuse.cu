@@ -11,18 +11,18 @@
 
 #include "common/element.h"
 #include "cuda/launch.h"
+#include "cuda/tile.cuh"
 
 namespace distr::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kChunk = 8;  // elements of 16 bits in 16 bytes
+constexpr int kFuseThreads = 256;
 
 // One thread a chunk of 8 keys of one group.
 template <class T>
 __global__ void fuse_kernel(const uint4* kt, const std::int32_t* order, Fusion fusion, uint4* fused) {
   const std::int64_t chunks = fusion.stride / kChunk;
-  const std::int64_t index = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t index = std::int64_t{blockIdx.x} * kFuseThreads + threadIdx.x;
   const std::int64_t row = index / chunks;  // of batch * heads_q * (groups + 1)
   const std::int64_t head = row / (fusion.groups + 1);
   if (head >= fusion.batch * fusion.heads_q) {
@@ -53,8 +53,8 @@ __global__ void fuse_kernel(const uint4* kt, const std::int32_t* order, Fusion f
 void fuse(const void* kt, const std::int32_t* order, const Fusion& fusion, void* fused, void* stream) {
   const std::int64_t chunks = fusion.count() / kChunk;
   if (chunks > 0) {
-    const auto blocks = static_cast<unsigned>(common::ceil_div(chunks, std::int64_t{kThreads}));
-    launch(fusion.dtype == DType::f16 ? fuse_kernel<__half> : fuse_kernel<__nv_bfloat16>, dim3(blocks), kThreads, 0,
+    const auto blocks = static_cast<unsigned>(common::ceil_div(chunks, std::int64_t{kFuseThreads}));
+    launch(fusion.dtype == DType::f16 ? fuse_kernel<__half> : fuse_kernel<__nv_bfloat16>, dim3(blocks), kFuseThreads, 0,
            stream, static_cast<const uint4*>(kt), order, fusion, static_cast<uint4*>(fused));
   }
 }

@@ -12,17 +12,17 @@
 
 #include "common/element.h"
 #include "cuda/launch.h"
+#include "cuda/tile.cuh"
 
 namespace distr::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kChunk = 8;  // elements of 16 bits in 16 bytes
+constexpr int kPackThreads = 256;
 
 // One thread a chunk of the packed tensor.
 __global__ void pack_kernel(const std::uint16_t* source, Strides strides, Extent extent, uint4* packed) {
   const std::int64_t chunks = (extent.columns + kChunk - 1) / kChunk;
-  const std::int64_t index = std::int64_t{blockIdx.x} * kThreads + threadIdx.x;
+  const std::int64_t index = std::int64_t{blockIdx.x} * kPackThreads + threadIdx.x;
   const std::int64_t row = index / chunks;  // of batch * heads * rows
   if (row >= extent.batch * extent.heads * extent.rows) {
     return;
@@ -43,9 +43,9 @@ __global__ void pack_kernel(const std::uint16_t* source, Strides strides, Extent
 void pack(const void* source, const Strides& strides, const Extent& extent, void* packed, void* stream) {
   const std::int64_t chunks = packed_count(extent) / kChunk;
   if (chunks > 0) {
-    const auto blocks = static_cast<unsigned>(common::ceil_div(chunks, std::int64_t{kThreads}));
-    launch(pack_kernel, dim3(blocks), kThreads, 0, stream, static_cast<const std::uint16_t*>(source), strides, extent,
-           static_cast<uint4*>(packed));
+    const auto blocks = static_cast<unsigned>(common::ceil_div(chunks, std::int64_t{kPackThreads}));
+    launch(pack_kernel, dim3(blocks), kPackThreads, 0, stream, static_cast<const std::uint16_t*>(source), strides,
+           extent, static_cast<uint4*>(packed));
   }
 }
 

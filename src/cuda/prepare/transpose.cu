@@ -7,19 +7,20 @@
 
 #include "common/element.h"
 #include "cuda/dependent_launch.cuh"
+#include "cuda/tile.cuh"
 
 namespace distr::cuda {
 namespace {
 
-constexpr int kThreads = 256;
-constexpr int kChunk = 8;  // elements of 16 bits in 16 bytes
+constexpr int kTransposeThreads = 256;
 
 constexpr int kSide = 64;  // of the tiles that are transposed
 
 // One block a tile [kSide keys][kSide columns]. `tile` holds it with the keys in pairs, so that both sides of the
 // transposition move words: tile[key / 2][column] = (key even, key odd).
-__global__ void __launch_bounds__(kThreads) transpose_kernel(const std::uint16_t* k, Strides strides, Extent extent,
-                                                             bool aligned, std::int64_t stride, uint4* kt) {
+__global__ void __launch_bounds__(kTransposeThreads)
+    transpose_kernel(const std::uint16_t* k, Strides strides, Extent extent, bool aligned, std::int64_t stride,
+                     uint4* kt) {
   constexpr int kChunks = kSide / kChunk;
   __shared__ std::uint32_t tile[kSide / 2][kSide + 1];
   launch_dependent_grids();
@@ -64,7 +65,7 @@ __global__ void __launch_bounds__(kThreads) transpose_kernel(const std::uint16_t
   __syncthreads();
 
   // A thread writes 8 keys of a column, twice, and some a third time: the row of zeros.
-  for (int i = static_cast<int>(threadIdx.x); i < (kSide + 1) * kChunks; i += kThreads) {
+  for (int i = static_cast<int>(threadIdx.x); i < (kSide + 1) * kChunks; i += kTransposeThreads) {
     const int chunk = i % kChunks;
     const int at = i / kChunks;
     const std::int64_t to = first_column + at;
@@ -90,7 +91,7 @@ void transpose(const Operand& k, void* kt, void* stream) {
   const std::int64_t tiles = extent.batch * extent.heads * (stride / kSide) * column_tiles;
   if (tiles > 0) {
     const bool aligned = has_aligned_rows(k.strides) && reinterpret_cast<std::uintptr_t>(k.data) % 16 == 0;
-    launch_dependent(transpose_kernel, dim3(static_cast<unsigned>(tiles)), kThreads, 0, stream,
+    launch_dependent(transpose_kernel, dim3(static_cast<unsigned>(tiles)), kTransposeThreads, 0, stream,
                      static_cast<const std::uint16_t*>(k.data), k.strides, extent, aligned, stride,
                      static_cast<uint4*>(kt));
   }
