@@ -28,12 +28,12 @@ struct DeviceMask {
 struct DeviceNear {
   bool has;              // near keys
   bool has_window;       // else only sinks
+  bool has_means;        // far scores keep the means of dropped columns
+  bool keeps_means;      // and LSE counts them, else they only decide what is skipped
   std::int32_t sinks;    // in tiles of 128 keys
   std::int64_t rows;     // that have the same near keys, from row 0 on
   std::int64_t window;   // in keys
   std::int64_t offset;   // the key beside query 0
-  bool has_means;        // far scores keep the means of dropped columns
-  bool keeps_means;      // and LSE counts them, else they only decide what is skipped
   std::int64_t means;    // of a KV head: one, or one for each block of queries
   bool skips, finishes;  // `skip` is above 0; kept halves are exact
   float log_skip;        // natural logarithm of `skip`

@@ -95,7 +95,10 @@ Case many_heads(Strategy strategy = Strategy::energy) {
   return test_case;
 }
 
-bool is_streamed(const Case& test_case) { return test_case.problem.mask.kind == MaskKind::none; }
+bool is_streamed(const Case& test_case) {
+  const Problem& p = test_case.problem;
+  return p.mask.kind == MaskKind::none && !p.window_left.has_value() && !p.window_right.has_value();
+}
 
 TEST(Streaming, IsOneCallForEveryCase) {
   int streamed = 0;

@@ -11,6 +11,7 @@
 
 #include "cuda/near.cuh"
 #include "cuda/plain/tiles.h"
+#include "cuda/ptx.cuh"
 
 namespace distr::cuda::plain {
 
@@ -269,16 +270,20 @@ __device__ void compute_scores(const DeviceProblem& problem, float scale, const 
     __syncthreads();
     multiply(staged.a, staged.b, min(kDepth, groups.count - first), product);
   }
-  const int y = static_cast<int>(threadIdx.x) / 16;
+  const int y = static_cast<int>(ptx::opaque(threadIdx.x)) / 16;  // else what rows see is kept from tile to tile
   const int x = static_cast<int>(threadIdx.x) % 16;
   for (int row = 0; row < 4; ++row) {
     const std::int64_t i = tile.first + 4 * y + row;
-    const std::int64_t hidden = first_visible_key(problem, i);
-    const std::int64_t visible = 4 * y + row < tile.rows ? visible_keys(problem, i) : 0;
+    // Of the tile's keys; 32 bits spare registers.
+    const auto in_tile = [&](std::int64_t key) {
+      return static_cast<int>(max(min(key - first_key, std::int64_t{kSide}), std::int64_t{0}));
+    };
+    const int first = in_tile(first_visible_key(problem, i));
+    const int end = 4 * y + row < tile.rows ? in_tile(visible_keys(problem, i)) : 0;
     for (int key = 0; key < 4; ++key) {
-      const std::int64_t j = first_key + 4 * x + key;
-      r_s[row][key] =
-          hidden <= j && j < visible ? masked_score(problem, tile, i, j, product[row][key] * scale) : kHidden;
+      const int j = 4 * x + key;
+      const bool is_seen = first <= j && j < end;
+      r_s[row][key] = is_seen ? masked_score(problem, tile, i, first_key + j, product[row][key] * scale) : kHidden;
     }
   }
 }
