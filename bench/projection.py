@@ -8,8 +8,8 @@ r = d / G columns may be kept in any basis. This compares three bases for each h
 principal components of the centred keys; `best`, the r leading singular vectors of Q K^T, which no other basis beats in
 the squared error of the scores.
 
-Writes {"meta", "summary", "rows"} (bench/results/cpu/experiments/projection.json): a row for each layer, head, method
-and G, with the relative error of O, |O - O_exact| / |O_exact|; in the summary its median, least and largest.
+Writes {"meta", "summary", "rows"} (bench/results/cpu/experiments/projection.json): a row for each layer, method and
+G, with the relative errors of O, |O - O_exact| / |O_exact|, by head; in the summary their median, least and largest.
 """
 
 import argparse
@@ -63,16 +63,15 @@ def measure(q, k, v):
     for group_size in (2, 4):
         for method, out in outputs(q, k, v, group_size).items():
             errors = (out - exact).norm(dim=(-2, -1)) / exact.norm(dim=(-2, -1))  # [layers, heads]
-            for (layer, head), error in zip(torch.cartesian_prod(*map(torch.arange, errors.shape)), errors.flatten()):
-                row = {"layer": int(layer), "head": int(head), "method": method, "group_size": group_size}
-                rows.append(row | {"error": error.item()})
+            for layer, of_heads in enumerate(errors.tolist()):
+                rows.append({"layer": layer, "method": method, "group_size": group_size, "errors": of_heads})
     return rows
 
 
 def summary(rows):
     found = {}
     for row in rows:
-        found.setdefault(f"{row['method']} G={row['group_size']}", []).append(row["error"])
+        found.setdefault(f"{row['method']} G={row['group_size']}", []).extend(row["errors"])
     return {
         name: {"median": statistics.median(errors), "min": min(errors), "max": max(errors)}
         for name, errors in found.items()

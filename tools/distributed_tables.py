@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The tables of docs/distributed.md; readme_tables.py writes them."""
 
-from table_parts import load, markdown, source
+from table_parts import label, load, markdown, source
 
 
 def ring_model() -> str:
@@ -37,13 +37,11 @@ def streams() -> str:
     """Table 9's sizes, chunk by chunk: on one H200, and on one and two H100s from host memory and from a GPU's."""
     lines, sources = [], []
 
-    def label(row):
-        return row["strategy"] + (f' ({row["estimator"]})' if row["estimator"] else "")
-
     def model(row):
         """The first chunk of a GPU has nothing beside its copies, and the last nothing beside its kernels."""
         longer, shorter = max(row["ms_copies"], row["ms_compute"]), min(row["ms_copies"], row["ms_compute"])
         return longer + shorter / (row["chunks"] / len(row["devices"]))
+
     for name in ("h200/stream.json", "h100_x2/stream.json"):
         result = load(name)
         rows = result["rows"]

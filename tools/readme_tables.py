@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import paper_tables  # noqa: E402
 from distributed_tables import distributed, ring_model, rings, streams  # noqa: E402
 from near_tables import near_backward, near_cpu, near_gpu, near_small_models, smollm2, smollm2_alone  # noqa: E402
-from table_parts import ROOT, load, markdown, source  # noqa: E402
+from table_parts import ROOT, label, load, markdown, source  # noqa: E402
 
 
 def compare() -> str:
@@ -31,10 +31,6 @@ def compare() -> str:
                      f'{row["rel_error_out"]:.2f}', f'{row["total_variation"]:.2f}', f'{row["row_cosine_min"]:.2f}'])
     head = ["strategy", "G", "speed relative to exact", "error of O", "total variation of P", "smallest row cosine"]
     return markdown(head, rows) + "\n\n" + source(name, result["meta"])
-
-
-def label(row: dict) -> str:
-    return row["strategy"] + (f' ({row["estimator"]})' if row["estimator"] else "")
 
 
 def performance() -> str:

@@ -16,6 +16,10 @@ def markdown(head: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in lines)
 
 
+def label(row: dict) -> str:
+    return row["strategy"] + (f' ({row["estimator"]})' if row["estimator"] else "")
+
+
 def source(name: str, meta: dict, *facts: str) -> str:
     """What the figures above come from, in lines of at most 120 characters."""
     machine = [meta[key] for key in ("gpu", "cpu", "instruction_set") if meta.get(key)]

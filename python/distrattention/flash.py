@@ -57,9 +57,9 @@ def flash_attn_func(
     Raises NotImplementedError for dropout_p, softcap and alibi_slopes, else as scaled_dot_product_attention().
     """
     settings = settings_of(**fields) if settings is None else chosen(settings, fields)
-    _refuse(dropout_p, softcap, alibi_slopes)
+    refuse(dropout_p, softcap, alibi_slopes)
     q, k, v = autocast(q, k, v)
-    _require_axes((q, k, v), 4, "[batch, rows, heads, columns]")
+    require_axes((q, k, v), 4, "[batch, rows, heads, columns]")
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
     if not fit(q, k, v, True):
         check((q, k, v), ("q", "k", "v"), True)
@@ -104,9 +104,9 @@ def flash_attn_varlen_func(
     NotImplementedError for block_table.
     """
     settings = settings_of(**fields) if settings is None else chosen(settings, fields)
-    _refuse(dropout_p, softcap, alibi_slopes, block_table=block_table)
+    refuse(dropout_p, softcap, alibi_slopes, block_table=block_table)
     q, k, v = autocast(q, k, v)
-    _require_axes((q, k, v), 3, "[rows of all sequences, heads, columns]")
+    require_axes((q, k, v), 3, "[rows of all sequences, heads, columns]")
     q, k, v = (tensor.transpose(0, 1) for tensor in (q, k, v))  # [H, T, D]
     check((q, k, v), ("q", "k", "v"), True)
     check_scale(softmax_scale, "softmax_scale")
@@ -137,7 +137,7 @@ def _flash(q, k, v, scale, causal, sides, settings, deterministic, with_lse, sin
     return (out, lse) if sink is None else with_sink_logits(out, lse, sink)
 
 
-def _refuse(dropout_p, softcap, alibi_slopes, **others):
+def refuse(dropout_p, softcap, alibi_slopes, **others):
     if dropout_p != 0:
         raise NotImplementedError(f"dropout_p is {dropout_p}; allowed: 0, as there is no dropout")
     if softcap not in (0, None):
@@ -147,9 +147,9 @@ def _refuse(dropout_p, softcap, alibi_slopes, **others):
             raise NotImplementedError(f"{name} was given; allowed: None, as it is not there")
 
 
-def _require_axes(tensors, count, meaning):
-    require_tensors(tensors, "qkv")
-    for name, tensor in zip("qkv", tensors):
+def require_axes(tensors, count, meaning, names="qkv"):
+    require_tensors(tensors, names)
+    for name, tensor in zip(names, tensors):
         if tensor.dim() != count:
             raise ValueError(f"{name} has {counted(tensor.dim(), 'axis', 'axes')}; allowed: {count}, {meaning}")
 

@@ -7,7 +7,8 @@ them. Lengths that are a tensor become a mask on the cache's rows: nothing is re
 
 from typing import Any
 
-from distrattention.core import attend, check, check_scale, require_tensors
+from distrattention.core import NO_WINDOW, attend, check, check_scale, sides_of
+from distrattention.flash import refuse, require_axes
 from distrattention.settings import EXACT, require_int
 from distrattention.sink_logits import check_sink_logits, with_sink_logits
 
@@ -51,15 +52,14 @@ def flash_attn_with_kvcache(
     NotImplementedError for window_size, softcap, alibi_slopes, rotary embeddings, a paged cache (block_table),
     cache_batch_idx and cache_leftpad, else as scaled_dot_product_attention().
     """
-    _refuse(
-        window_size=window_size, softcap=softcap, alibi_slopes=alibi_slopes, rotary_cos=rotary_cos,
-        rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx, cache_leftpad=cache_leftpad, block_table=block_table,
+    refuse(
+        0, softcap, alibi_slopes, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx,
+        cache_leftpad=cache_leftpad, block_table=block_table,
     )  # fmt: skip
+    if sides_of(window_size) != NO_WINDOW:
+        raise NotImplementedError(f"window_size is {window_size}; allowed: (-1, -1), as a cache has no sliding windows")
     names = ("q", "k_cache", "v_cache")
-    require_tensors((q, k_cache, v_cache), names)
-    for name, tensor in zip(names, (q, k_cache, v_cache)):
-        if tensor.dim() != 4:
-            raise ValueError(f"{name} has {tensor.dim()} axes; allowed: 4, [batch, rows, heads, columns]")
+    require_axes((q, k_cache, v_cache), 4, "[batch, rows, heads, columns]", names)
     check([tensor.transpose(1, 2) for tensor in (q, k_cache, v_cache)], names, True)
     check_scale(softmax_scale, "softmax_scale")
     if learnable_sink is not None:
@@ -72,13 +72,6 @@ def flash_attn_with_kvcache(
         out, lse = with_sink_logits(out, lse, learnable_sink)
     out = out.transpose(1, 2)
     return (out, lse) if return_softmax_lse else out
-
-
-def _refuse(**others):
-    allowed = {"window_size": [(-1, -1), [-1, -1], (None, None)], "softcap": [0, None]}
-    for name, value in others.items():
-        if value is not None and value not in allowed.get(name, []):
-            raise NotImplementedError(f"{name} is {value}; allowed: {allowed.get(name, [None])[0]}")
 
 
 def _lengths(cache_seqlens, q, cache):

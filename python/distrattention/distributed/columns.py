@@ -119,15 +119,10 @@ def _joined(parts, cumulative=False):
 
     joined = Moments(added(parts.count, 0), added(parts.sum, 2), added(parts.squares, 2))
     # The sum of n_i (mean_i - mean)^2, expanded around the mean of all, near which it cancels little.
-    middle = _total(parts).mean
+    middle = parts.sum.sum(2, keepdim=True) / parts.count.sum().clamp(min=1)
     between = added(parts.count[:, None] * (parts.mean - middle).square(), 2)
     between = between - joined.count[:, None] * (joined.mean - middle).square()
     return joined._replace(squares=joined.squares + between.clamp(min=0))
-
-
-def _total(parts):
-    """Without the squares."""
-    return Moments(parts.count.sum(0, keepdim=True), parts.sum.sum(2, keepdim=True), parts.squares)
 
 
 def _of_all(k, rows, pieces, mine, group):

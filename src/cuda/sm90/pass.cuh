@@ -93,7 +93,7 @@ struct Pass {
   }
 };
 
-// Tile n of K or V. Far keys are neighbours by kNearTile alone.
+// Tile n of K or V. Where there are runs, keys are neighbours by kNearTile alone.
 template <class C, class Tile>
 __device__ __forceinline__ void load_keys(const Pass<C>& pass, int n, std::uint32_t tile, const CUtensorMap& map,
                                           std::uint32_t full, int head) {
