@@ -31,7 +31,8 @@
 //       so all of them have started.
 //     - The block of the smallest keys waits for none, and so gets through all of its tiles; then so does the next.
 //     - Who sees a tile are the first so many blocks, also where attention is causal: nobody in the order is left out.
-//       Where a launch has near or far tiles alone, only blocks that meet the tile count (KeyWork::turn).
+//       With a sliding window, and where a launch has near or far tiles alone, only blocks that meet the tile count
+//       (KeyWork::turn).
 //   As all blocks of a head go from the last tile to the first, each is behind the one before it by one hand-over and
 //   from then on runs beside it. Callers who let the order change have no semaphores, and sums that begin as zeros.
 #pragma once
@@ -107,8 +108,10 @@ class Consumer {
   __device__ __forceinline__ void visit_tile(int n) {
     const PipelineState<C::kStages> state(n);
     const int row = work_.row(n);
-    const bool edge = first_key_ + 64 > static_cast<int>(problem_.seq_k) ||
-                      (problem_.causal && first_key_ + 63 > row + static_cast<int>(problem_.causal_offset));
+    const bool edge =
+        first_key_ + 64 > static_cast<int>(problem_.seq_k) ||
+        (problem_.causal && first_key_ + 63 > row + static_cast<int>(problem_.causal_offset)) ||
+        (has_left_end(problem_) && first_key_ < row + C::kRows - 1 + static_cast<int>(problem_.first_offset));
 
     ptx::wgmma_wait<1>();  // for S^T. What was issued behind it is still under way: dP^T, or dQ of the tile before
     if (n > 0) {

@@ -24,12 +24,15 @@ __device__ __forceinline__ void hide(float (&x)[32], const DeviceProblem& proble
     const int first = of_row >= static_cast<int>(problem.seq_k) ? INT_MAX
                       : problem.causal                          ? of_row - row - static_cast<int>(problem.causal_offset)
                                                                 : INT_MIN;
+    // The last one.
+    const int last = has_left_end(problem) ? of_row - row - static_cast<int>(problem.first_offset) : INT_MAX;
 #pragma unroll
     for (int n = 0; n < C::kRows / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& element = x[n * 4 + half * 2 + i];
-        element = n * 8 + lane % 4 * 2 + i < first ? value : element;
+        const int column = n * 8 + lane % 4 * 2 + i;
+        element = column < first || column > last ? value : element;
       }
     }
   }

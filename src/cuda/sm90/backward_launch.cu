@@ -215,6 +215,7 @@ void BackwardPlan::plan_conversions(const Problem& p) {
   r.far.count = device.near.means;
   r.far.heads_per_kv = p.heads_q / p.heads_kv;
   r.first_row = std::int64_t{first_query_tile(device, 0)} * kQueryTileRows;
+  r.end_row = std::min(std::int64_t{end_query_tile(device, p.seq_k)} * kQueryTileRows, p.seq_q);
   r.heads_per_result = 1;
   r.rows = p.seq_q;
   r.columns = static_cast<int>(p.head_dim);
@@ -222,6 +223,7 @@ void BackwardPlan::plan_conversions(const Problem& p) {
   convert_q_ = r;
 
   r.first_row = 0;
+  r.end_row = p.seq_k;
   r.heads_per_result = p.heads_q / p.heads_kv;
   r.rows = p.seq_k;
   r.padded_rows = key_rows_;

@@ -220,7 +220,7 @@ __device__ inline void init_barriers(const Shared<C>& shared) {
 template <class C>
 __device__ __forceinline__ void count_tiles(Pass<C>& pass) {
   const ForwardParameters& p = pass.p;
-  const std::int64_t keys_of_all = visible_keys(p.problem, pass.work.row);
+  [[maybe_unused]] const std::int64_t keys_of_all = visible_keys(p.problem, pass.work.row);
   if constexpr (C::kIsRuns) {
     constexpr int kOfTile = C::kKeys / common::kNearTile;
     pass.keys = KeyRuns(p.problem, p.listed.set, pass.work.row, seen_keys(p.problem, pass.work, C::kRows, p.row_end));
@@ -232,8 +232,9 @@ __device__ __forceinline__ void count_tiles(Pass<C>& pass) {
     pass.tiles = tiles(list.count(0));
     pass.masked = tiles(list.count(static_cast<int>(keys_of_all / kHalfKeys)));
   } else {
-    pass.tiles = static_cast<int>((seen_keys(p.problem, pass.work, C::kRows, p.row_end) + C::kKeys - 1) / C::kKeys);
-    pass.masked = pass.tiles - static_cast<int>(keys_of_all / C::kKeys);
+    pass.keys = KeyBand<C::kKeys>(p.problem, pass.work, C::kRows, p.row_end);
+    pass.tiles = pass.keys.count();
+    pass.masked = pass.keys.masked();
   }
 }
 

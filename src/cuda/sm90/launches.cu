@@ -50,7 +50,9 @@ Launches launches_of(std::span<const Variant> variants, const Problem& p, const 
     throw Error(Status::unsupported, "no compiled shape takes these sizes");
   }
   const std::int64_t num_sms = device_properties().num_sms;
-  const Waves waves{p.batch * p.heads_q, end - begin, p.seq_k, num_sms, p.causal != Causal::none};
+  const bool has_window = common::has_window(p);
+  const Waves waves{p.batch * p.heads_q, end - begin, has_window ? window_keys(p) : p.seq_k, num_sms,
+                    p.causal != Causal::none && !has_window};
   const bool shares = two == nullptr || (sharing != nullptr && sharing->columns == two->columns &&
                                          tile_rows != kRowsOfThree && waves.is_quicker_sharing());
   const std::int64_t rows_of_three = shares || three == nullptr || tile_rows == kRowsOfTwo ? 0
