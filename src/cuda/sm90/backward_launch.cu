@@ -382,9 +382,6 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   if (const std::string reason = near_keys_reason(problem, grouping); !reason.empty() && !is_exact(grouping)) {
     return reason;
   }
-  if (grouping.part.has_value() && common::has_key_means(grouping)) {  // its LSE is of other keys too
-    return "takes no part of a longer call whose far scores keep the means of dropped columns";
-  }
   return unsupported_device_reason();
 }
 
