@@ -43,6 +43,7 @@
 #include "cuda/sm90/backward_mma.cuh"
 #include "cuda/sm90/backward_producer.cuh"
 #include "cuda/sm90/pipeline.cuh"
+#include "cuda/softcap.cuh"
 
 namespace distr::cuda::sm90 {
 
@@ -60,6 +61,7 @@ class Consumer {
                                       const BackwardShared<C>& shared, int consumer, float (&d_k)[C::kColumns / 2],
                                       float (&d_v)[C::kValues / 2])
       : problem_(p.problem),
+        score_cap_(p.score_cap),
         work_(work),
         shared_(shared),
         consumer_(consumer),
@@ -120,6 +122,9 @@ class Consumer {
       ptx::barrier_arrive(shared_.queries_empty(stage));
       arrive_warp(shared_.d_o_empty(stage));
     }
+    if (is_capped()) {
+      cap_scores(s_, score_cap_);
+    }
     if (edge) {
       hide_where_unseen(s_, row, -INFINITY);
     }
@@ -129,8 +134,12 @@ class Consumer {
     // Both at once: a load behind wgmma waits until that has begun.
     const QueryStats shift(shared_.stats(state.stage));
     const QueryStats d(shared_.stats(state.stage) + C::kStatsBytes / 2);
-    exponentials(s_, shift, problem_.scale_log2);
-    pack_probabilities<T>(s_, p_operand_);
+    if (is_capped()) {
+      capped_exponentials<T>(s_, p_operand_, shift, problem_.scale_log2, score_cap_.inverse);
+    } else {
+      exponentials(s_, shift, problem_.scale_log2);
+      pack_probabilities<T>(s_, p_operand_);
+    }
     finish_dp(n);
     differentiate(s_, dp_, d);
     if (edge) {
@@ -238,7 +247,10 @@ class Consumer {
   // 0, which the compiler does not know: else it would keep every descriptor of K and V in registers all along.
   __device__ __forceinline__ static unsigned opaque_zero(int n) { return static_cast<unsigned>(n) >> 20; }
 
+  [[nodiscard]] __device__ __forceinline__ bool is_capped() const { return C::kCapsScores && score_cap_.cap != 0; }
+
   const DeviceProblem& problem_;
+  const ScoreCap& score_cap_;
   const KeyWork<C>& work_;
   const BackwardShared<C>& shared_;
   const int consumer_, first_key_;

@@ -65,6 +65,24 @@ __device__ __forceinline__ void exponentials(float (&s)[32], const QueryStats& s
   }
 }
 
+// The same of capped scores: P^T becomes an operand, and s the factor of dS^T that it is, P^T times the slope of the
+// cap, 1 - tanh^2 (method, 4). A hidden score gives NaN, where dS^T is hidden too.
+template <class T>
+__device__ __forceinline__ void capped_exponentials(float (&s)[32], std::uint32_t (&operand)[4][4],
+                                                    const QueryStats& shift, float scale, float inverse_cap) {
+#pragma unroll
+  for (int i = 0; i < 32; i += 2) {
+    float p[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float tanh = s[i + j] * inverse_cap;
+      p[j] = ptx::exp2(fmaf(s[i + j], scale, shift[i + j]));
+      s[i + j] = p[j] * fmaf(-tanh, tanh, 1.0F);
+    }
+    operand[i / 8][i / 2 % 4] = ptx::pack(p[0], p[1], T{});
+  }
+}
+
 // dP^T becomes dS^T = P^T (dP^T - D).
 __device__ __forceinline__ void differentiate(const float (&p)[32], float (&dp)[32], const QueryStats& d) {
 #pragma unroll

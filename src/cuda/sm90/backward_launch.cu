@@ -32,7 +32,8 @@ namespace {
 [[nodiscard]] const BackwardVariant& find(const Problem& problem, std::int64_t groups) {
   const auto variants = backward_variants();
   return *std::find_if(variants.begin(), variants.end(), [&](const BackwardVariant& variant) {
-    return variant.dtype == problem.dtype && variant.columns >= groups && variant.values >= problem.head_dim_v;
+    return variant.dtype == problem.dtype && variant.columns >= groups && variant.values >= problem.head_dim_v &&
+           (variant.caps_scores || problem.softcap == 0);
   });
 }
 
@@ -159,6 +160,7 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder o
   }
   plan_key_sums(p, workspace);
   parameters_.scale = static_cast<float>(p.softmax_scale());
+  parameters_.score_cap = score_cap_of(p);
   parameters_.d_k_strides = p.k;
   parameters_.d_v_strides = p.v;
   parameters_.interleaved =
@@ -375,6 +377,9 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   }
   if (problem.seq_q == 0) {
     return "takes at least one query";
+  }
+  if (const std::string reason = softcap_reason(problem, grouping); !reason.empty()) {
+    return reason;
   }
   if (is_by_blocks(problem, grouping) && grouping.block % kConvertedRows != 0) {
     return "takes blocks that 64 divides, or of at least seq_q rows";

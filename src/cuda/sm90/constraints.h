@@ -37,6 +37,13 @@ namespace distr::cuda::sm90 {
   return unsupported_grid_reason(problem);
 }
 
+// Scores are capped where attention is exact.
+[[nodiscard]] inline std::string softcap_reason(const Problem& problem, const Grouping& grouping) {
+  return problem.softcap != 0 && (common::count_exact_rows(problem, grouping) < problem.seq_q || grouping.skip > 0)
+             ? "caps scores in exact attention alone"
+             : "";
+}
+
 // A thread block's queries have the same near keys.
 [[nodiscard]] inline std::string near_keys_reason(const Problem& problem, const Grouping& grouping) {
   constexpr std::int64_t kRows = 128;

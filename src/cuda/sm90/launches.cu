@@ -17,7 +17,8 @@ namespace {
   for (const Variant& variant : variants) {
     const bool fits = variant.dtype == problem.dtype && variant.scale_in == request.scale_in &&
                       variant.load == request.load && variant.columns >= request.columns &&
-                      variant.values >= problem.head_dim_v && variant.rows == rows && variant.ctas_per_sm == blocks;
+                      (variant.caps_scores || problem.softcap == 0) && variant.values >= problem.head_dim_v &&
+                      variant.rows == rows && variant.ctas_per_sm == blocks;
     const auto width = [](const Variant& of) { return of.columns + of.values; };
     if (fits && (found == nullptr || width(variant) < width(*found))) {
       found = &variant;
