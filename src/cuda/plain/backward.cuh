@@ -59,24 +59,33 @@ __device__ inline void store_transposed(const float (&r_s)[4][4], float* s_weigh
   }
 }
 
-// r_p = P = e^(S - LSE) of this thread's 4 rows and 4 keys; 0 where LSE = -inf.
+// What dS is the gradient of: scores as the softmax has them, or q_hat k_hat^T, scaled, before it is capped.
+enum class GradientOf : std::uint8_t { scores, products };
+
+// r_p = P = e^(S - LSE) of this thread's 4 rows and 4 keys, for products times the slope of the cap; 0 where LSE =
+// -inf.
 template <class T>
 __device__ void compute_probabilities(const BackwardArguments& arguments, const Tile& tile, const TileGroups& groups,
-                                      std::int64_t first_key, Staged& staged, float (&r_p)[4][4]) {
+                                      std::int64_t first_key, GradientOf of, Staged& staged, float (&r_p)[4][4]) {
   const DeviceProblem& problem = arguments.problem;
   const T* q = rows_at<T>(arguments.q, problem.q, tile.b, tile.h, tile.first);
-  compute_scores(problem, arguments.scale, tile, groups, q,
-                 rows_at<T>(arguments.k, problem.k, tile.b, tile.h_kv, first_key), first_key, staged, r_p);
+  compute_products(problem, tile, groups, q, rows_at<T>(arguments.k, problem.k, tile.b, tile.h_kv, first_key),
+                   first_key, staged, r_p);
   float r_dropped[4] = {};
   if (problem.near.has_means && !tile.exact) {
     dropped_scores(problem, arguments.scale, tile, groups, arguments.key_means, q, r_dropped);
   }
+  float r_slopes[4][4];
+  const auto dropped = [&](int row) { return r_dropped[row]; };
+  finish_scores(problem, arguments.scale, tile, first_key, dropped, r_p, r_slopes);
+  const bool has_slopes = problem.softcap != 0 && of == GradientOf::products;
   const int y = static_cast<int>(threadIdx.x) / 16;
   const float* lse = arguments.lse + (tile.b * problem.heads_q + tile.h) * problem.seq_q + tile.first;
   for (int row = 0; row < 4; ++row) {
     const float of_row = 4 * y + row < tile.rows ? lse[4 * y + row] : kHidden;
-    for (float& p : r_p[row]) {
-      p = p == kHidden || of_row == kHidden ? 0.0F : expf(p + r_dropped[row] - of_row);
+    for (int key = 0; key < 4; ++key) {
+      float& p = r_p[row][key];
+      p = p == kHidden || of_row == kHidden ? 0.0F : expf(p - of_row) * (has_slopes ? r_slopes[row][key] : 1.0F);
     }
   }
 }
@@ -84,9 +93,9 @@ __device__ void compute_probabilities(const BackwardArguments& arguments, const 
 // r_s = dS = P * (dO V^T - D), likewise; 0 where P is 0, whatever V and dO are.
 template <class T>
 __device__ void compute_score_gradients(const BackwardArguments& arguments, const Tile& tile, const TileGroups& groups,
-                                        std::int64_t first_key, Staged& staged, float (&r_s)[4][4]) {
+                                        std::int64_t first_key, GradientOf of, Staged& staged, float (&r_s)[4][4]) {
   const DeviceProblem& problem = arguments.problem;
-  compute_probabilities<T>(arguments, tile, groups, first_key, staged, r_s);
+  compute_probabilities<T>(arguments, tile, groups, first_key, of, staged, r_s);
   const T* d_o = rows_at<T>(arguments.d_o, problem.o, tile.b, tile.h, tile.first);
   const T* v = rows_at<T>(arguments.v, problem.v, tile.b, tile.h_kv, first_key);
   float d_p[4][4] = {};

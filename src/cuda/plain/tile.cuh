@@ -257,11 +257,10 @@ struct Staged {
   float b[kDepth * kPitch];  // k_hat^T, or V^T
 };
 
-// r_s = the scores of this thread's 4 rows and 4 keys (natural units), hidden ones -inf. `q` is the tile's first row,
-// `k` the first key.
+// r_s = q_hat k_hat^T of this thread's 4 rows and 4 keys. `q` is the tile's first row, `k` the first key.
 template <class T>
-__device__ void compute_scores(const DeviceProblem& problem, float scale, const Tile& tile, const TileGroups& groups,
-                               const T* q, const T* k, std::int64_t first_key, Staged& staged, float (&r_s)[4][4]) {
+__device__ void compute_products(const DeviceProblem& problem, const Tile& tile, const TileGroups& groups, const T* q,
+                                 const T* k, std::int64_t first_key, Staged& staged, float (&r_s)[4][4]) {
   float product[4][4] = {};
   for (int first = 0; first < groups.count; first += kDepth) {
     __syncthreads();
@@ -269,6 +268,37 @@ __device__ void compute_scores(const DeviceProblem& problem, float scale, const 
     stage_k(groups, k, problem.k.row, problem.seq_k - first_key, first, staged.b);
     __syncthreads();
     multiply(staged.a, staged.b, min(kDepth, groups.count - first), product);
+  }
+  for (int element = 0; element < 16; ++element) {
+    r_s[element / 4][element % 4] = product[element / 4][element % 4];
+  }
+}
+
+// r_s = softcap * tanh(r_s / softcap); r_slopes, unless null, the derivatives there.
+__device__ inline void cap_scores(float softcap, float (&r_s)[4][4], float (*r_slopes)[4]) {
+  for (int row = 0; row < 4; ++row) {
+    for (int key = 0; key < 4; ++key) {
+      const float t = tanhf(r_s[row][key] / softcap);
+      r_s[row][key] = softcap * t;
+      if (r_slopes != nullptr) {
+        r_slopes[row][key] = fmaf(-t, t, 1.0F);
+      }
+    }
+  }
+}
+
+// r_s becomes scores in natural units from q_hat k_hat^T; hidden ones are -inf. `dropped`(row): what the means of the
+// keys add. r_slopes, unless null: of the cap, written where there is one.
+template <class Dropped>
+__device__ void finish_scores(const DeviceProblem& problem, float scale, const Tile& tile, std::int64_t first_key,
+                              const Dropped& dropped, float (&r_s)[4][4], float (*r_slopes)[4]) {
+  for (int row = 0; row < 4; ++row) {
+    for (float& score : r_s[row]) {
+      score = score * scale + dropped(row);
+    }
+  }
+  if (problem.softcap != 0) {
+    cap_scores(problem.softcap, r_s, r_slopes);
   }
   const int y = static_cast<int>(ptx::opaque(threadIdx.x)) / 16;  // else what rows see is kept from tile to tile
   const int x = static_cast<int>(threadIdx.x) % 16;
@@ -283,7 +313,7 @@ __device__ void compute_scores(const DeviceProblem& problem, float scale, const 
     for (int key = 0; key < 4; ++key) {
       const int j = 4 * x + key;
       const bool is_seen = first <= j && j < end;
-      r_s[row][key] = is_seen ? masked_score(problem, tile, i, first_key + j, product[row][key] * scale) : kHidden;
+      r_s[row][key] = is_seen ? masked_score(problem, tile, i, first_key + j, r_s[row][key]) : kHidden;
     }
   }
 }
