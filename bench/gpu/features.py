@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch._dynamo
 import torch_gpu
 from torch.nn.attention import flex_attention as flex
 
@@ -108,6 +109,7 @@ def measure(shape, op, features, seconds):
 
 
 def main():
+    torch._dynamo.config.recompile_limit = 64  # else flex_attention is not compiled for all of them
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--out", type=pathlib.Path, required=True, help="result file")
     parser.add_argument("--commit", help="for the result file; else git is asked")

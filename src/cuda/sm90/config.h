@@ -98,9 +98,9 @@ struct Config {
   static constexpr bool kIsListed = is_listed(KeyLoader::kLoad);
   static constexpr bool kIsRuns = is_runs(KeyLoader::kLoad);
   static constexpr bool kTakesSome = kIsListed || kIsRuns;
-  // Whether it caps scores where it is asked to: the shapes of exact attention with the most registers.
-  static constexpr bool kCapsScores = KeyLoader::kLoad == KeyLoad::tma && kScaleIn == ScaleIn::softmax &&
-                                      kColumns == kValues && kConsumers == 2 && kCtasPerSm == 1;
+  // Whether it caps scores where it is asked to, as shapes of exact attention do.
+  static constexpr bool kCapsScores =
+      KeyLoader::kLoad == KeyLoad::tma && kScaleIn == ScaleIn::softmax && kColumns == kValues && kCtasPerSm == 1;
   static constexpr int kKeys =  // of a tile
       kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 ? 256 : 128;
   static constexpr int kHalf = kKeys / 2;

@@ -122,17 +122,13 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
     ptx::wgmma_fence();
     issue_output_product<C>(o, probabilities, shared.values(state.stage), part);
   };
-  const auto cap = [&](auto part) {
-    if constexpr (C::kCapsScores) {
-      if (pass.p.score_cap.cap != 0) {
-        cap_scores(scores_of(part), pass.p.score_cap);
-      }
-    }
-  };
+  const ScoreCap& cap = pass.p.score_cap;
   // P of a half whose scores are there, with its mask and an online row max; then no product is under way.
   const auto exponentials_online = [&](auto part, const Hidden& hidden) {
     auto& scores = scores_of(part);
-    cap(part);
+    if (C::kCapsScores && cap.cap != 0) {
+      cap_scores(scores, cap);
+    }
     hidden.hide_with_mask(scores, pass.p.problem, row);
     float factor[2];
     const bool rescales = row_max != RowMax::none && softmax.update_row_max(scores, factor);
@@ -155,9 +151,12 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
     if constexpr (part == lower) {
       free_keys(n);
     }
-    cap(part);
     hidden.hide(scores);
-    softmax.template exponentials<kFirstPass<C>>(scores);
+    if (C::kCapsScores && cap.cap != 0) {
+      softmax.capped_exponentials(scores, cap);
+    } else {
+      softmax.template exponentials<kFirstPass<C>>(scores);
+    }
     if constexpr (pending > 0) {
       ptx::wgmma_wait<pending - 1>();
     }

@@ -9,6 +9,7 @@
 #include "cuda/exp2.cuh"
 #include "cuda/near.cuh"
 #include "cuda/sm90/config.h"
+#include "cuda/softcap.cuh"
 #include "cuda/tile.cuh"
 
 namespace distr::cuda::sm90 {
@@ -95,6 +96,25 @@ struct Softmax {
       s[i] = C::Stages::exponential(
           exponent(i), [&](float x) { return C::by_polynomial(i) ? exp2_by_polynomial(x) : ptx::exp2(x); });
       row_sum[i / 2 % 2] += s[i];
+    }
+  }
+
+  // The same of scores that are still to be capped, with a fixed row max.
+  __device__ void capped_exponentials(float (&s)[C::kHalf / 2], const ScoreCap& cap) {
+    const float shift[2] = {finite(row_max[0]) * scale, finite(row_max[1]) * scale};
+    const auto make_all = [&](auto has_large) {
+#pragma unroll
+      for (int i = 0; i < C::kHalf / 2; ++i) {
+        const float small = fmaf(s[i], cap_factor(s[i], cap.factor_log2), -shift[i / 2 % 2]);
+        s[i] = ptx::exp2(has_large && fabsf(s[i]) > cap.small ? fmaf(cap_large(s[i], cap), scale, -shift[i / 2 % 2])
+                                                              : small);
+        row_sum[i / 2 % 2] += s[i];
+      }
+    };
+    if (are_small(s, cap)) {
+      make_all(std::false_type{});
+    } else {
+      make_all(std::true_type{});
     }
   }
 };
