@@ -52,7 +52,7 @@ Advice advice(const Problem& problem, const Grouping& grouping, Device device) {
     return {false, "as the group size is 1 (auto approximates only where a larger one is asked for)"};
   }
   if (common::has_window(problem)) {
-    return {false, "as there is a sliding window, which approximations do not have"};
+    return {false, "as there is a sliding window, with which no approximation was measured"};
   }
   if (grouping.order_from == OrderFrom::previous && grouping.block >= problem.seq_q) {
     return {false, "as the first block is where orders come from the block before, and there is no other"};

@@ -69,8 +69,8 @@ void validate_window(const Problem& problem) {
   }
 }
 
-// A window is exact attention's; `automatic` comes to that.
-void require_exact(const Problem& problem, const Grouping& grouping) {
+// `automatic` is exact with a sliding window, where near keys mean nothing.
+void require_one_window(const Problem& problem, const Grouping& grouping) {
   if (!common::has_window(problem)) {
     return;
   }
@@ -78,8 +78,9 @@ void require_exact(const Problem& problem, const Grouping& grouping) {
   if (grouping.skip > 0) {
     invalid(found + "skip, which is " + std::to_string(grouping.skip) + "; allowed: 0");
   }
-  if (!is_exact(grouping) && grouping.strategy != Strategy::automatic) {
-    invalid(found + "strategy " + traits(grouping.strategy).name + "; allowed: exact, auto, or a group size of 1");
+  if (common::has_near_keys(grouping) && !is_exact(grouping) && grouping.strategy != Strategy::automatic) {
+    invalid(found + "near keys (window or sinks) of strategy " + traits(grouping.strategy).name +
+            "; allowed: no near keys");
   }
 }
 
@@ -229,7 +230,7 @@ void validate(const Problem& problem, const Grouping& grouping) {
   validate(problem);
   require_range("group_size", grouping.group_size, 1, problem.head_dim);
   require_range("block", grouping.block, 1, std::numeric_limits<std::int64_t>::max());
-  require_exact(problem, grouping);
+  require_one_window(problem, grouping);
   require_second_block(problem, grouping);
   validate_near_keys(problem, grouping);
   validate_part(problem, grouping);

@@ -18,6 +18,11 @@ namespace distr::cuda {
   return max(min(i + problem.causal_offset + 1, problem.seq_k), std::int64_t{0});
 }
 
+// Whether a sliding window has a left end.
+[[nodiscard]] __host__ __device__ inline bool has_left_end(const DeviceProblem& problem) {
+  return problem.first_offset != -common::kUnlimited;
+}
+
 [[nodiscard]] __device__ inline std::int64_t first_visible_key(const DeviceProblem& problem, std::int64_t i) {
   return max(min(i + problem.first_offset, problem.seq_k), std::int64_t{0});
 }

@@ -114,7 +114,7 @@ class _Meeting(replace_sdpa):
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function in (ops.forward, ops.forward.default):
             if any(side is not None for side in args[_SIDES:]):
-                self.leave_out(_call_of(*args), "it has a sliding window, which approximations do not have")
+                self.leave_out(_call_of(*args), "it has a sliding window, in which report measures no approximation")
                 return function(*args)
             return self.attend_here(*args)
         return super().__torch_function__(function, types, args, kwargs)

@@ -150,7 +150,7 @@ __device__ __forceinline__ void exponentiate(
         scale_scores(part, p.problem.scale_log2);
       }
     }
-    if (j >= state.unmasked) {
+    if (j >= state.unmasked || j < first_whole_tile<C>(p.problem, state.work)) {
 #pragma unroll
       for (int part = 0; part < C::kParts; ++part) {
         apply_mask<C>(s[part], p, state.work, warp_row, j * C::kKeys + part * C::kPartKeys);
@@ -215,7 +215,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
     const bool all_online = C::kMasks && problem.mask.kind != MaskKind::none;
     state->work = work;
     state->unmasked = unmasked_tiles<C>(p, work);
-    state->online_end = all_online ? kAllTiles : work.first + 1;
+    state->online_end = all_online ? kAllTiles : max(work.first + 1, first_whole_tile<C>(problem, work));
     state->keys = C::Keys::source(p, work);
     state->values = head_of(p.v, problem.v, work.batch, work.head_kv);
   }

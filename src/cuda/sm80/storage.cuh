@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/near.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/sm80/config.h"
 #include "cuda/sm80/shared_tile.h"
@@ -27,15 +28,15 @@ struct Work {
     const SplitKv::Split split = p.split.at(cta);
     const WorkTile tile = p.scheduler.at(split.tile);
     Work work{tile.batch, tile.head, tile.head_kv, tile.row, 0, 0};
-    const DeviceProblem& problem = p.problem;
-    std::int64_t keys = problem.seq_k;
-    if (problem.causal) {
-      const std::int64_t row = min(std::int64_t{work.row} + C::kRows, p.row_end) - 1;
-      keys = min(max(row + problem.causal_offset + 1, std::int64_t{0}), problem.seq_k);
+    const std::int64_t keys = visible_keys(p.problem, min(std::int64_t{work.row} + C::kRows, p.row_end) - 1);
+    unsigned tiles = (static_cast<unsigned>(keys) + C::kKeys - 1) / C::kKeys;
+    int before = 0;  // the left end of a sliding window
+    if (has_left_end(p.problem)) {
+      before = min(static_cast<int>(first_visible_key(p.problem, work.row)) / C::kKeys, static_cast<int>(tiles));
+      tiles -= static_cast<unsigned>(before);
     }
-    const unsigned tiles = (static_cast<unsigned>(keys) + C::kKeys - 1) / C::kKeys;
-    work.first = static_cast<int>(tiles * split.index / split.count);
-    work.last = static_cast<int>(tiles * (split.index + 1) / split.count);
+    work.first = before + static_cast<int>(tiles * split.index / split.count);
+    work.last = before + static_cast<int>(tiles * (split.index + 1) / split.count);
     return work;
   }
 };
