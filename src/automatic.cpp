@@ -52,7 +52,7 @@ Advice advice(const Problem& problem, const Grouping& grouping, Device device) {
     return {false, "as the group size is 1 (auto approximates only where a larger one is asked for)"};
   }
   if (common::has_window(problem)) {
-    return {false, "as there is a sliding window, which approximations do not have"};
+    return {false, "as there is a sliding window, with which no approximation was measured"};
   }
   if (problem.softcap != 0) {
     return {false, "as no approximation has been measured with capped scores"};

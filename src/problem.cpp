@@ -86,8 +86,8 @@ void validate_softcap(const Problem& problem, const Grouping& grouping) {
   }
 }
 
-// A window is exact attention's; `automatic` comes to that.
-void require_exact(const Problem& problem, const Grouping& grouping) {
+// `automatic` is exact with a sliding window, where near keys mean nothing.
+void require_one_window(const Problem& problem, const Grouping& grouping) {
   if (!common::has_window(problem)) {
     return;
   }
@@ -95,8 +95,9 @@ void require_exact(const Problem& problem, const Grouping& grouping) {
   if (grouping.skip > 0) {
     invalid(found + "skip, which is " + std::to_string(grouping.skip) + "; allowed: 0");
   }
-  if (!is_exact(grouping) && grouping.strategy != Strategy::automatic) {
-    invalid(found + "strategy " + traits(grouping.strategy).name + "; allowed: exact, auto, or a group size of 1");
+  if (common::has_near_keys(grouping) && !is_exact(grouping) && grouping.strategy != Strategy::automatic) {
+    invalid(found + "near keys (window or sinks) of strategy " + traits(grouping.strategy).name +
+            "; allowed: no near keys");
   }
 }
 
@@ -247,7 +248,7 @@ void validate(const Problem& problem, const Grouping& grouping) {
   validate(problem);
   require_range("group_size", grouping.group_size, 1, problem.head_dim);
   require_range("block", grouping.block, 1, std::numeric_limits<std::int64_t>::max());
-  require_exact(problem, grouping);
+  require_one_window(problem, grouping);
   validate_softcap(problem, grouping);
   require_second_block(problem, grouping);
   validate_near_keys(problem, grouping);

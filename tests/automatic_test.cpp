@@ -33,7 +33,7 @@ TEST(Automatic, IsExactWithASlidingWindow) {
   problem.window_left = 4095;
   const Explanation found = explain(Operation::forward, problem, automatic_of());
   EXPECT_EQ(found.grouping.strategy, Strategy::exact);
-  EXPECT_EQ(found.choice, "exact, as there is a sliding window, which approximations do not have");
+  EXPECT_EQ(found.choice, "exact, as there is a sliding window, with which no approximation was measured");
   problem.window_left = 1 << 15;  // hides nothing
   EXPECT_EQ(explain(Operation::forward, problem, automatic_of()).grouping.strategy, Strategy::energy);
 }

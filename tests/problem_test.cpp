@@ -106,17 +106,18 @@ TEST(Validate, NamesWhatIsWrongWithACapOnScores) {
 }
 
 // Queries 0 to 2 and keys 0 to 4.
-TEST(Validate, RefusesApproximationsWithAWindowThatHidesAKey) {
+TEST(Validate, RefusesNearKeysWithAWindowThatHidesAKey) {
   const auto fault_of = [](Strategy strategy, std::int64_t left, std::int64_t right, std::int64_t group_size = 2) {
     return fault([&](Problem& p, Grouping& g) {
       p.window_left = left;
       p.window_right = right;
       g.strategy = strategy;
       g.group_size = group_size;
+      g.window = 1;
     });
   };
   EXPECT_EQ(fault_of(Strategy::energy, 1, 4),
-            "a sliding window was given with strategy energy; allowed: exact, auto, or a group size of 1");
+            "a sliding window was given with near keys (window or sinks) of strategy energy; allowed: no near keys");
   EXPECT_NE(fault_of(Strategy::lsh, 2, 3), "");
   EXPECT_NE(fault_of(Strategy::given, 0, 0), "");
   EXPECT_EQ(fault_of(Strategy::energy, 2, 4), "");  // hides nothing
@@ -136,6 +137,7 @@ TEST(Validate, RefusesApproximationsWithAWindowThatHidesAKey) {
               p.window_right = 0;
               g.strategy = Strategy::energy;
               g.group_size = 2;
+              g.sinks = 1;
             }),
             "");
 }

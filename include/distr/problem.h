@@ -62,13 +62,13 @@ inline constexpr std::int64_t kMaxDistance = std::int64_t{1} << 40;
 ///   Q [batch, heads_q, seq_q, head_dim], K [batch, heads_kv, seq_k, head_dim], V [batch, heads_kv, seq_k, head_dim_v],
 ///   O [batch, heads_q, seq_q, head_dim_v]; query head h reads KV head h / (heads_q / heads_kv).
 /// Scores are fp32, and fp64 where the dtype is: where all of a row are finite before they are scaled, so is its
-/// softmax, however large they are. Sums of columns are of the dtype in the tensor-core kernels. batch, seq_q and seq_k
-/// may be 0. A query that sees no key gets O = 0 and LSE = -inf. A hidden key contributes nothing, whatever its values
-/// are (NaN and infinity included). Where V is finite, so is O; but CUDA's kernels sum values before they divide, and a
-/// sum may exceed fp32 (values of 1e38). Its tensor-core kernels ("sm80/...", "sm90/...") need finite values: a value
-/// of V that is not finite makes NaN of rows that hide it or give it weight 0, one of K may do so in a column that
-/// `energy` drops or where `lsh` sums columns (NaN where infinity would do), and in the backward one of Q, K or V makes
-/// NaN of gradients that should not see it.
+/// softmax, however large they are. Sums of columns are of the dtype in the tensor-core kernels. batch, seq_q and
+/// seq_k may be 0. A query that sees no key gets O = 0 and LSE = -inf. A hidden key contributes nothing, whatever its
+/// values are (NaN and infinity included). Where V is finite, so is O, also where sums of values exceed fp32 (1e38 in
+/// every row); gradients need not be, where a product or sum on the way to them exceeds it. The tensor-core kernels of
+/// CUDA, "sm80/..." and "sm90/...", need finite values: a value of V that is not finite makes NaN of rows that hide it
+/// or give it weight 0, one of K may do so in a column that `energy` drops or where `lsh` sums columns (NaN where
+/// infinity would do), and in the backward one of Q, K or V makes NaN of gradients that should not see it.
 struct Problem {
   DType dtype = DType::f32;  ///< of Q, K, V and O
   std::int64_t batch = 1;

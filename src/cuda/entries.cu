@@ -24,24 +24,12 @@ namespace {
 // Whether a kernel has near keys; its own supports() may still refuse some.
 enum class NearKeys { none, served };
 
-// Whether it has sliding windows.
-enum class Window { none, served };
-
-// Whether it caps scores.
-enum class Softcap { none, served };
-
 // The kernel's own reason comes before the device's, for which no kernel serves.
-template <auto kSupports, NearKeys kNearKeys, Window kWindow, Softcap kSoftcap>
+template <auto kSupports, NearKeys kNearKeys>
 std::string supports(const Problem& problem, const Grouping& grouping) {
   std::string reason = kSupports(problem, grouping);
   if (kNearKeys == NearKeys::none && reason.empty()) {
     reason = common::reason_against_near_keys(grouping);
-  }
-  if (kWindow == Window::none && reason.empty()) {
-    reason = common::reason_against_window(problem);
-  }
-  if (kSoftcap == Softcap::none && reason.empty()) {
-    reason = common::reason_against_softcap(problem);
   }
   return reason.empty() ? unusable_reason() : reason;
 }
@@ -100,10 +88,9 @@ KernelPlan<Tensors> plan(const Problem& problem, const Grouping& grouping, const
   return result;
 }
 
-template <class Tensors, auto kSupports, auto kPlan, NearKeys kNearKeys = NearKeys::none, Window kWindow = Window::none,
-          Softcap kSoftcap = Softcap::none>
+template <class Tensors, auto kSupports, auto kPlan, NearKeys kNearKeys = NearKeys::none>
 constexpr KernelEntry<Tensors> entry(const char* name) {
-  return {name, Device::cuda, supports<kSupports, kNearKeys, kWindow, kSoftcap>, plan<Tensors, kPlan>};
+  return {name, Device::cuda, supports<kSupports, kNearKeys>, plan<Tensors, kPlan>};
 }
 
 template <class Tensors>
@@ -113,35 +100,26 @@ constexpr KernelEntry<Tensors> not_deterministic(KernelEntry<Tensors> kernel) {
 }
 
 constexpr std::array<GroupingKernel, 4> kGrouping{
-    entry<GroupingTensors, identity::supports, identity::plan, NearKeys::served, Window::served, Softcap::served>(
-        "cuda/exact"),
-    entry<GroupingTensors, lsh::supports, lsh::plan, NearKeys::served, Window::served, Softcap::served>("cuda/lsh"),
-    entry<GroupingTensors, energy::supports, energy::plan, NearKeys::served, Window::served, Softcap::served>(
-        "cuda/energy"),
-    entry<GroupingTensors, energy::supports_means, energy::plan, NearKeys::served, Window::served, Softcap::served>(
-        "cuda/means")};
+    entry<GroupingTensors, identity::supports, identity::plan, NearKeys::served>("cuda/exact"),
+    entry<GroupingTensors, lsh::supports, lsh::plan, NearKeys::served>("cuda/lsh"),
+    entry<GroupingTensors, energy::supports, energy::plan, NearKeys::served>("cuda/energy"),
+    entry<GroupingTensors, energy::supports_means, energy::plan, NearKeys::served>("cuda/means")};
 // Hopper's own kernel for exact attention and for one grouping of the whole sequence, which `auto` asks for.
-constexpr ForwardKernel kHopperForward = entry<ForwardTensors, sm90::forward_supports, sm90::plan_forward,
-                                               NearKeys::served, Window::served, Softcap::served>("sm90/forward");
+constexpr ForwardKernel kHopperForward =
+    entry<ForwardTensors, sm90::forward_supports, sm90::plan_forward, NearKeys::served>("sm90/forward");
 constexpr std::array<ForwardKernel, 4> kForward{
     kHopperForward,
-    entry<ForwardTensors, sm90::forward_blocks_supports, sm90::plan_forward, NearKeys::served, Window::served,
-          Softcap::served>("sm90/forward_blocks"),
-    entry<ForwardTensors, sm80::forward_supports, sm80::plan_forward, NearKeys::served, Window::none, Softcap::served>(
-        "sm80/forward"),
-    entry<ForwardTensors, plain::supports, plain::plan_forward, NearKeys::served, Window::served, Softcap::served>(
-        "plain/forward")};
+    entry<ForwardTensors, sm90::forward_blocks_supports, sm90::plan_forward, NearKeys::served>("sm90/forward_blocks"),
+    entry<ForwardTensors, sm80::forward_supports, sm80::plan_forward, NearKeys::served>("sm80/forward"),
+    entry<ForwardTensors, plain::supports, plain::plan_forward, NearKeys::served>("plain/forward")};
 constexpr std::array<BackwardKernel, 5> kBackward{
-    not_deterministic(entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward_atomics, NearKeys::served,
-                            Window::served, Softcap::served>("sm90/backward_atomics")),
-    entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward, NearKeys::served, Window::served,
-          Softcap::served>("sm90/backward"),
-    not_deterministic(entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward_atomics, NearKeys::none,
-                            Window::none, Softcap::served>("sm80/backward_atomics")),
-    entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward, NearKeys::none, Window::none, Softcap::served>(
-        "sm80/backward"),
-    entry<BackwardTensors, plain::supports, plain::plan_backward, NearKeys::served, Window::served, Softcap::served>(
-        "plain/backward")};
+    not_deterministic(entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward_atomics, NearKeys::served>(
+        "sm90/backward_atomics")),
+    entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward, NearKeys::served>("sm90/backward"),
+    not_deterministic(entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward_atomics, NearKeys::none>(
+        "sm80/backward_atomics")),
+    entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward, NearKeys::none>("sm80/backward"),
+    entry<BackwardTensors, plain::supports, plain::plan_backward, NearKeys::served>("plain/backward")};
 
 // Whether Hopper's own kernel would serve with another strategy.
 bool is_served_by_hopper(const Problem& problem, Grouping grouping, Strategy strategy) {

@@ -2,9 +2,9 @@
 // Merges attention over disjoint parts of the keys:
 //   m = max_p LSE_p,  w_p = exp(LSE_p - m),  LSE = m + log(sum_p w_p),  O = sum_p w_p O_p / sum_p w_p
 //
-// A thread takes kWidth columns of a row, and a block whole rows. All is in fp32, and the parts are added in their
-// order: the same bits in every run. A part whose weight is 0 adds nothing, whatever its values are. No shared memory;
-// bound by memory.
+// A thread takes kWidth columns of a row, and a block whole rows. All is in fp32, with weights divided by kMostParts, a
+// power of two, so that no sum leaves its range. The parts are added in their order: the same bits in every run. A part
+// whose weight is 0 adds nothing, whatever its values are. No shared memory; bound by memory.
 #include <algorithm>
 #include <string>
 
@@ -87,10 +87,11 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   float r_o[kWidth] = {};
   for (int n = 0; n < p.count && largest != -INFINITY; ++n) {
     const MergePart& part = p.parts[n];
-    const float weight = expf(part.lse[row] - largest);
+    float weight = expf(part.lse[row] - largest);
     if (weight == 0) {
       continue;
     }
+    weight *= 1.0F / kMostParts;
     sum += weight;
     float r_part[kWidth];
     load(part, start_of(part.strides, p, row) + column, r_part);
@@ -112,7 +113,7 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   }
   *reinterpret_cast<Vector*>(static_cast<T*>(p.o) + start_of(p.strides, p, row) + column) = merged;
   if (column == 0 && p.lse != nullptr) {
-    p.lse[row] = largest == -INFINITY ? largest : largest + logf(sum);
+    p.lse[row] = largest == -INFINITY ? largest : largest + logf(sum * kMostParts);
   }
 }
 

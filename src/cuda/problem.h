@@ -121,8 +121,10 @@ struct DeviceProblem {
   result.scale_log2 = static_cast<float>(problem.softmax_scale() * kLog2E);
   const common::Band band = common::band_of(problem);
   result.causal = band.last != common::kUnlimited;
-  result.causal_offset = result.causal ? band.last : 0;
-  result.first_offset = band.first;
+  // Ends that are far from all keys are as good somewhat nearer, where 32 bits count them.
+  const std::int64_t far = 2 * (problem.seq_q + problem.seq_k);
+  result.causal_offset = result.causal ? std::clamp(band.last, -far, far) : 0;
+  result.first_offset = band.first == -common::kUnlimited ? band.first : std::clamp(band.first, -far, far);
   result.mask = device_mask(problem);
   result.block = grouping.block;
   result.rows_of_block = Divisor(static_cast<std::uint32_t>(std::min(grouping.block, problem.seq_q)));

@@ -71,14 +71,16 @@ double lse_of(std::int64_t row, std::size_t part, double drawn) {
   }
 }
 
-PartValues random_part(const Problem& p, std::size_t index, std::mt19937_64& random) {
+// is_large: values are in range and their sums are not.
+PartValues random_part(const Problem& p, std::size_t index, bool is_large, std::mt19937_64& random) {
   const bool is_other = index % 3 == 2;  // of another type, and in memory [B, H, N, dv]
   PartValues part{is_other ? DType::f32 : p.dtype, is_other ? contiguous(p).o : p.o, {}, {}};
   std::normal_distribution<double> normal;
   const auto count = static_cast<std::size_t>(count_rows(p) * p.head_dim_v);
   std::vector<double> values(count);
   for (double& value : values) {
-    value = normal(random);
+    const double drawn = normal(random);
+    value = is_large ? std::ldexp(1.75 - 0.75 / (1 + drawn * drawn), 127) : drawn;
   }
   part.o.resize(count * size_of(part.dtype));
   convert(values.data(), DType::f64, part.o.data(), part.dtype, static_cast<std::int64_t>(count));
@@ -161,18 +163,19 @@ Merged merge_on_device(const Problem& p, const std::vector<PartValues>& parts, b
   return {elements(p, p.o, p.dtype, bytes.data()), {lse_values.begin(), lse_values.end()}};
 }
 
-std::string check_merge(DType dtype, std::int64_t columns) {
+std::string check_merge(DType dtype, std::int64_t columns, bool is_large) {
   const Problem p = problem_of(dtype, columns);
   std::mt19937_64 random(11);
   for (const std::size_t count : {std::size_t{1}, std::size_t{3}, std::size_t{70}}) {
     std::vector<PartValues> parts;
     for (std::size_t n = 0; n < count; ++n) {
-      parts.push_back(random_part(p, n, random));
+      parts.push_back(random_part(p, n, is_large, random));
     }
     const Merged truth = on_cpu(p, parts, DType::f64);
     const Merged plain = on_cpu(p, parts, dtype);
     const Merged got = merge_on_device(p, parts, false);
-    const std::string what = std::to_string(columns) + " columns, " + std::to_string(count) + " parts: ";
+    const std::string what = std::to_string(columns) + " columns, " + std::to_string(count) +
+                             (is_large ? " parts of large values: " : " parts: ");
     const double roundings = largest_error(plain.o, truth.o) + largest_error(in_floats(p, parts), truth.o);
     std::string fault = judge(got.o, truth.o, roundings, dtype);
     if (!fault.empty()) {
@@ -193,8 +196,15 @@ std::string check_merge(DType dtype, std::int64_t columns) {
 }  // namespace
 
 std::string check_merge(DType dtype) {
-  const std::string fault = check_merge(dtype, 41);       // by elements
-  return fault.empty() ? check_merge(dtype, 40) : fault;  // by 16 bytes
+  for (const std::int64_t columns : {41, 40}) {  // by elements, and by 16 bytes
+    for (const bool is_large : {false, true}) {
+      const bool is_in_range = !is_large || dtype != DType::f16;
+      if (const std::string fault = is_in_range ? check_merge(dtype, columns, is_large) : ""; !fault.empty()) {
+        return fault;
+      }
+    }
+  }
+  return "";
 }
 
 }  // namespace distr::test

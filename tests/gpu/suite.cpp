@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/suite.h"
 
+#include <algorithm>
 #include <atomic>
 #include <cstdio>
 #include <functional>
@@ -128,6 +129,22 @@ class Checker {
           record(kernel.name, label(instance.test_case), caught([&] { return judge_own(kernel, instance); }));
         }
       }
+    }
+  }
+
+  void check_large_values(const Case& test_case) {
+    for (const Instance& instance : with_large_values(test_case)) {
+      const Watchdog::Guard guard(watchdog_, label(instance.test_case));
+      const auto check_one = [&](const ForwardKernel& kernel) {
+        tested_forward = &kernel;
+        Instance own = instance;
+        if (wanted(kernel.name) && kernel.supports(test_case.problem, test_case.grouping).empty()) {
+          record(kernel.name, label(own.test_case),
+                 caught([&own] { return check_forward_of_large_values(run_tested_forward, own); }));
+        }
+      };
+      std::ranges::for_each(cuda_backend().forward, check_one);
+      std::ranges::for_each(forced_tiles(), check_one);
     }
   }
 
@@ -313,15 +330,17 @@ std::vector<std::function<void()>> wanted_work(const CheckOptions& options, Chec
     work.emplace_back([&checker, test_case] { checker.check(test_case); });
   }
   if (options.small) return work;
-  const bool magnitudes = is_whole(options) || options.filter == "magnitudes";
-  for (const char* name : kMagnified) {
-    for (const DType dtype : kDTypes) {
-      if (magnitudes && (options.name.empty() || options.name == name)) {
+  const auto add = [&](const std::string& filter, std::span<const char* const> names, auto check_case) {
+    for (const char* name : is_whole(options) || options.filter == filter ? names : names.first(0)) {
+      for (const DType dtype :
+           options.name.empty() || options.name == name ? std::span(kDTypes) : std::span<const DType>()) {
         work.emplace_back(
-            [&checker, test_case = with_dtype(find(name), dtype)] { checker.check_magnitudes(test_case); });
+            [&checker, check_case, test_case = with_dtype(find(name), dtype)] { (checker.*check_case)(test_case); });
       }
     }
-  }
+  };
+  add("magnitudes", kMagnified, &Checker::check_magnitudes);
+  add("large values", kWithLargeValues, &Checker::check_large_values);
   if (!options.filter.empty() || !options.name.empty()) {
     return work;
   }

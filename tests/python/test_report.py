@@ -238,7 +238,7 @@ def test_calls_with_a_sliding_window_run_as_they_are():
 
     x = normal(1, 60, 2, 32)
     found = report(Sliding().eval(), x, [Settings("energy", 2, 16)], repeats=1)
-    reason = "it has a sliding window, which approximations do not have"
+    reason = "it has a sliding window, in which report measures no approximation"
     assert [layer.left_out for layer in found.layers] == [reason, None]
     assert torch.equal(seen[0], distrattention.flash_attn_func(x, x, x, window_size=(5, 0)))
 

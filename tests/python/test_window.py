@@ -98,18 +98,32 @@ def test_auto_is_exact_and_says_why():
     q, k, v = (torch.randn(1, 1, 2048, 64) for _ in range(3))
     found = explain(q, k, v, group_size=2, window_size=(500, 0))
     assert (found["strategy"], found["choice"]) == (
-        "exact", "exact, as there is a sliding window, which approximations do not have",
+        "exact", "exact, as there is a sliding window, with which no approximation was measured",
     )  # fmt: skip
     exact = scaled_dot_product_attention(q, k, v, window_size=(500, 0))
     assert torch.equal(scaled_dot_product_attention(q, k, v, group_size=2, window_size=(500, 0)), exact)
     assert explain(q, k, v, group_size=2, window_size=(2048, -1))["strategy"] == "energy"
 
 
-@pytest.mark.parametrize("fields", [{"strategy": "energy"}, {"strategy": "lsh", "block_size": 1000},
+@pytest.mark.parametrize("fields", [{"strategy": "energy", "block_size": 32}, {"strategy": "lsh", "block_size": 1000},
+                                    {"strategy": "lsh", "group_size": 4}])  # fmt: skip
+def test_an_approximation_is_that_of_the_band_as_a_mask(fields):
+    leaves = tensors(130, 170, grad=True)
+    size, offset, options = (40, 7), 30, {"enable_gqa": True, "settings": Settings(**{"group_size": 2, **fields})}
+    out = scaled_dot_product_attention(*leaves, window_size=size, key_offset=offset, **options)
+    expected = scaled_dot_product_attention(*leaves, in_window(130, 170, size, offset), **options)
+    torch.testing.assert_close(out, expected, atol=2e-6, rtol=2e-5)
+    assert not torch.allclose(out, scaled_dot_product_attention(*leaves, **options))
+    weight = torch.randn_like(out)
+    for actual, wanted in zip(torch.autograd.grad(out, leaves, weight), torch.autograd.grad(expected, leaves, weight)):
+        torch.testing.assert_close(actual, wanted, atol=2e-5, rtol=2e-5)
+
+
+@pytest.mark.parametrize("fields", [{"strategy": "energy", "window": 10}, {"strategy": "lsh", "sinks": 1},
                                     {"strategy": "exact", "sinks": 1, "skip": 0.01}])  # fmt: skip
-def test_approximations_are_refused_unless_nothing_is_hidden(fields):
+def test_near_keys_are_refused_unless_nothing_is_hidden(fields):
     q, k, v = tensors(heads_kv=4)
-    with pytest.raises(RuntimeError, match="a sliding window was given with (strategy|skip)"):
+    with pytest.raises(RuntimeError, match="a sliding window was given with (near keys|skip)"):
         scaled_dot_product_attention(q, k, v, window_size=(68, -1), settings=Settings(**fields))
     out = scaled_dot_product_attention(q, k, v, window_size=(69, 69), **fields)
     assert torch.equal(out, scaled_dot_product_attention(q, k, v, **fields))

@@ -58,4 +58,30 @@ std::vector<Instance> magnified(const Case& test_case, Use use) {
   return result;
 }
 
+void scale_by_power(Buffer& buffer, int power) {
+  for (std::int64_t n = 0; n < buffer.count(); ++n) {
+    buffer.set(n, std::ldexp(buffer.at(n), power));
+  }
+}
+
+std::vector<Instance> with_large_values(const Case& test_case) {
+  const Problem& p = test_case.problem;
+  std::vector<Instance> result;
+  if (p.dtype == DType::f16) {
+    return result;
+  }
+  for (const char* name : {"large values", "large values of random signs", "large values of one key"}) {
+    Instance instance(test_case);
+    const bool is_of_one_key = result.size() == 2;
+    for (std::int64_t n = 0; n < instance.v.count(); ++n) {
+      const double drawn = instance.v.at(n);
+      const double size = is_of_one_key && n / p.v.row % p.seq_k != p.seq_k / 2 ? 0 : 1.75 - 0.75 / (1 + drawn * drawn);
+      instance.v.set(n, result.empty() ? size : std::copysign(size, drawn));
+    }
+    instance.test_case.name += std::string(", ") + name;
+    result.push_back(instance);
+  }
+  return result;
+}
+
 }  // namespace distr::test

@@ -60,6 +60,8 @@ using Forward = void (*)(const Problem&, const Grouping&, const ForwardTensors&,
 [[nodiscard]] std::string check_forward(Forward forward, Instance& instance);
 // The same without LSE. `forward` may round other values then.
 [[nodiscard]] std::string check_forward_without_lse(Forward forward, Instance& instance, Precision rounding);
+// The same with values times 2^kLargePower (magnitudes.h), and O divided by it.
+[[nodiscard]] std::string check_forward_of_large_values(Forward forward, Instance& instance);
 
 // Does the same for `backward`, from the textbook's O and LSE and random upstream gradients.
 using Backward = void (*)(const Problem&, const Grouping&, const BackwardTensors&, const Execution&);

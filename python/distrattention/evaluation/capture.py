@@ -115,7 +115,7 @@ class _Meeting(replace_sdpa):
         if function in (ops.forward, ops.forward.default):
             left_out = None
             if any(side is not None for side in args[_SIDES : _SIDES + 2]):
-                left_out = "it has a sliding window, which approximations do not have"
+                left_out = "it has a sliding window, in which report measures no approximation"
             elif any(args[_SIDES + 2 :]):
                 left_out = "its scores are capped, which is not measured"
             if left_out is not None:

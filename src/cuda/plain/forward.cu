@@ -45,7 +45,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const __grid_const
     add_values(v + first_key * problem.v.row, problem.v.row, problem.seq_k - first_key, columns, shared, rows);
   }
   store_o<T>(arguments, tile, first_column, columns,
-             [&](int row, int n) { return rows.sum[row] == 0 ? 0.0F : rows.o[row][n] / rows.sum[row]; });
+             [&](int row, int n) { return rows.sum[row] == 0 ? 0.0F : rows.o[row][n] / (rows.sum[row] / kHeadroom); });
   for (int row = 0; row < 4; ++row) {
     const int of = 4 * (static_cast<int>(threadIdx.x) / 16) + row;
     if (arguments.lse != nullptr && first_column == 0 && threadIdx.x % 16 == 0 && of < tile.rows) {

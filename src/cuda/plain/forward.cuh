@@ -35,8 +35,12 @@ static_assert(sizeof(ForwardShared) <= 48 * 1024);
 struct RowState {
   float maximum[4] = {kHidden, kHidden, kHidden, kHidden};
   float sum[4] = {};
-  float o[4][8] = {};  // columns column_of(0) .. column_of(7)
+  float o[4][8] = {};  // with kHeadroom; columns column_of(0) .. column_of(7)
 };
+
+// P in the product with V, and O with it, is so much smaller than in the row sums: sums of values whose mean is finite
+// may leave fp32's range. It does for 2^24 keys.
+inline constexpr float kHeadroom = 0x1p24F;
 
 // The 16 threads of a row agree on the result.
 __device__ inline float row_maximum(float x) {
@@ -46,7 +50,7 @@ __device__ inline float row_maximum(float x) {
   return x;
 }
 
-// r_s becomes P relative to the rows' new maximum, which also goes to shared.p.
+// r_s becomes P relative to the rows' new maximum, which goes to shared.p with its headroom.
 __device__ inline void online_softmax(float (&r_s)[4][4], RowState& rows, ForwardShared& shared) {
   const int y = static_cast<int>(ptx::opaque(threadIdx.x)) / 16;
   const int x = static_cast<int>(ptx::opaque(threadIdx.x)) % 16;
@@ -67,9 +71,10 @@ __device__ inline void online_softmax(float (&r_s)[4][4], RowState& rows, Forwar
       value = shrink == 0 ? 0 : value * shrink;  // forgets an infinity, too
     }
   }
+  constexpr float kShrink = 1 / kHeadroom;
   for (int key = 0; key < 4; ++key) {
     *reinterpret_cast<float4*>(shared.p + (4 * x + key) * kPitch + 4 * y) =
-        make_float4(r_s[0][key], r_s[1][key], r_s[2][key], r_s[3][key]);
+        make_float4(r_s[0][key] * kShrink, r_s[1][key] * kShrink, r_s[2][key] * kShrink, r_s[3][key] * kShrink);
   }
 }
 

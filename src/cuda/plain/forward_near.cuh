@@ -282,7 +282,7 @@ __global__ void __launch_bounds__(kThreads, 2) near_forward_kernel(const __grid_
     if (arguments.lse != nullptr && blockIdx.y == 0) {
       store_lse(arguments, tile, thread(), shared.maximum[thread()], sum);
     }
-    shared.sum[thread()] = sum == 0 ? 0.0F : 1 / sum;
+    shared.sum[thread()] = sum == 0 ? 0.0F : kHeadroom / sum;
   }
   __syncthreads();
   store_o<T>(arguments, tile, first_column(), columns(),

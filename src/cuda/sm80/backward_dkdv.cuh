@@ -75,6 +75,15 @@ template <class C>
   return static_cast<int>(row) / C::kRows * C::kRows;
 }
 
+// Behind the last row that sees any of a thread block's keys.
+template <class C>
+[[nodiscard]] __device__ inline int row_end(const DeviceProblem& problem, int first_key) {
+  if (!has_left_end(problem)) {
+    return static_cast<int>(problem.seq_q);
+  }
+  return static_cast<int>(max(min(first_key + C::kKeys - problem.first_offset, problem.seq_q), std::int64_t{0}));
+}
+
 // A tile of queries. The kernel goes through the tiles of one query head after the other.
 struct QueryTile {
   int head, row;
@@ -86,7 +95,7 @@ template <class C>
   if (next.row > first_row<C>(problem, first_key)) {
     return {next.head, next.row - C::kRows};
   }
-  return {next.head - 1, (static_cast<int>(problem.seq_q) - 1) / C::kRows * C::kRows};
+  return {next.head - 1, (row_end<C>(problem, first_key) - 1) / C::kRows * C::kRows};
 }
 
 // The tiles of queries in shared memory: two stages of Q~, dO and their statistics.
@@ -160,13 +169,6 @@ __device__ __forceinline__ void differentiate_keys(float (&s)[C::kKeyTiles][2][4
     });
     scale = 1;
   }
-  if (edge) {
-    const int of_element = first_key - row - static_cast<int>(problem.causal_offset) + thread / 32 * 16 * C::kKeyTiles +
-                           thread % 32 / 4 - thread % 4 * 2;
-    each([&](float& score, float& gradient, int rows, int keys) {
-      hide(score, gradient, of_element + keys - rows > 0);
-    });
-  }
   if (C::kMasks && problem.mask.kind != MaskKind::none) {
     const int of_row = row + thread % 4 * 2;
     const int of_key = first_key + thread / 32 * 16 * C::kKeyTiles + thread % 32 / 4;
@@ -174,6 +176,17 @@ __device__ __forceinline__ void differentiate_keys(float (&s)[C::kKeyTiles][2][4
       score = under_mask(problem, score * scale, batch, head, of_row + rows, of_key + keys);
     });
     scale = 1;
+  }
+  if (edge) {
+    const int of_element = first_key - row + thread / 32 * 16 * C::kKeyTiles + thread % 32 / 4 - thread % 4 * 2;
+    if (problem.causal) {
+      const int last = static_cast<int>(problem.causal_offset) - of_element;
+      each([&](float& score, float& gradient, int rows, int keys) { hide(score, gradient, keys - rows > last); });
+    }
+    if (has_left_end(problem)) {
+      const int first = static_cast<int>(problem.first_offset) - of_element;
+      each([&](float& score, float& gradient, int rows, int keys) { hide(score, gradient, keys - rows < first); });
+    }
   }
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
@@ -206,7 +219,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
   const int part = static_cast<int>(blockIdx.y);
   const int heads = static_cast<int>(problem.heads_q / problem.heads_kv);  // query heads that read the KV head
   QueryTile next{coord.head * heads, first_row<C>(problem, first_key)};
-  const int tiles = (static_cast<int>(problem.seq_q) - next.row + C::kRows - 1) / C::kRows * heads;
+  const int tiles = (row_end<C>(problem, first_key) - next.row + C::kRows - 1) / C::kRows * heads;
 
   const std::uint32_t base = ptx::shared_address(shared);
   const QueryStages<C> stages{p, base, coord.batch};
@@ -239,7 +252,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     const int head = next.head;
     const int first = next.row;
     next.row += C::kRows;
-    if (next.row >= problem.seq_q) {
+    if (next.row >= row_end<C>(problem, first_key)) {
       next = {head + 1, first_row<C>(problem, first_key)};
     }
     ptx::cp_async_wait<0>();
@@ -249,7 +262,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     }
     ptx::cp_async_commit();
 
-    const bool edge = problem.causal && first_key + C::kKeys - 1 > first + problem.causal_offset;
+    const bool edge = (problem.causal && first_key + C::kKeys - 1 > first + problem.causal_offset) ||
+                      (has_left_end(problem) && first_key < first + C::kRows - 1 + problem.first_offset);
     const std::uint32_t stage = stages.at(t);
     const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     const std::uint32_t as_columns = Tile<C::kDim>{stage}.at(thread / 16 * 8 + thread % 8, thread / 8 % 2);

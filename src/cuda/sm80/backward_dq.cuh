@@ -71,18 +71,22 @@ __device__ __forceinline__ void differentiate_queries(float (&s)[C::kRowTiles][C
     each([&](float& score, float& gradient, int rows, int) { cap(problem, score, gradient, stats[own_row + rows].y); });
     scale = 1;
   }
+  if (C::kMasks && problem.mask.kind != MaskKind::none) {
+    each([&](float& score, float&, int rows, int keys) {
+      score = under_mask(problem, score * scale, coord.batch, coord.head, of_row + rows, of_key + keys);
+    });
+    scale = 1;
+  }
   if (edge) {
     const int left = static_cast<int>(problem.seq_k) - of_key;
     const int seen = problem.causal ? of_row + static_cast<int>(problem.causal_offset) + 1 - of_key : left;
     each([&](float& score, float& gradient, int rows, int keys) {
       hide(score, gradient, keys >= left || (problem.causal && keys - rows >= seen));
     });
-  }
-  if (C::kMasks && problem.mask.kind != MaskKind::none) {
-    each([&](float& score, float&, int rows, int keys) {
-      score = under_mask(problem, score * scale, coord.batch, coord.head, of_row + rows, of_key + keys);
-    });
-    scale = 1;
+    if (has_left_end(problem)) {
+      const int first = of_row + static_cast<int>(problem.first_offset) - of_key;
+      each([&](float& score, float& gradient, int rows, int keys) { hide(score, gradient, keys - rows < first); });
+    }
   }
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
@@ -122,7 +126,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
   const int first_row = coord.tile * C::kRows;
   const int warp_row = warp_row_of(threadIdx.x);
 
-  // Any of the queries sees at most the first `keys` keys, and every query sees the first `all`.
+  // Any of the queries sees at most the first `keys` keys, and every query sees the first `all`, but for those that
+  // come before the left end of a sliding window.
   const auto seen_by = [&](std::int64_t row) {
     return problem.causal ? static_cast<int>(min(max(row + problem.causal_offset + 1, std::int64_t{0}), problem.seq_k))
                           : static_cast<int>(problem.seq_k);
@@ -130,6 +135,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
   const int keys = seen_by(min(std::int64_t{first_row} + C::kRows, problem.seq_q) - 1);
   const int all = seen_by(first_row);
   const int tiles = (keys + C::kKeys - 1) / C::kKeys;
+  const int first_tile = has_left_end(problem) ? static_cast<int>(first_visible_key(problem, first_row)) / C::kKeys : 0;
 
   constexpr std::uint32_t kDo = offsetof(MainLoop, d_o);
   constexpr std::uint32_t kStats = offsetof(MainLoop, stats);
@@ -140,8 +146,10 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     constexpr std::uint32_t kStageBytes = sizeof(Stage);
     return base + kStages + static_cast<std::uint32_t>(t % kBackwardStages) * kStageBytes;
   };
-  const T* k = static_cast<const T*>(p.k) + coord.batch * problem.k.batch + head_kv * problem.k.head;
-  const T* v = static_cast<const T*>(p.v) + coord.batch * problem.v.batch + head_kv * problem.v.head;
+  const T* k = static_cast<const T*>(p.k) + coord.batch * problem.k.batch + head_kv * problem.k.head +
+               first_tile * C::kKeys * problem.k.row;
+  const T* v = static_cast<const T*>(p.v) + coord.batch * problem.v.batch + head_kv * problem.v.head +
+               first_tile * C::kKeys * problem.v.row;
   const auto copy_next = [&](int t) {
     const std::uint32_t to = stage_of(t);
     const int left = rows_left(t * C::kKeys, problem.seq_k);
@@ -161,8 +169,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     const std::int64_t head = std::int64_t{coord.batch} * problem.heads_q + coord.head;
     ptx::cp_async_16(base + kStats + thread * 16, p.stats + head * p.stats_rows + first_row + thread * 2, true);
   }
-  if (tiles > 0) {
-    copy_next(0);
+  if (first_tile < tiles) {
+    copy_next(first_tile);
   }
   ptx::cp_async_commit();
 
@@ -170,7 +178,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
   const std::uint32_t own = Tile<C::kDim>{base}.at(warp_row + lane % 16, lane / 16);
 
   float d_q[C::kRowTiles][C::kDim / 8][4] = {};
-  for (int t = 0; t < tiles; ++t) {
+  for (int t = first_tile; t < tiles; ++t) {
     ptx::cp_async_wait<0>();
     __syncthreads();  // tile t has arrived, and no warp reads the other stage any more
     if (t + 1 < tiles) {
@@ -178,7 +186,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     }
     ptx::cp_async_commit();
 
-    const bool edge = (t + 1) * C::kKeys > all;
+    const bool edge = (t + 1) * C::kKeys > all ||
+                      (has_left_end(problem) && t * C::kKeys < first_row + C::kRows - 1 + problem.first_offset);
     const std::uint32_t stage = stage_of(t);
     const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     const std::uint32_t as_columns = Tile<C::kDim>{stage}.at(thread / 16 * 8 + thread % 8, thread / 8 % 2);

@@ -9,14 +9,13 @@
 //       O += P V                                [kRows, dv]          in registers
 //     O / rowsum and LSE; or, for one split of a tile's keys (split_kv.h), the partial results that combine_splits()
 //     combines.
-//   In the first pass a row's maximum is that of its first tile and then fixed. Rows whose P or O left the number range
-//   with it are computed once more, in a second pass whose row max is online.
-//   Shared memory: SharedStorage (storage.cuh). Q or q_hat, which both passes read; two stages of (k_hat, V), in whose
-//   place a copy of Q lies while q_hat is made from it; the row offsets of K^T; and the state that there are no
-//   registers for (CtaState).
-//   Pipeline: while the warps compute tile j, cp.async copies tile j + 1 to the other stage. Where columns of K must be
-//   summed (lsh), the copies go to a raw tile; each thread loads its members to registers before O += P V and stores
-//   their sums after it. There is one barrier for each tile.
+//   In the first pass a row's maximum is that of its first tile and then fixed, or online under a mask tensor. Rows
+//   whose P or O left the number range with it are computed once more, in a second pass whose row max is online, and
+//   with kHeadroom for V. Shared memory: SharedStorage (storage.cuh). Q or q_hat, which both passes read; two stages of
+//   (k_hat, V), in whose place a copy of Q lies while q_hat is made from it; the row offsets of K^T; and the state that
+//   there are no registers for (CtaState). Pipeline: while the warps compute tile j, cp.async copies tile j + 1 to the
+//   other stage. Where columns of K must be summed (lsh), the copies go to a raw tile; each thread loads its members to
+//   registers before O += P V and stores their sums after it. There is one barrier for each tile.
 #pragma once
 
 #include "cuda/dependent_launch.cuh"
@@ -33,13 +32,13 @@ namespace distr::cuda::sm80 {
 template <class C>
 inline constexpr unsigned kAllRows = (1U << 2 * C::kRowTiles) - 1;
 
-// The rows for which a fixed row max was good enough: the row saw a key (unless it was online in all tiles), the row
-// max was not too large, and no score was so far above it that P left the element type's range or O left fp32's. A P
-// out of range shows in O, which is then not finite. Each row is judged by itself, because its bits must not depend on
-// the rows beside it, which may be later ones.
+// The rows whose O is finite, and for which a fixed row max, one that was not online from tile `online_end` on, was
+// good enough: the row saw a key, the row max was not too large, and no score was so far above it that P left the
+// element type's range or O left fp32's. A P out of range shows in O, which is then not finite. Each row is judged by
+// itself, because its bits must not depend on the rows beside it, which may be later ones. last: tiles end there.
 template <class C>
 __device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax,
-                                         bool all_online) {
+                                         int online_end, int last) {
   const unsigned quad = 0xFU << ptx::opaque(threadIdx.x) % 32 / 4 * 4;
   unsigned rows = 0;
 #pragma unroll
@@ -53,7 +52,8 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim 
       }
       const float sum = quad_sum(softmax.row_sum[tile][half]);
       const float row_max = softmax.row_max[tile][half];
-      const bool is_exact = fabsf(row_max) < Softmax<C>::kMaxRowMax || (all_online && row_max == Softmax<C>::kNoRowMax);
+      const bool is_exact = online_end >= kAllTiles || fabsf(row_max) < Softmax<C>::kMaxRowMax ||
+                            (online_end >= last && row_max == Softmax<C>::kNoRowMax);
       const bool fits = zero == 0.0F && sum < Softmax<C>::kMaxSum && is_exact;
       rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << (tile * 2 + half) : 0;
     }
@@ -61,11 +61,17 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim 
   return C::Stages::kRepeatsRows ? rows : kAllRows<C>;
 }
 
+// What O is multiplied with: 1 / row_sum, and its headroom. A row that sees no key has O = 0.
+[[nodiscard]] __device__ inline float inverse_of(float row_sum, float headroom) {
+  return row_sum == 0.0F ? 0.0F : 1.0F / row_sum * headroom;
+}
+
 // Divides O of a warp by the row sums and writes the rows in `rows`, with their LSE. O is in the layout of the mma's
 // accumulators: a lane holds the rows lane / 4 (+ 8) and the columns 8 n + 2 (lane % 4) (+ 1).
 template <class C>
 __device__ inline void store(const ForwardParameters& p, const Work& work, int warp_row, unsigned rows,
-                             const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
+                             const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax,
+                             float headroom) {
   using T = typename C::Element;
   const DeviceProblem& problem = p.problem;
   const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
@@ -82,7 +88,7 @@ __device__ inline void store(const ForwardParameters& p, const Work& work, int w
         p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] =
             natural_lse(softmax.row_max[tile][half], sum);
       }
-      const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;  // a row that sees no key has O = 0
+      const float inverse = inverse_of(sum, headroom);
       store_row<C::kDim>(base + row * problem.o.row, is_valid, problem.head_dim_v, width, [&](int n) {
         return make_float2(o[tile][n][half * 2] * inverse, o[tile][n][half * 2 + 1] * inverse);
       });
@@ -90,10 +96,11 @@ __device__ inline void store(const ForwardParameters& p, const Work& work, int w
   }
 }
 
-// Writes the partial result of one split of a tile's keys: O before the division, the row max and the row sum.
+// Writes the result of one split of a tile's keys: O, the row max and the row sum.
 template <class C>
 __device__ inline void store_partial(const SplitKv& split, unsigned partial, int warp_row, unsigned rows,
-                                     const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax) {
+                                     const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax,
+                                     float headroom) {
   const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
 #pragma unroll
   for (int tile = 0; tile < C::kRowTiles; ++tile) {
@@ -107,10 +114,11 @@ __device__ inline void store_partial(const SplitKv& split, unsigned partial, int
       if (lane % 4 == 0) {
         split.row_stats[row] = {softmax.row_max[tile][half], sum};
       }
+      const float inverse = inverse_of(sum, headroom);
       auto* const to = reinterpret_cast<float2*>(split.o + row * C::kDim) + lane % 4;
 #pragma unroll
       for (int n = 0; n < C::kDim / 8; ++n) {
-        to[n * 4] = {o[tile][n][half * 2], o[tile][n][half * 2 + 1]};
+        to[n * 4] = {o[tile][n][half * 2] * inverse, o[tile][n][half * 2 + 1] * inverse};
       }
     }
   }
@@ -136,7 +144,7 @@ __device__ __forceinline__ void exponentiate(
   if (!is_plain) {
     // The opaque tile keeps the compiler from merging this call with the one in the other branch and hoisting it.
     other_scores(static_cast<int>(ptx::opaque(static_cast<unsigned>(j))));
-    if (state.online_end == kAllTiles) {
+    if (state.online_end >= kAllTiles) {
 #pragma unroll
       for (ScoreFragment<C>& part : s) {
         scale_scores(part, p.problem.scale_log2);
@@ -145,7 +153,7 @@ __device__ __forceinline__ void exponentiate(
         }
       }
     }
-    if (j >= state.unmasked) {
+    if (j >= state.unmasked || j < first_whole_tile<C>(p.problem, state.work)) {
 #pragma unroll
       for (int part = 0; part < C::kParts; ++part) {
         apply_mask<C>(s[part], p, state.work, warp_row, j * C::kKeys + part * C::kPartKeys);
@@ -210,7 +218,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
     const bool all_online = C::kMasks && changes_scores(problem);
     state->work = work;
     state->unmasked = unmasked_tiles<C>(p, work);
-    state->online_end = all_online ? kAllTiles : work.first + 1;
+    state->online_end = all_online ? kAllTiles : max(work.first + 1, first_whole_tile<C>(problem, work));
     state->keys = C::Keys::source(p, work);
     state->values = head_of(p.v, problem.v, work.batch, work.head_kv);
   }
@@ -228,7 +236,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
   bool again;
   do {
     float o[C::kRowTiles][C::kDim / 8][4] = {};
-    Softmax<C> softmax(state->online_end == kAllTiles ? 1.0F : problem.scale_log2);
+    Softmax<C> softmax(state->online_end >= kAllTiles ? 1.0F : problem.scale_log2);
     const int first = state->work.first;
     const int last = state->work.last;
     if (first < last) {
@@ -251,9 +259,13 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
       const std::uint16_t* const all_keys = state->keys;
       const std::uint16_t* const all_values = state->values;
       const auto prefetched = keys.prefetched();
+      const bool repeats = kHeadroom<C> > 1 && state->online_end == kRepeated;
       bool is_plain = C::kPrefetchesState && state->is_plain(j);
       ptx::cp_async_wait<0>();
       __syncthreads();  // tile j has arrived, and no warp reads the other stage any more
+      if (repeats) {
+        make_headroom<C>(storage.stages.values[j % C::kStages]);
+      }
       if (j + 1 < last) {
         keys.copy(all_keys, prefetched, j + 1);
         ptx::cp_async_commit();
@@ -283,19 +295,20 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
     const unsigned rows = state->unwritten();
     const int online_end = state->online_end;
     const unsigned in_range =
-        online_end == kAllTiles ? kAllRows<C> : rows_in_range<C>(o, softmax, online_end >= state->work.last);
+        online_end == kRepeated ? kAllRows<C> : rows_in_range<C>(o, softmax, online_end, state->work.last);
+    const float headroom = online_end == kRepeated ? kHeadroom<C> : 1.0F;
     const unsigned cta = ptx::opaque(blockIdx.x);
     if (p.split.at(cta).count > 1) {
-      store_partial<C>(p.split, cta - p.split.begin, warp_row_of(thread()), rows & in_range, o, softmax);
+      store_partial<C>(p.split, cta - p.split.begin, warp_row_of(thread()), rows & in_range, o, softmax, headroom);
     } else {
-      store<C>(p, state->work, warp_row_of(thread()), rows & in_range, o, softmax);
+      store<C>(p, state->work, warp_row_of(thread()), rows & in_range, o, softmax, headroom);
     }
     __syncwarp();  // all threads of the quad have read the rows before one of them writes new ones
     state->set_unwritten(rows & ~in_range);
     again = __syncthreads_or(static_cast<int>(rows & ~in_range)) != 0;
     if (again) {  // the same for all threads
       if (!C::kStateInShared || thread() == 0) {
-        state->online_end = kAllTiles;
+        state->online_end = kRepeated;
       }
       __syncthreads();  // the next pass reads `online_end` before its first barrier
     }

@@ -81,8 +81,8 @@ template <class Preferred>
 // Pairs of a query and a key that see each other, of all heads, for each SM.
 [[nodiscard]] double scores_per_sm(const Problem& p, std::int64_t row_begin, std::int64_t row_end) {
   const auto keys = [&](std::int64_t row) {
-    return p.causal == Causal::none ? p.seq_k
-                                    : std::clamp(row + 1 + common::causal_offset(p), std::int64_t{0}, p.seq_k);
+    const common::KeySpan span = common::visible_keys(p, row);
+    return std::max(span.end - span.first, std::int64_t{0});
   };
   const double mean = static_cast<double>(keys(row_begin) + keys(row_end - 1)) / 2;
   return mean * static_cast<double>(p.batch * p.heads_q * (row_end - row_begin)) / device_properties().num_sms;
@@ -112,9 +112,12 @@ struct Launch {
   split.tiles = p.batch * p.heads_q * tiles_of_head;
   split.num_sms = device.num_sms;
   split.resident = std::clamp(fitting, std::int64_t{1}, std::int64_t{variant.ctas_per_sm});
-  split.causal = p.causal != Causal::none;
-  const std::int64_t keys =
-      split.causal ? std::clamp(row_end + common::causal_offset(p), std::int64_t{0}, p.seq_k) : p.seq_k;
+  const bool windowed = common::has_window(p);  // then tiles of queries see about as many keys each
+  split.causal = p.causal != Causal::none && !windowed;
+  const common::Band band = common::band_of(p);
+  const std::int64_t keys = windowed       ? std::clamp(band.last - band.first + variant.rows, std::int64_t{0}, p.seq_k)
+                            : split.causal ? std::clamp(row_end + common::causal_offset(p), std::int64_t{0}, p.seq_k)
+                                           : p.seq_k;
   split.key_tiles = common::ceil_div(keys, variant.keys);
   const int interleaved = interleaved_heads(p, tiles_of_head, split.num_sms * split.resident);
   if (split.causal) {  // they are looked at where all tiles run at once, and then all heads are together

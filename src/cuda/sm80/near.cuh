@@ -14,7 +14,7 @@
 //   K^T and two of V, what the positions of columns are). A copy of Q as it is lies in the place of the stages while Q
 //   is put in order. Pipeline: while half n is computed cp.async copies K^T of half n + 1. V of half n is asked for
 //   when the vote is known, and O += P V follows behind the scores of half n + 1, which hide its copy. Two barriers a
-//   half; the vote is one of them.
+//   half; the vote is one of them. Rows whose O is not finite are computed once more, with kHeadroom for V.
 #pragma once
 
 #include "cuda/near.cuh"
@@ -202,8 +202,11 @@ class NearTask {
     }
   }
 
-  // O += P V.
-  __device__ void add_values(Output& o, const Probabilities& probabilities, int stage) const {
+  // O += P V. All threads call it. repeats: with kHeadroom.
+  __device__ void add_values(Output& o, const Probabilities& probabilities, int stage, bool repeats) {
+    if (repeats) {
+      make_headroom<C>(storage_.stages.values[stage]);
+    }
     const int lane = thread() % 32;
     const std::uint32_t value = values(stage).at(lane % 16, lane / 16);
 #pragma unroll
@@ -250,6 +253,34 @@ template <class C>
   return above;
 }
 
+// What a warp's rows from `first_row` on take from their near keys to the far ones: limits, and the row max.
+template <class C>
+__device__ __forceinline__ void begin_far_keys(const ForwardParameters& p, int first_row, const float (&dropped)[2],
+                                               Softmax<C>& softmax, float (&limit)[2]) {
+  const DeviceNear& near = p.problem.near;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const float near_sum = quad_sum(softmax.row_sum[0][half]);
+    const float lse = near_sum == 0.0F ? -INFINITY : softmax.row_max[0][half] + log2f(near_sum);
+    const int row = first_row + half * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
+    limit[half] = row < p.row_end ? (lse + near.skip_log2 - dropped[half]) / softmax.scale : INFINITY;
+    softmax.row_max[0][half] -= near.keeps_means ? dropped[half] : 0.0F;
+  }
+}
+
+// How many far halves the rows kept and see.
+template <class C>
+__device__ inline void store_halves(const NearParameters& parameters, const Work& work, int kept, int seen) {
+  const DeviceProblem& problem = parameters.forward.problem;
+  if (parameters.halves != nullptr && threadIdx.x == 0) {
+    const std::int64_t tiles = (problem.seq_q + C::kRows - 1) / C::kRows;
+    const std::int64_t head = work.batch * problem.heads_q + work.head;
+    std::int32_t* const to = parameters.halves + 2 * (head * tiles + work.row / C::kRows);
+    to[0] = kept;
+    to[1] = seen;
+  }
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kDim == 64 ? 3 : 2)
     near_forward(const __grid_constant__ NearParameters parameters) {
@@ -275,100 +306,95 @@ __global__ void __launch_bounds__(C::kThreads, C::kDim == 64 ? 3 : 2)
   const Positions& positions = task.positions();
   const auto steps_of = [&](int n) { return n < halves.near ? positions.all_steps : positions.kept_steps; };
 
-  float o[C::kRowTiles][C::kDim / 8][4] = {};
-  Softmax<C> softmax(task.has_mask() ? 1.0F : problem.scale_log2);
-  typename NearTask<C>::Probabilities probabilities;
-  float limit[2] = {-INFINITY, -INFINITY};
-  bool pending = false;
   int kept_halves = 0;
   int seen_halves = 0;
-  if (halves.all > 0) {
-    task.copy_keys(halves.at(0), 0, 0, steps_of(0));
-  }
-  ptx::cp_async_commit();
-  ptx::cp_async_commit();  // in the place of V of a half before the first
+  unsigned rows = kAllRows<C>;  // that are not written yet
+  bool repeats = false;         // rows whose O was not finite, with kHeadroom
+  do {
+    float o[C::kRowTiles][C::kDim / 8][4] = {};
+    Softmax<C> softmax(task.has_mask() ? 1.0F : problem.scale_log2);
+    typename NearTask<C>::Probabilities probabilities;
+    float limit[2] = {-INFINITY, -INFINITY};
+    bool pending = false;
+    kept_halves = seen_halves = 0;
+    if (halves.all > 0) {
+      task.copy_keys(halves.at(0), 0, 0, steps_of(0));
+    }
+    ptx::cp_async_commit();
+    ptx::cp_async_commit();  // in the place of V of a half before the first
 #pragma unroll 1
-  for (int n = 0; n < halves.all; ++n) {
-    const int half_tile = halves.at(n);
-    const int stage = n % 2;
-    const bool is_far = n >= halves.near;
-    ptx::cp_async_wait<1>();
-    __syncthreads();  // K^T has arrived, and no warp reads the other stage any more
-    if (n + 1 < halves.all) {
-      task.copy_keys(halves.at(n + 1), 1 - stage, 0, steps_of(n + 1));
-    }
-    ptx::cp_async_commit();
-    if (n == halves.near) {  // the near keys are behind us
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        const float near_sum = quad_sum(softmax.row_sum[0][half]);
-        const float lse = near_sum == 0.0F ? -INFINITY : softmax.row_max[0][half] + log2f(near_sum);
-        const int row = work.row + warp_row + half * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
-        limit[half] = row < p.row_end ? (lse + problem.near.skip_log2 - dropped[half]) / softmax.scale : INFINITY;
-        softmax.row_max[0][half] -= problem.near.keeps_means ? dropped[half] : 0.0F;
-      }
-    }
-    ScoreFragment<C> s[C::kParts];
-    task.scores(s, warp_row, half_tile, stage, steps_of(n), unmasked);
-    ptx::cp_async_wait<1>();  // V of the half before has arrived, for all threads behind the vote
-    bool keeps = true;
-    if (is_far && problem.near.skips) {
-      keeps = is_above<C>(s, limit);
-    }
-    keeps = __syncthreads_or(keeps ? 1 : 0) != 0;
-    if (is_far && problem.near.skips && parameters.halves != nullptr) {
-      bool seen = true;  // by the last row
-      if (task.has_mask()) {
-        const float hidden[2] = {limit[0] == INFINITY ? INFINITY : -INFINITY,
-                                 limit[1] == INFINITY ? INFINITY : -INFINITY};
-        seen = __syncthreads_or(is_above<C>(s, hidden) ? 1 : 0) != 0;
-      }
-      seen_halves += seen ? 1 : 0;
-      kept_halves += keeps ? 1 : 0;
-    }
-    const bool finishes = keeps && is_far && problem.near.finishes && positions.all_steps > positions.kept_steps;
-    if (finishes) {
-      task.copy_keys(half_tile, stage, positions.kept_steps, positions.all_steps);
-      ptx::cp_async_commit();
-    }
-    if (keeps) {
-      task.copy_values(half_tile, stage);
-    }
-    ptx::cp_async_commit();
-    if (pending) {
-      task.add_values(o, probabilities, 1 - stage);
-    }
-    if (finishes) {
+    for (int n = 0; n < halves.all; ++n) {
+      const int half_tile = halves.at(n);
+      const int stage = n % 2;
+      const bool is_far = n >= halves.near;
       ptx::cp_async_wait<1>();
-      __syncthreads();
-      task.scores(s, warp_row, half_tile, stage, positions.all_steps, unmasked);
-    }
-    pending = keeps;
-    if (keeps) {
-      softmax.update_row_max(s, o);
+      __syncthreads();  // K^T has arrived, and no warp reads the other stage any more
+      if (n + 1 < halves.all) {
+        task.copy_keys(halves.at(n + 1), 1 - stage, 0, steps_of(n + 1));
+      }
+      ptx::cp_async_commit();
+      if (n == halves.near) {  // the near keys are behind us
+        begin_far_keys<C>(p, work.row + warp_row, dropped, softmax, limit);
+      }
+      ScoreFragment<C> s[C::kParts];
+      task.scores(s, warp_row, half_tile, stage, steps_of(n), unmasked);
+      ptx::cp_async_wait<1>();  // V of the half before has arrived, for all threads behind the vote
+      bool keeps = true;
+      if (is_far && problem.near.skips) {
+        keeps = is_above<C>(s, limit);
+      }
+      keeps = __syncthreads_or(keeps ? 1 : 0) != 0;
+      if (is_far && problem.near.skips && parameters.halves != nullptr) {
+        bool seen = true;  // by the last row
+        if (task.has_mask()) {
+          const float hidden[2] = {limit[0] == INFINITY ? INFINITY : -INFINITY,
+                                   limit[1] == INFINITY ? INFINITY : -INFINITY};
+          seen = __syncthreads_or(is_above<C>(s, hidden) ? 1 : 0) != 0;
+        }
+        seen_halves += seen ? 1 : 0;
+        kept_halves += keeps ? 1 : 0;
+      }
+      const bool finishes = keeps && is_far && problem.near.finishes && positions.all_steps > positions.kept_steps;
+      if (finishes) {
+        task.copy_keys(half_tile, stage, positions.kept_steps, positions.all_steps);
+        ptx::cp_async_commit();
+      }
+      if (keeps) {
+        task.copy_values(half_tile, stage);
+      }
+      ptx::cp_async_commit();
+      if (pending) {
+        task.add_values(o, probabilities, 1 - stage, repeats);
+      }
+      if (finishes) {
+        ptx::cp_async_wait<1>();
+        __syncthreads();
+        task.scores(s, warp_row, half_tile, stage, positions.all_steps, unmasked);
+      }
+      pending = keeps;
+      if (keeps) {
+        softmax.update_row_max(s, o);
 #pragma unroll
-      for (int part = 0; part < C::kParts; ++part) {
-        softmax.exponentials(s[part], probabilities[part]);
+        for (int part = 0; part < C::kParts; ++part) {
+          softmax.exponentials(s[part], probabilities[part]);
+        }
       }
     }
-  }
-  ptx::cp_async_wait<0>();
-  __syncthreads();
-  if (pending) {
-    task.add_values(o, probabilities, (halves.all - 1) % 2);
-  }
-  if (halves.all > halves.near && problem.near.keeps_means) {
-    softmax.row_max[0][0] += dropped[0];
-    softmax.row_max[0][1] += dropped[1];
-  }
-  store<C>(p, work, warp_row, kAllRows<C>, o, softmax);
-  if (parameters.halves != nullptr && threadIdx.x == 0) {
-    const std::int64_t tiles = (problem.seq_q + C::kRows - 1) / C::kRows;
-    const std::int64_t head = work.batch * problem.heads_q + work.head;
-    std::int32_t* const to = parameters.halves + 2 * (head * tiles + work.row / C::kRows);
-    to[0] = kept_halves;
-    to[1] = seen_halves;
-  }
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    if (pending) {
+      task.add_values(o, probabilities, (halves.all - 1) % 2, repeats);
+    }
+    if (halves.all > halves.near && problem.near.keeps_means) {
+      softmax.row_max[0][0] += dropped[0];
+      softmax.row_max[0][1] += dropped[1];
+    }
+    const unsigned in_range = repeats ? kAllRows<C> : rows_in_range<C>(o, softmax, kAllTiles, 0);
+    store<C>(p, work, warp_row, rows & in_range, o, softmax, repeats ? kHeadroom<C> : 1.0F);
+    rows &= ~in_range;
+    repeats = __syncthreads_or(static_cast<int>(rows)) != 0;
+  } while (repeats);
+  store_halves<C>(parameters, work, kept_halves, seen_halves);
 }
 
 }  // namespace distr::cuda::sm80

@@ -123,6 +123,15 @@ template <class C>
   return static_cast<int>(keys / C::kKeys);
 }
 
+// The first tile all of whose keys come no earlier than the left end of a sliding window, for all rows.
+template <class C>
+[[nodiscard]] __device__ inline int first_whole_tile(const DeviceProblem& problem, const Work& work) {
+  if (!has_left_end(problem)) {
+    return 0;
+  }
+  return static_cast<int>((first_visible_key(problem, work.row + C::kRows - 1) + C::kKeys - 1) / C::kKeys);
+}
+
 // To fp32, where only -inf becomes -inf.
 [[nodiscard]] __device__ inline float rounded(double bias) {
   return bias == -static_cast<double>(INFINITY) ? -INFINITY : static_cast<float>(fmax(bias, -double{FLT_MAX}));
@@ -239,6 +248,17 @@ __device__ __forceinline__ void apply_mask(ScoreFragment<C>& s, const ForwardPar
       if constexpr (C::kMasks) {
         if (problem.mask.kind != MaskKind::none && row < p.row_end) {
           apply_tensor<C>(s.of[tile], p, work, half, row, first + lane % 4 * 2, left);
+        }
+      }
+      if (has_left_end(problem)) {
+        const int before = static_cast<int>(row + problem.first_offset) - first - lane % 4 * 2;
+#pragma unroll
+        for (int n = 0; n < C::kPartKeys / 8; ++n) {
+#pragma unroll
+          for (int i = 0; i < 2; ++i) {
+            float& score = s.of[tile][n][half * 2 + i];
+            score = n * 8 + i < before ? -INFINITY : score;
+          }
         }
       }
     }

@@ -2,7 +2,7 @@
 // The partial results of a row are combined as the online softmax combines tiles, all at once: with m = max_i m_i,
 // where m_i is the row max of split i and l_i its row sum,
 //   w_i = 2^(m_i - m)
-//   O = sum_i w_i O_i / sum_i w_i l_i      LSE = ln 2 (m + log2 sum_i w_i l_i)
+//   l = sum_i w_i l_i      O = sum_i (w_i l_i / l) O_i      LSE = ln 2 (m + log2 l)
 // A thread owns four columns of a row, and reads them of one split after another.
 #include "cuda/sm80/split_kv.h"
 
@@ -44,14 +44,20 @@ __global__ void __launch_bounds__(kThreads)
   for (unsigned n = 0; n < split.num_splits; ++n) {
     row_max = fmaxf(row_max, split.row_stats[first + std::int64_t{n} * rows].x);
   }
+  const auto share = [&](std::int64_t at) {
+    const float2 stats = split.row_stats[at];
+    return ptx::exp2(stats.x - row_max) * stats.y;
+  };
   float row_sum = 0;
+  for (unsigned n = 0; n < split.num_splits; ++n) {
+    row_sum += share(first + std::int64_t{n} * rows);
+  }
+  const float inverse = row_sum == 0.0F ? 0.0F : 1.0F / row_sum;
   float4 o{};
   for (unsigned n = 0; n < split.num_splits; ++n) {
     const std::int64_t at = first + std::int64_t{n} * rows;
-    const float2 stats = split.row_stats[at];
-    const float scale = ptx::exp2(stats.x - row_max);
+    const float scale = share(at) * inverse;
     const float4 partial = *reinterpret_cast<const float4*>(split.o + at * dim + column);
-    row_sum = fmaf(scale, stats.y, row_sum);
     o = {fmaf(scale, partial.x, o.x), fmaf(scale, partial.y, o.y), fmaf(scale, partial.z, o.z),
          fmaf(scale, partial.w, o.w)};
   }
@@ -59,9 +65,8 @@ __global__ void __launch_bounds__(kThreads)
   if (p.lse != nullptr && column == 0) {
     p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] = natural_lse(row_max, row_sum);
   }
-  const float inverse = row_sum == 0.0F ? 0.0F : 1.0F / row_sum;
   T* const to = static_cast<T*>(p.o) + work.batch * problem.o.batch + work.head * problem.o.head + row * problem.o.row;
-  const float values[kColumns] = {o.x * inverse, o.y * inverse, o.z * inverse, o.w * inverse};
+  const float values[kColumns] = {o.x, o.y, o.z, o.w};
   for (int i = 0; i < kColumns && column + i < problem.head_dim_v; ++i) {
     to[column + i] = T(values[i]);
   }

@@ -14,7 +14,7 @@ namespace distr::cuda::sm80 {
 struct SplitKv {
   unsigned begin = 0, end = 0;  // tiles of queries that are split
   unsigned num_splits = 1;      // thread blocks of each
-  float* o = nullptr;  // [partials, rows, dim]: sums of P V, not yet divided; a partial for each of these blocks
+  float* o = nullptr;           // [partials, rows, dim]; a partial for each of these blocks
   float2* row_stats = nullptr;  // [partials, rows]: row max and row sum
 
   // What a thread block of the launch takes: split `index` of `count` of a tile's keys.

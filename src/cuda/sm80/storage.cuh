@@ -8,6 +8,7 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/near.cuh"
 #include "cuda/ptx.cuh"
 #include "cuda/sm80/config.h"
 #include "cuda/sm80/shared_tile.h"
@@ -27,28 +28,36 @@ struct Work {
     const SplitKv::Split split = p.split.at(cta);
     const WorkTile tile = p.scheduler.at(split.tile);
     Work work{tile.batch, tile.head, tile.head_kv, tile.row, 0, 0};
-    const DeviceProblem& problem = p.problem;
-    std::int64_t keys = problem.seq_k;
-    if (problem.causal) {
-      const std::int64_t row = min(std::int64_t{work.row} + C::kRows, p.row_end) - 1;
-      keys = min(max(row + problem.causal_offset + 1, std::int64_t{0}), problem.seq_k);
+    const std::int64_t keys = visible_keys(p.problem, min(std::int64_t{work.row} + C::kRows, p.row_end) - 1);
+    unsigned tiles = (static_cast<unsigned>(keys) + C::kKeys - 1) / C::kKeys;
+    int before = 0;  // the left end of a sliding window
+    if (has_left_end(p.problem)) {
+      before = min(static_cast<int>(first_visible_key(p.problem, work.row)) / C::kKeys, static_cast<int>(tiles));
+      tiles -= static_cast<unsigned>(before);
     }
-    const unsigned tiles = (static_cast<unsigned>(keys) + C::kKeys - 1) / C::kKeys;
-    work.first = static_cast<int>(tiles * split.index / split.count);
-    work.last = static_cast<int>(tiles * (split.index + 1) / split.count);
+    work.first = before + static_cast<int>(tiles * split.index / split.count);
+    work.last = before + static_cast<int>(tiles * (split.index + 1) / split.count);
     return work;
   }
 };
 
-// A value of CtaState::online_end: the row max is online in all tiles, whose scores are scaled before they are used.
-inline constexpr int kAllTiles = INT_MAX;
+// Values of CtaState::online_end. The row max is online in all tiles, whose scores are scaled before they are used:
+// from kAllTiles on. And these are rows that are computed again, with kHeadroom: kRepeated.
+inline constexpr int kAllTiles = INT_MAX - 1;
+inline constexpr int kRepeated = INT_MAX;
+
+// In a repeated pass V is so much smaller, and O with it: sums of values whose mean is finite may leave fp32's range. A
+// power of two, so nothing is rounded otherwise. P is 2^8 at most, so that does for 2^24 keys. Values of fp16 are small
+// enough as they are.
+template <class C>
+inline constexpr float kHeadroom = std::is_same_v<typename C::Element, __nv_bfloat16> ? 0x1p32F : 1.0F;
 
 // State that is needed once a tile or less. It lies in shared memory where registers are scarce, else in registers.
 template <class C>
 struct CtaState {
   Work work;
   int unmasked;                        // tiles before the first one with a mask
-  int online_end;                      // the row max is online in the tiles before it, then fixed; kAllTiles
+  int online_end;                      // the row max is online in the tiles before it, then fixed; or see above
   const std::uint16_t *keys, *values;  // K (or k_hat) and V of the head
   std::uint8_t rows[C::kStateInShared ? C::kThreads / 4 : 1];  // for each quad, the rows that are not written yet
 
@@ -121,6 +130,19 @@ template <class C>
   constexpr std::uint32_t kFirst = offsetof(Storage, stages) + offsetof(typename Storage::Stages, values);
   constexpr std::uint32_t kTileBytes = sizeof(typename Storage::ValueTile);
   return {base + kFirst + static_cast<std::uint32_t>(j) % C::kStages * kTileBytes};
+}
+
+// Gives a tile of V its headroom, for all threads.
+template <class C>
+__device__ inline void make_headroom(SharedTile<C::kKeys, C::kDim>& values) {
+  if constexpr (kHeadroom < C >> 1) {
+    auto* const pairs = reinterpret_cast<__nv_bfloat162*>(values.bytes);
+    for (int n = static_cast<int>(threadIdx.x); n < C::kKeys * C::kDim / 2; n += C::kThreads) {
+      const float2 pair = __bfloat1622float2(pairs[n]);
+      pairs[n] = __floats2bfloat162_rn(pair.x / kHeadroom<C>, pair.y / kHeadroom<C>);
+    }
+    __syncthreads();
+  }
 }
 
 // Whether a thread block's storage is one that every GPU since sm_80 has, and as many fit on an A100's SM as should.

@@ -18,7 +18,7 @@
 //   Where two blocks share an SM, each has registers for one half's scores: S_j is issued with the product before it,
 //   and both are waited for. In tiles with a mask and in the first without, nothing is issued ahead, and the row max is
 //   online. From then on it is fixed; where q_hat carries the scale, there is none at all (RowMax, softmax.cuh). Where
-//   that turns out not to do for a row, the block makes another pass, with an online row max.
+//   that turns out not to do for a row, the block makes another pass, with an online row max and kHeadroom for V.
 #pragma once
 
 #include <type_traits>
@@ -38,10 +38,10 @@
 
 namespace distr::cuda::sm90 {
 
-// The epilogue of a thread's two rows, of those in `rows`.
+// The epilogue of a thread's two rows, of those in `rows`. headroom: O's.
 template <class C>
 __device__ inline void store(const ForwardParameters& p, const WorkTile& work, int first_row, unsigned rows,
-                             const float (&o)[C::kValues / 2], const Softmax<C>& softmax) {
+                             const float (&o)[C::kValues / 2], const Softmax<C>& softmax, float headroom) {
   using T = typename C::Element;
   const DeviceProblem& problem = p.problem;
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -56,7 +56,7 @@ __device__ inline void store(const ForwardParameters& p, const WorkTile& work, i
       p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] =
           natural_lse(Softmax<C>::finite(softmax.row_max[half]) * softmax.scale, sum);
     }
-    const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;  // no key is seen: O = 0
+    const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum * headroom;  // no key is seen: O = 0
     store_row<C::kValues>(base + row * problem.o.row, is_valid, problem.head_dim_v, width, [&](int n) {
       return make_float2(o[n * 4 + half * 2] * inverse, o[n * 4 + half * 2 + 1] * inverse);
     });
@@ -137,6 +137,9 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
       softmax.subtract_row_max(scores);
     }
     softmax.template exponentials<RowMax::online>(scores, subtracted);
+    if (bool{kHeadroom < C >> 1} && row_max == RowMax::online) {
+      make_headroom<C>(scores);
+    }
     ptx::wgmma_wait<0>();
     if (rescales) {
       rescale(o, factor);
@@ -285,18 +288,19 @@ __device__ __forceinline__ void consume_all(Pass<C> pass) {
           static_cast<RowMax>(ptx::opaque(static_cast<unsigned>(pass.used > 0 ? RowMax::online : kFirstPass<C>)));
       in_range = consume<C>(pass, consumer, row, row_max, o, softmax);
     }
+    const float headroom = pass.used > 0 ? kHeadroom<C> : 1.0F;
     if constexpr (C::kTakesSome) {
       if (pass.p.listed.set == KeySet::near) {
         clear_kept(pass.p, pass.work, consumer);
-        store_near(pass.p, pass.work, row, rows_left & in_range, o, softmax);
+        store_near(pass.p, pass.work, row, rows_left & in_range, o, softmax, headroom);
       } else {
         if (pass.used == 0 && threadIdx.x % kWarpgroup == 0) {
           KeyList(pass.p, pass.work).store_counts(pass.p, pass.work, consumer);
         }
-        store_merged(pass.p, pass.work, row, rows_left & in_range, o, softmax);
+        store_merged(pass.p, pass.work, row, rows_left & in_range, o, softmax, headroom);
       }
     } else {
-      store<C>(pass.p, pass.work, row, rows_left & in_range, o, softmax);
+      store<C>(pass.p, pass.work, row, rows_left & in_range, o, softmax, headroom);
     }
     rows_left &= ~in_range;
     pass.used += pass.tiles;

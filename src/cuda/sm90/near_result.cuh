@@ -42,7 +42,7 @@ __device__ __forceinline__ void begin_with_near_row_max(const ForwardParameters&
 // The epilogue of near keys.
 template <class C>
 __device__ inline void store_near(const ForwardParameters& p, const WorkTile& work, int first_row, unsigned rows,
-                                  const float (&o)[C::kValues / 2], const Softmax<C>& softmax) {
+                                  const float (&o)[C::kValues / 2], const Softmax<C>& softmax, float headroom) {
   const int lane = static_cast<int>(threadIdx.x) % 4;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -55,7 +55,7 @@ __device__ inline void store_near(const ForwardParameters& p, const WorkTile& wo
     if (lane == 0) {
       p.listed.near.stats[at] = make_float2(sum == 0.0F ? -INFINITY : softmax.row_max[half], sum);
     }
-    const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;
+    const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum * headroom;
     float* const to = p.listed.near.o + at * C::kValues + lane * 2;
 #pragma unroll
     for (int n = 0; n < C::kValues / 8; ++n) {
@@ -109,7 +109,7 @@ template <class C>
 // The epilogue of far keys.
 template <class C>
 __device__ inline void store_merged(const ForwardParameters& p, const WorkTile& work, int first_row, unsigned rows,
-                                    const float (&o)[C::kValues / 2], const Softmax<C>& softmax) {
+                                    const float (&o)[C::kValues / 2], const Softmax<C>& softmax, float headroom) {
   using T = typename C::Element;
   const DeviceProblem& problem = p.problem;
   const int lane = static_cast<int>(threadIdx.x) % 4;
@@ -126,10 +126,11 @@ __device__ inline void store_merged(const ForwardParameters& p, const WorkTile& 
       p.lse[at] = factors.lse;
     }
     const float* const near = p.listed.near.o + at * C::kValues + lane * 2;
+    const float far = factors.far * headroom;
     store_row<C::kValues>(base + row * problem.o.row, is_valid, problem.head_dim_v, width, [&](int n) {
       const float2 of_near = *reinterpret_cast<const float2*>(near + n * 8);
-      return make_float2(of_near.x * factors.near + o[n * 4 + half * 2] * factors.far,
-                         of_near.y * factors.near + o[n * 4 + half * 2 + 1] * factors.far);
+      return make_float2(of_near.x * factors.near + o[n * 4 + half * 2] * far,
+                         of_near.y * factors.near + o[n * 4 + half * 2 + 1] * far);
     });
   }
 }

@@ -5,6 +5,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/exp2.cuh"
 #include "cuda/near.cuh"
@@ -22,6 +23,12 @@ enum class RowMax : std::uint8_t {
           // where it is not so large that the rounding of scale * row_max moves P: rows_in_range()
   none,   // nothing, which saves the subtraction too and does for sums within the range below: rows_in_range()
 };
+
+// In a repeated pass P is so much smaller where it is multiplied by V, and O with it: sums of values whose mean is
+// finite may leave fp32's range. A power of two, so nothing is rounded otherwise. P is 2^kRescaleThreshold at most, so
+// that does for 2^24 keys. Of fp16, whose P has no room for it, all values are small enough.
+template <class C>
+inline constexpr float kHeadroom = std::is_same_v<typename C::Element, __nv_bfloat16> ? 0x1p32F : 1.0F;
 
 // P = 2^(scale * S - scale * row_max).
 template <class C>
@@ -118,6 +125,15 @@ struct Softmax {
     }
   }
 };
+
+// Gives P its headroom. The row sums, and LSE with them, are without.
+template <class C>
+__device__ __forceinline__ void make_headroom(float (&s)[C::kHalf / 2]) {
+#pragma unroll
+  for (float& p : s) {
+    p *= 1.0F / kHeadroom<C>;
+  }
+}
 
 // Multiplies a thread's two rows of O by a factor each.
 template <int kCount>
