@@ -137,7 +137,7 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
       softmax.subtract_row_max(scores);
     }
     softmax.template exponentials<RowMax::online>(scores, subtracted);
-    if (bool{kHeadroom < C >> 1} && row_max == RowMax::online) {
+    if (row_max == RowMax::online) {
       make_headroom<C>(scores);
     }
     ptx::wgmma_wait<0>();

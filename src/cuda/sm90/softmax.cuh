@@ -129,9 +129,12 @@ struct Softmax {
 // Gives P its headroom. The row sums, and LSE with them, are without.
 template <class C>
 __device__ __forceinline__ void make_headroom(float (&s)[C::kHalf / 2]) {
+  constexpr float kFactor = 1.0F / kHeadroom<C>;
+  if constexpr (kFactor != 1) {
 #pragma unroll
-  for (float& p : s) {
-    p *= 1.0F / kHeadroom<C>;
+    for (float& p : s) {
+      p *= kFactor;
+    }
   }
 }
 
