@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const __grid_const
     float r_s[4][4];
     compute_products(problem, tile, groups, q, k + first_key * problem.k.row, first_key, shared.staged, r_s);
     finish_scores(
-        problem, arguments.scale, tile, first_key, [](int) { return 0.0F; }, r_s, nullptr);
+        problem, arguments.scale, tile, first_key, [](int) { return 0.0F; }, Slope::none, r_s);
     online_softmax(r_s, rows, shared);
     add_values(v + first_key * problem.v.row, problem.v.row, problem.seq_k - first_key, columns, shared, rows);
   }

@@ -106,12 +106,11 @@ __device__ void compute_dropped(const ForwardArguments& arguments, NearShared& s
     begin = shared.part_end[first];
     if (!part.exact) {
       const TileGroups groups = load_groups(problem, part, arguments.order, shared.forward.order);
-      float r_dropped[4];
-      dropped_scores(problem, arguments.scale, part, groups, arguments.key_means, q, r_dropped);
       for (int row = 0; row < 4; ++row) {
         const int of = row_of_thread(row);
+        const float dropped = dropped_score(problem, arguments.scale, part, groups, arguments.key_means, q, row);
         if (first <= of && of < begin && thread() % 16 == 0) {
-          shared.dropped[of] = r_dropped[row];
+          shared.dropped[of] = dropped;
         }
       }
     }
@@ -170,7 +169,7 @@ __device__ bool compute_scores_of(const ForwardArguments& arguments, bool near, 
                      rows_at<T>(arguments.k, problem.k, tile.b, tile.h_kv, first_key), first_key, shared.forward.staged,
                      r_s);
     const auto dropped = [&](int row) { return all_columns ? 0.0F : shared.dropped[row_of_thread(row)]; };
-    finish_scores(problem, arguments.scale, tile, first_key, dropped, r_s, nullptr);
+    finish_scores(problem, arguments.scale, tile, first_key, dropped, Slope::none, r_s);
     for (int row = 0; row < 4; ++row) {
       const int of = row_of_thread(row);
       const bool own = first <= of && of < begin;

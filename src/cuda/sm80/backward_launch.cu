@@ -20,7 +20,7 @@ namespace {
 
 [[nodiscard]] const BackwardVariant* find(const Problem& problem) {
   const auto variants = problem.dtype == DType::f16 ? backward_variants_f16() : backward_variants_bf16();
-  const bool masks = changes_scores(problem);
+  const bool masks = problem.mask.kind != MaskKind::none;
   for (const BackwardVariant& variant : variants) {
     if (variant.dim >= std::max(problem.head_dim, problem.head_dim_v) && (variant.masks || !masks)) {
       return &variant;
@@ -152,6 +152,9 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   }
   if (!(problem.softmax_scale() > 0)) {
     return "takes scales above 0";
+  }
+  if (std::string reason = common::reason_against_softcap(problem); !reason.empty()) {
+    return reason;
   }
   if (find(problem) == nullptr) {
     return "takes head_dim and head_dim_v up to 256";
