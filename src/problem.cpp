@@ -5,6 +5,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <type_traits>
 
@@ -66,6 +67,22 @@ void validate_window(const Problem& problem) {
   if (problem.window_offset.has_value() && problem.causal != Causal::none) {
     invalid("window_offset is " + std::to_string(*problem.window_offset) +
             " in a causal call, whose corner says where queries stand; allowed: none");
+  }
+}
+
+void validate_softcap(const Problem& problem, const Grouping& grouping) {
+  const auto found = [&] {
+    std::ostringstream text;
+    text << "softcap is " << problem.softcap;
+    return text.str();
+  };
+  constexpr double kLeast = std::numeric_limits<float>::min();
+  constexpr double kLargest = std::numeric_limits<float>::max();
+  if (problem.softcap != 0 && !(problem.softcap >= kLeast && problem.softcap <= kLargest)) {
+    invalid(found() + "; allowed: 0 (scores are not capped), or a positive number that fp32 holds");
+  }
+  if (problem.softcap != 0 && grouping.skip > 0) {
+    invalid(found() + " with skip, which is " + std::to_string(grouping.skip) + "; allowed: one of them");
   }
 }
 
@@ -222,6 +239,7 @@ void validate(const Problem& problem) {
   }
   validate_mask(problem);
   validate_window(problem);
+  validate_softcap(problem, {});
 }
 
 void validate(const Problem& problem, const Grouping& grouping) {
@@ -230,6 +248,7 @@ void validate(const Problem& problem, const Grouping& grouping) {
   require_range("group_size", grouping.group_size, 1, problem.head_dim);
   require_range("block", grouping.block, 1, std::numeric_limits<std::int64_t>::max());
   require_exact(problem, grouping);
+  validate_softcap(problem, grouping);
   require_second_block(problem, grouping);
   validate_near_keys(problem, grouping);
   validate_part(problem, grouping);

@@ -58,7 +58,7 @@ inline constexpr std::int64_t kMaxHeadDim = 512;
 /// The largest distance between keys, of Problem's window and of Grouping's `window`, `sinks` and `key_offset`.
 inline constexpr std::int64_t kMaxDistance = std::int64_t{1} << 40;
 
-/// softmax(scale * Q K^T + mask) V over
+/// softmax(scale * Q K^T + mask) V, with `softcap` softmax(softcap * tanh(scale * Q K^T / softcap) + mask) V, over
 ///   Q [batch, heads_q, seq_q, head_dim], K [batch, heads_kv, seq_k, head_dim], V [batch, heads_kv, seq_k, head_dim_v],
 ///   O [batch, heads_q, seq_q, head_dim_v]; query head h reads KV head h / (heads_q / heads_kv).
 /// Scores are fp32, and fp64 where the dtype is: where all of a row are finite before they are scaled, so is its
@@ -90,6 +90,9 @@ struct Problem {
   std::optional<std::int64_t> window_left = std::nullopt;
   std::optional<std::int64_t> window_right = std::nullopt;
   std::optional<std::int64_t> window_offset = std::nullopt;  ///< the key beside query 0
+  /// What no score exceeds: softcap * tanh(score / softcap), before the mask (Gemma 2). Positive and normal in fp32; 0:
+  /// scores are not capped. `skip` refuses it.
+  double softcap = 0;
 
   /// `scale`, or its default.
   [[nodiscard]] double softmax_scale() const noexcept;

@@ -14,6 +14,7 @@ from distrattention.core import (
     require_tensors,
     settings_of,
     sides_of,
+    softcap_of,
 )
 
 from distrattention.settings import Fields, Settings, chosen, counted  # isort: skip
@@ -45,7 +46,8 @@ def flash_attn_func(
 
     softmax_scale is 1/sqrt(D) when None. causal is anchored at the bottom right: query i sees keys j <= i + Sk - Sq,
     and one that sees none gets 0. So is window_size (left, right), -1 for unlimited: query i sees the keys from i + Sk
-    - Sq - left to i + Sk - Sq + right; exact attention alone has windows that hide a key. The backward is
+    - Sq - left to i + Sk - Sq + right; exact attention alone has windows that hide a key. softcap: scores become
+    softcap * tanh(score / softcap); 0: they are not capped. The backward is
     deterministic, whatever `deterministic` says, unless allow_nondeterministic_backward() lets it be otherwise, which
     True overrides. learnable_sink [Hq]: logits that the denominators have besides. Dtypes: as in
     scaled_dot_product_attention(). fields: of Settings (strategy, group_size, ...), instead of `settings`. Name the
@@ -54,10 +56,10 @@ def flash_attn_func(
     Returns out [B, Sq, Hq, Dv]; with return_attn_probs (out, lse, None) with lse [B, Hq, Sq], natural logarithm,
     differentiable; there are no attention probabilities to return.
 
-    Raises NotImplementedError for dropout_p, softcap and alibi_slopes, else as scaled_dot_product_attention().
+    Raises NotImplementedError for dropout_p and alibi_slopes, else as scaled_dot_product_attention().
     """
     settings = settings_of(**fields) if settings is None else chosen(settings, fields)
-    refuse(dropout_p, softcap, alibi_slopes)
+    refuse(dropout_p, alibi_slopes)
     q, k, v = autocast(q, k, v)
     require_axes((q, k, v), 4, "[batch, rows, heads, columns]")
     q, k, v = (tensor.transpose(1, 2) for tensor in (q, k, v))
@@ -66,8 +68,9 @@ def flash_attn_func(
     check_scale(softmax_scale, "softmax_scale")
     sides = sides_of(window_size)
     out, lse = _flash(
-        q, k, v, softmax_scale, causal, sides, settings, deterministic, return_attn_probs, learnable_sink
-    )
+        q, k, v, softmax_scale, causal, sides, softcap_of(softcap), settings, deterministic, return_attn_probs,
+        learnable_sink,
+    )  # fmt: skip
     out = out.transpose(1, 2)
     return (out, lse, None) if return_attn_probs else out
 
@@ -104,7 +107,7 @@ def flash_attn_varlen_func(
     NotImplementedError for block_table.
     """
     settings = settings_of(**fields) if settings is None else chosen(settings, fields)
-    refuse(dropout_p, softcap, alibi_slopes, block_table=block_table)
+    refuse(dropout_p, alibi_slopes, block_table=block_table)
     q, k, v = autocast(q, k, v)
     require_axes((q, k, v), 3, "[rows of all sequences, heads, columns]")
     q, k, v = (tensor.transpose(0, 1) for tensor in (q, k, v))  # [H, T, D]
@@ -116,8 +119,8 @@ def flash_attn_varlen_func(
         found = counted(len(lengths_k), "sequence")
         raise ValueError(f"cu_seqlens_k has {found}; allowed: {len(lengths_q)}, as cu_seqlens_q")
     sequences = zip(q.split(lengths_q, 1), k.split(lengths_k, 1), v.split(lengths_k, 1))
-    sides = sides_of(window_size)
-    options = (softmax_scale, causal, sides, settings, deterministic, return_attn_probs, learnable_sink)
+    sides, softcap = sides_of(window_size), softcap_of(softcap)
+    options = (softmax_scale, causal, sides, softcap, settings, deterministic, return_attn_probs, learnable_sink)
     results = [_flash(*sequence, *options) for sequence in sequences]
     if not results:  # no sequence: nothing but the shapes matters
         results = [_flash(q, k, v, *options)]
@@ -126,22 +129,21 @@ def flash_attn_varlen_func(
     return (out, torch.cat(lses, 1), None) if return_attn_probs else out
 
 
-def _flash(q, k, v, scale, causal, sides, settings, deterministic, with_lse, sink):
+def _flash(q, k, v, scale, causal, sides, softcap, settings, deterministic, with_lse, sink):
     """q [B, Hq, Sq, D] or [Hq, Sq, D], and so on."""
     corner = "bottom_right" if causal else "none"
     key_offset = None if causal or sides == NO_WINDOW else k.shape[-2] - q.shape[-2]
     if sink is not None:
         check_sink_logits(sink, q, "learnable_sink")
-    options = {"with_lse": bool(with_lse) or sink is not None, "key_offset": key_offset, "sides": sides}
+    options = {"with_lse": bool(with_lse) or sink is not None, "key_offset": key_offset}
+    options |= {"sides": sides, "softcap": softcap}
     out, lse = attend(q, k, v, None, corner, scale, settings, bool(deterministic), **options)
     return (out, lse) if sink is None else with_sink_logits(out, lse, sink)
 
 
-def refuse(dropout_p, softcap, alibi_slopes, **others):
+def refuse(dropout_p, alibi_slopes, **others):
     if dropout_p != 0:
         raise NotImplementedError(f"dropout_p is {dropout_p}; allowed: 0, as there is no dropout")
-    if softcap not in (0, None):
-        raise NotImplementedError(f"softcap is {softcap}; allowed: 0, as scores cannot be capped")
     for name, value in (("alibi_slopes", alibi_slopes), *others.items()):
         if value is not None:
             raise NotImplementedError(f"{name} was given; allowed: None, as it is not there")

@@ -7,7 +7,7 @@ them. Lengths that are a tensor become a mask on the cache's rows: nothing is re
 
 from typing import Any
 
-from distrattention.core import NO_WINDOW, attend, check, check_scale, sides_of
+from distrattention.core import NO_WINDOW, attend, check, check_scale, sides_of, softcap_of
 from distrattention.flash import refuse, require_axes
 from distrattention.settings import EXACT, require_int
 from distrattention.sink_logits import check_sink_logits, with_sink_logits
@@ -44,16 +44,16 @@ def flash_attn_with_kvcache(
     cache_seqlens: how many rows each sequence of the cache has, a number for all or int32 or int64 [B] on q's device,
     which is not read on the host; None: all S. k [B, Sn, H, D] and v [B, Sn, H, Dv] are first written behind them, in
     place, and count; cache_seqlens is left as it is. That they fit the cache is checked for a number alone: a tensor's
-    would have to be read. causal is anchored at the bottom right of the filled rows. softmax_scale and learnable_sink:
-    as in flash_attn_func(). Dtypes: as in scaled_dot_product_attention(); no gradient is recorded. num_splits is
-    ignored: how keys are split depends on the sizes alone.
+    would have to be read. causal is anchored at the bottom right of the filled rows. softmax_scale, softcap and
+    learnable_sink: as in flash_attn_func(). Dtypes: as in scaled_dot_product_attention(); no gradient is recorded.
+    num_splits is ignored: how keys are split depends on the sizes alone.
 
     Returns out [B, Sq, Hq, Dv]; with return_softmax_lse (out, lse [B, Hq, Sq]). A row that sees no key gets 0. Raises
-    NotImplementedError for window_size, softcap, alibi_slopes, rotary embeddings, a paged cache (block_table),
+    NotImplementedError for window_size, alibi_slopes, rotary embeddings, a paged cache (block_table),
     cache_batch_idx and cache_leftpad, else as scaled_dot_product_attention().
     """
     refuse(
-        0, softcap, alibi_slopes, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx,
+        0, alibi_slopes, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx,
         cache_leftpad=cache_leftpad, block_table=block_table,
     )  # fmt: skip
     if sides_of(window_size) != NO_WINDOW:
@@ -67,7 +67,7 @@ def flash_attn_with_kvcache(
     lengths = _lengths(cache_seqlens, q, k_cache)
     if k is not None or v is not None:
         lengths = _append(k, v, k_cache, v_cache, cache_seqlens, lengths)
-    out, lse = _attend(q, k_cache, v_cache, lengths, softmax_scale, causal)
+    out, lse = _attend(q, k_cache, v_cache, lengths, softmax_scale, causal, softcap_of(softcap))
     if learnable_sink is not None:
         out, lse = with_sink_logits(out, lse, learnable_sink)
     out = out.transpose(1, 2)
@@ -116,7 +116,7 @@ def _append(k, v, k_cache, v_cache, cache_seqlens, lengths):
     return lengths + rows
 
 
-def _attend(q, k_cache, v_cache, lengths, scale, causal):
+def _attend(q, k_cache, v_cache, lengths, scale, causal, softcap):
     """(out [B, Hq, Sq, Dv], lse [B, Hq, Sq])."""
     batch, rows, heads, _ = q.shape
     together = heads // k_cache.shape[2] if not causal or rows == 1 or isinstance(lengths, Tensor) else 1
@@ -133,5 +133,5 @@ def _attend(q, k_cache, v_cache, lengths, scale, causal):
     grouped = q.unflatten(2, (-1, together)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, Hq / together, rows, D]
     corner = "bottom_right" if causal and rows > 1 and mask is None else "none"
     tensors = (grouped, k_cache.transpose(1, 2), v_cache.transpose(1, 2))
-    out, lse = attend(*tensors, mask, corner, scale, EXACT, True, True)[:2]
+    out, lse = attend(*tensors, mask, corner, scale, EXACT, True, True, softcap=softcap)[:2]
     return out.reshape(batch, heads, rows, out.shape[-1]), lse.reshape(batch, heads, rows)

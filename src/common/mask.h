@@ -56,6 +56,10 @@ struct KeySpan {
   return has_window(problem) ? "has no sliding window; window_left and window_right are for other kernels" : "";
 }
 
+[[nodiscard]] inline std::string reason_against_softcap(const Problem& problem) {
+  return problem.softcap != 0 ? "caps no scores; softcap is for other kernels" : "";
+}
+
 // A mask that is broadcast to [batch, heads_q, seq_q, seq_k] by strides of 0 along the axes that repeat.
 class MaskView {
  public:

@@ -3,8 +3,8 @@
 // queries one by one, so that dK and dV stay in its cache and nothing of size N x N exists.
 //
 //   for each tile of queries of the KV head's query heads, that see some of the keys:
-//     P   = exp(q_hat k_hat^T scale + mask - LSE)          D = rowsum(dO * O) - dLSE
-//     dS  = P * (dO V^T - D)
+//     P   = exp(cap(q_hat k_hat^T scale) + mask - LSE)     D = rowsum(dO * O) - dLSE
+//     dS  = P * (dO V^T - D), times the slope of the cap where scores are capped
 //     dV^T += dO^T P        dk_hat^T = scale q_hat^T dS, spread over the columns of dK^T
 //     dq_hat += scale dS k_hat                              by all tasks of the head, in the order of their keys
 //   dQ = dq_hat spread over its columns                     by the last task that adds to it
@@ -65,7 +65,7 @@ class MaskGradient {
  private:
   void add(const QueryTile& tile, const MaskTask& task) {
     gradient_.load_queries(tile);
-    gradient_.run(1);
+    gradient_.run(GradientOf::scores);
     for (std::int64_t n = 0; n < tile.rows; ++n) {
       for (std::int64_t j = 0; j < gradient_.keys; ++j) {
         sum_[(task.tiles.whole ? 0 : n) * kTileKeys + (task.strips.whole ? 0 : j)] += gradient_.d_s[n * kTileKeys + j];

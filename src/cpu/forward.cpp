@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward on the CPU: O = softmax(scale * q_hat k_hat^T + mask) V, one tile of queries a task, one tile of keys at a
-// time, so that nothing of size N x N exists.
+// Forward on the CPU: O = softmax(cap(scale * q_hat k_hat^T) + mask) V, one tile of queries a task, one tile of keys at
+// a time, so that nothing of size N x N exists.
 //
 //   for each tile of up to 128 queries (whole blocks, or a part of one):
 //     q_hat = estimate(Q)                                           once; by the groups of each block

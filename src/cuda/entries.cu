@@ -27,8 +27,11 @@ enum class NearKeys { none, served };
 // Whether it has sliding windows.
 enum class Window { none, served };
 
+// Whether it caps scores.
+enum class Softcap { none, served };
+
 // The kernel's own reason comes before the device's, for which no kernel serves.
-template <auto kSupports, NearKeys kNearKeys, Window kWindow>
+template <auto kSupports, NearKeys kNearKeys, Window kWindow, Softcap kSoftcap>
 std::string supports(const Problem& problem, const Grouping& grouping) {
   std::string reason = kSupports(problem, grouping);
   if (kNearKeys == NearKeys::none && reason.empty()) {
@@ -36,6 +39,9 @@ std::string supports(const Problem& problem, const Grouping& grouping) {
   }
   if (kWindow == Window::none && reason.empty()) {
     reason = common::reason_against_window(problem);
+  }
+  if (kSoftcap == Softcap::none && reason.empty()) {
+    reason = common::reason_against_softcap(problem);
   }
   return reason.empty() ? unusable_reason() : reason;
 }
@@ -94,9 +100,10 @@ KernelPlan<Tensors> plan(const Problem& problem, const Grouping& grouping, const
   return result;
 }
 
-template <class Tensors, auto kSupports, auto kPlan, NearKeys kNearKeys = NearKeys::none, Window kWindow = Window::none>
+template <class Tensors, auto kSupports, auto kPlan, NearKeys kNearKeys = NearKeys::none, Window kWindow = Window::none,
+          Softcap kSoftcap = Softcap::none>
 constexpr KernelEntry<Tensors> entry(const char* name) {
-  return {name, Device::cuda, supports<kSupports, kNearKeys, kWindow>, plan<Tensors, kPlan>};
+  return {name, Device::cuda, supports<kSupports, kNearKeys, kWindow, kSoftcap>, plan<Tensors, kPlan>};
 }
 
 template <class Tensors>
@@ -106,10 +113,13 @@ constexpr KernelEntry<Tensors> not_deterministic(KernelEntry<Tensors> kernel) {
 }
 
 constexpr std::array<GroupingKernel, 4> kGrouping{
-    entry<GroupingTensors, identity::supports, identity::plan, NearKeys::served, Window::served>("cuda/exact"),
-    entry<GroupingTensors, lsh::supports, lsh::plan, NearKeys::served, Window::served>("cuda/lsh"),
-    entry<GroupingTensors, energy::supports, energy::plan, NearKeys::served, Window::served>("cuda/energy"),
-    entry<GroupingTensors, energy::supports_means, energy::plan, NearKeys::served, Window::served>("cuda/means")};
+    entry<GroupingTensors, identity::supports, identity::plan, NearKeys::served, Window::served, Softcap::served>(
+        "cuda/exact"),
+    entry<GroupingTensors, lsh::supports, lsh::plan, NearKeys::served, Window::served, Softcap::served>("cuda/lsh"),
+    entry<GroupingTensors, energy::supports, energy::plan, NearKeys::served, Window::served, Softcap::served>(
+        "cuda/energy"),
+    entry<GroupingTensors, energy::supports_means, energy::plan, NearKeys::served, Window::served, Softcap::served>(
+        "cuda/means")};
 // Hopper's own kernel for exact attention and for one grouping of the whole sequence, which `auto` asks for.
 constexpr ForwardKernel kHopperForward =
     entry<ForwardTensors, sm90::forward_supports, sm90::plan_forward, NearKeys::served>("sm90/forward");
@@ -117,7 +127,8 @@ constexpr std::array<ForwardKernel, 4> kForward{
     kHopperForward,
     entry<ForwardTensors, sm90::forward_blocks_supports, sm90::plan_forward, NearKeys::served>("sm90/forward_blocks"),
     entry<ForwardTensors, sm80::forward_supports, sm80::plan_forward, NearKeys::served>("sm80/forward"),
-    entry<ForwardTensors, plain::supports, plain::plan_forward, NearKeys::served, Window::served>("plain/forward")};
+    entry<ForwardTensors, plain::supports, plain::plan_forward, NearKeys::served, Window::served, Softcap::served>(
+        "plain/forward")};
 constexpr std::array<BackwardKernel, 5> kBackward{
     not_deterministic(entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward_atomics, NearKeys::served>(
         "sm90/backward_atomics")),
@@ -125,7 +136,8 @@ constexpr std::array<BackwardKernel, 5> kBackward{
     not_deterministic(
         entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward_atomics>("sm80/backward_atomics")),
     entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward>("sm80/backward"),
-    entry<BackwardTensors, plain::supports, plain::plan_backward, NearKeys::served, Window::served>("plain/backward")};
+    entry<BackwardTensors, plain::supports, plain::plan_backward, NearKeys::served, Window::served, Softcap::served>(
+        "plain/backward")};
 
 // Whether Hopper's own kernel would serve with another strategy.
 bool is_served_by_hopper(const Problem& problem, Grouping grouping, Strategy strategy) {

@@ -57,6 +57,7 @@ struct DeviceProblem {
   bool mean;                  // Estimator::mean: q_hat is the group's mean, else its first column
   bool exact;                 // no order is read
   bool first_block_is_exact;  // order_from = previous, and the order is computed
+  float softcap;              // no score exceeds it; 0: scores are not capped. Here it takes no room
   DeviceNear near;
   std::int64_t first_offset;  // of a window: query i sees the keys j >= i + first_offset
 };
@@ -122,6 +123,7 @@ struct DeviceProblem {
   result.mean = grouping.estimator == Estimator::mean;
   result.exact = exact;
   result.first_block_is_exact = grouping.order_from == OrderFrom::previous && common::is_exact_block(grouping, 0);
+  result.softcap = static_cast<float>(problem.softcap);
   result.near = device_near(problem, grouping);
   return result;
 }

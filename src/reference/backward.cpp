@@ -100,16 +100,17 @@ void backward_head(const Problem& problem, const Grouping& grouping, const Backw
       for (std::int64_t c = 0; c < v.columns; ++c) {
         kv.d_v.row(j)[c] += p_j * d_o.row(i)[c];
       }
+      const double d_product = scale * ds * scores.cap_slope(i, j);
       if (scores.is_near(j)) {
         for (std::int64_t c = 0; c < problem.head_dim; ++c) {
-          dq_near[static_cast<std::size_t>(c)] += scale * ds * scores.k().row(j)[c];
-          kv.d_k.row(j)[c] += scale * ds * scores.q_of(i)[c];
+          dq_near[static_cast<std::size_t>(c)] += d_product * scores.k().row(j)[c];
+          kv.d_k.row(j)[c] += d_product * scores.q_of(i)[c];
         }
       } else {
-        ds_far += scale * ds;
+        ds_far += d_product;
         for (std::int64_t g = 0; g < groups.count; ++g) {
-          dq_hat[static_cast<std::size_t>(g)] += scale * ds * scores.k_hat().row(j)[g];
-          dk_hat.row(j)[g] += scale * ds * scores.q_hat_of(i)[g];
+          dq_hat[static_cast<std::size_t>(g)] += d_product * scores.k_hat().row(j)[g];
+          dk_hat.row(j)[g] += d_product * scores.q_hat_of(i)[g];
         }
       }
       if (tensors.d_mask != nullptr) {

@@ -128,11 +128,26 @@ def test_varlen_sequences_do_not_see_each_other():
     assert torch.equal(out[:20], again[:20]) and again[20:].isnan().any()
 
 
+@pytest.mark.parametrize("causal", [False, True])
+def test_softcap(causal, textbook):
+    q, k, v = rows_first(grad=False)
+    out, lse, _ = flash_attn_func(q, k, v, causal=causal, softcap=1.5, return_attn_probs=True)
+    corner = "bottom_right" if causal else "none"
+    expected = textbook(*(x.transpose(1, 2) for x in (q, k, v)), causal=corner, softcap=1.5)
+    torch.testing.assert_close(out.transpose(1, 2), expected[0], atol=3e-6, rtol=1e-5)
+    torch.testing.assert_close(lse, expected[1], atol=3e-6, rtol=1e-5)
+    (q, k, v), where = packed((20, 30), (20, 30))
+    out = flash_attn_varlen_func(q, k, v, *where, causal=causal, softcap=1.5)
+    parts = zip(q.split((20, 30)), k.split((20, 30)), v.split((20, 30)))
+    expected = [flash_attn_func(*(x[None] for x in part), causal=causal, softcap=1.5)[0] for part in parts]
+    assert torch.equal(out, torch.cat(expected))
+
+
 REFUSED = {
     "dropout_p": (0.1, NotImplementedError, "dropout_p is 0.1; allowed: 0"),
     "window_size": ((-2, 0), ValueError, "window_size is -2; allowed: -1 to"),
     "window_size, a number": (128, TypeError, r"window_size is 128; allowed: \(left, right\)"),
-    "softcap": (30.0, NotImplementedError, "softcap is 30.0; allowed: 0"),
+    "softcap": (-30.0, ValueError, "softcap is -30.0; allowed: 0"),
     "alibi_slopes": (torch.ones(4), NotImplementedError, "alibi_slopes was given; allowed: None"),
     "learnable_sink": (torch.ones(3), ValueError, r"learnable_sink is \[3\]; allowed: \[4\]"),
     "learnable_sink, a number": (1.0, TypeError, "learnable_sink is float; allowed: a tensor"),

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from distrattention import flash_attn_with_kvcache
+from distrattention import flash_attn_func, flash_attn_with_kvcache
 
 F64 = torch.float64
 B, S, HQ, H, D, DV = 3, 40, 6, 2, 8, 5
@@ -73,11 +73,18 @@ def test_lengths_of_a_tensor_are_not_read():
         torch.testing.assert_close(found, spelled_out(q, *caches, lengths + 1, True)[0])
 
 
+def test_softcap():
+    q, caches = drawn(B, 1, HQ, D), (drawn(B, S, H, D), drawn(B, S, H, DV))
+    expected = flash_attn_func(q, *caches, softcap=1.5)
+    torch.testing.assert_close(flash_attn_with_kvcache(q, *caches, softcap=1.5), expected)
+    assert not torch.allclose(expected, flash_attn_func(q, *caches), atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
         ({"block_table": torch.zeros(1)}, NotImplementedError, "block_table was given; allowed: None"),
-        ({"softcap": 30.0}, NotImplementedError, "softcap is 30.0; allowed: 0"),
+        ({"softcap": -30.0}, ValueError, "softcap is -30.0; allowed: 0"),
         ({"window_size": (4, 0)}, NotImplementedError, r"window_size is \(4, 0\); allowed: \(-1, -1\)"),
         ({"cache_seqlens": S + 1}, ValueError, f"cache_seqlens is {S + 1}; allowed: 0 to {S}"),
         ({"cache_seqlens": LENGTHS[:2]}, ValueError, rf"cache_seqlens is \[2\]; allowed: \[{B}\]"),

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plain backward (method, 3), the order held constant, in fp32 and with every sum in a fixed order:
-//   D = rowsum(dO * O) - dLSE    P = e^(S - LSE)    dP = dO V^T    dS = P * (dP - D)
+//   D = rowsum(dO * O) - dLSE    P = e^(S - LSE)    dP = dO V^T    dS = P * (dP - D), times the slope of a cap
 //   dq_hat = scale dS k_hat      dK = scale sum over blocks of dS^T Q~      dV = P^T dO
 // where Q~ is q_hat spread over the d columns. dQ of a column is dq_hat of its group, or its share of it.
 //
@@ -111,7 +111,7 @@ __global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ Ba
   float r_dq[4][8] = {};
   for (std::int64_t first_key = keys.first; first_key < keys.end; first_key += kSide) {
     float r_s[4][4];
-    compute_score_gradients<T>(arguments, tile, groups, first_key, shared.staged, r_s);
+    compute_score_gradients<T, Means::none>(arguments, tile, groups, first_key, Slope::included, shared.staged, r_s);
     store_transposed(r_s, shared.weights);
     for (int staged = 0; staged < kSide; staged += kStagedRows) {
       const std::int64_t first = first_key + staged;
@@ -184,7 +184,7 @@ __global__ void __launch_bounds__(kThreads) dv_kernel(const __grid_constant__ Ba
     const TileGroups groups = load_groups(problem, tile, arguments.order, shared.order);
     const T* d_o = rows_at<T>(arguments.d_o, problem.o, tile.b, tile.h, tile.first) + owned.first_column;
     float r_p[4][4];
-    compute_probabilities<T>(arguments, tile, groups, owned.first_key, shared.staged, r_p);
+    compute_probabilities<T>(arguments, tile, groups, owned.first_key, Slope::none, shared.staged, r_p);
     store_as_it_is(r_p, shared.weights);
     for (int staged = 0; staged < kSide; staged += kStagedRows) {
       __syncthreads();
@@ -223,7 +223,7 @@ __global__ void __launch_bounds__(kThreads, 1) dk_kernel(const __grid_constant__
     }
     const T* q = rows_at<T>(arguments.q, problem.q, tile.b, tile.h, tile.first);
     float r_s[4][4];
-    compute_score_gradients<T>(arguments, tile, groups, owned.first_key, shared.staged, r_s);
+    compute_score_gradients<T>(arguments, tile, groups, owned.first_key, Slope::included, shared.staged, r_s);
     store_as_it_is(r_s, shared.weights);
     bool finite_s = true;
     for (int element = 0; element < 16; ++element) {

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plain forward: O = softmax(scale q_hat k_hat^T + mask) V and LSE (paper, Equation 2 and Section 3.3) by online
-// softmax, tile by tile, in fp32.
+// The plain forward: O = softmax(cap(scale q_hat k_hat^T) + mask) V and LSE (paper, Equation 2 and Section 3.3) by
+// online softmax, tile by tile, in fp32.
 //
 // A block of 16 x 16 threads takes up to 64 rows of one block of Q (one order) and up to 128 columns of V; wider V is
 // shared by blocks along grid.y, each of which computes the scores anew. Thread (y, x) keeps rows 4 y .. 4 y + 3: their
@@ -38,8 +38,9 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const __grid_const
   RowState rows;
   for (std::int64_t first_key = keys.first; first_key < keys.end; first_key += kSide) {
     float r_s[4][4];
-    compute_scores(problem, arguments.scale, tile, groups, q, k + first_key * problem.k.row, first_key, shared.staged,
-                   r_s);
+    compute_products(problem, tile, groups, q, k + first_key * problem.k.row, first_key, shared.staged, r_s);
+    finish_scores(
+        problem, arguments.scale, tile, first_key, [](int) { return 0.0F; }, Slope::none, r_s);
     online_softmax(r_s, rows, shared);
     add_values(v + first_key * problem.v.row, problem.v.row, problem.seq_k - first_key, columns, shared, rows);
   }
