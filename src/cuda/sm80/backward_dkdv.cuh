@@ -78,7 +78,7 @@ template <class C>
 // Behind the last row that sees any of a thread block's keys.
 template <class C>
 [[nodiscard]] __device__ inline int row_end(const DeviceProblem& problem, int first_key) {
-  if (!has_left_end(problem)) {
+  if (!C::kMasks || !has_left_end(problem)) {
     return static_cast<int>(problem.seq_q);
   }
   return static_cast<int>(max(min(first_key + C::kKeys - problem.first_offset, problem.seq_q), std::int64_t{0}));
@@ -176,7 +176,7 @@ __device__ __forceinline__ void differentiate_keys(float (&s)[C::kKeyTiles][2][4
       const int last = static_cast<int>(problem.causal_offset) - of_element;
       each([&](float& score, float& gradient, int rows, int keys) { hide(score, gradient, keys - rows > last); });
     }
-    if (has_left_end(problem)) {
+    if (C::kMasks && has_left_end(problem)) {
       const int first = static_cast<int>(problem.first_offset) - of_element;
       each([&](float& score, float& gradient, int rows, int keys) { hide(score, gradient, keys - rows < first); });
     }
@@ -255,7 +255,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     ptx::cp_async_commit();
 
     const bool edge = (problem.causal && first_key + C::kKeys - 1 > first + problem.causal_offset) ||
-                      (has_left_end(problem) && first_key < first + C::kRows - 1 + problem.first_offset);
+                      (C::kMasks && has_left_end(problem) && first_key < first + C::kRows - 1 + problem.first_offset);
     const std::uint32_t stage = stages.at(t);
     const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     const std::uint32_t as_columns = Tile<C::kDim>{stage}.at(thread / 16 * 8 + thread % 8, thread / 8 % 2);

@@ -126,7 +126,7 @@ template <class C>
 // The first tile all of whose keys come no earlier than the left end of a sliding window, for all rows.
 template <class C>
 [[nodiscard]] __device__ inline int first_whole_tile(const DeviceProblem& problem, const Work& work) {
-  if (!has_left_end(problem)) {
+  if (!C::kMasks || !has_left_end(problem)) {
     return 0;
   }
   return static_cast<int>((first_visible_key(problem, work.row + C::kRows - 1) + C::kKeys - 1) / C::kKeys);
@@ -225,7 +225,7 @@ __device__ __forceinline__ void apply_mask(ScoreFragment<C>& s, const ForwardPar
           apply_tensor<C>(s.of[tile], p, work, half, row, first + lane % 4 * 2, left);
         }
       }
-      if (has_left_end(problem)) {
+      if (C::kMasks && has_left_end(problem)) {
         const int before = static_cast<int>(row + problem.first_offset) - first - lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < C::kPartKeys / 8; ++n) {

@@ -49,6 +49,7 @@ __global__ void __launch_bounds__(kThreads)
     return ptx::exp2(stats.x - row_max) * stats.y;
   };
   float row_sum = 0;
+#pragma unroll 4
   for (unsigned n = 0; n < split.num_splits; ++n) {
     row_sum += share(first + std::int64_t{n} * rows);
   }

@@ -31,7 +31,7 @@ struct Work {
     const std::int64_t keys = visible_keys(p.problem, min(std::int64_t{work.row} + C::kRows, p.row_end) - 1);
     unsigned tiles = (static_cast<unsigned>(keys) + C::kKeys - 1) / C::kKeys;
     int before = 0;  // the left end of a sliding window
-    if (has_left_end(p.problem)) {
+    if (C::kMasks && has_left_end(p.problem)) {
       before = min(static_cast<int>(first_visible_key(p.problem, work.row)) / C::kKeys, static_cast<int>(tiles));
       tiles -= static_cast<unsigned>(before);
     }
