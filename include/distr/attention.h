@@ -73,7 +73,7 @@ struct ForwardTensors {
   void* lse = nullptr;                  ///< out, natural log, [batch, heads_q, seq_q] of lse_dtype(); null: not wanted
   const float* key_means = nullptr;     ///< from make_grouping(), where needs_key_means()
   std::int32_t* halves = nullptr;       ///< out: halves_shape(); null: not wanted. Only with `skip`
-  Lengths lengths;
+  Lengths lengths = {};
 };
 
 struct BackwardTensors {
@@ -91,7 +91,7 @@ struct BackwardTensors {
   void* d_v = nullptr;          ///< out, with V's strides
   void* d_mask = nullptr;       ///< out: of an additive mask, contiguous in the mask's shape, lse_dtype(); null: no
   const float* key_means = nullptr;  ///< from make_grouping(), where needs_key_means()
-  Lengths lengths;
+  Lengths lengths = {};
 };
 
 /// All three throw Error with

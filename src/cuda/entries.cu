@@ -13,6 +13,7 @@
 #include "cuda/plain/plain.h"
 #include "cuda/sm80/backward_launch.h"
 #include "cuda/sm80/forward_launch.h"
+#include "cuda/sm80/sequences_launch.h"
 #include "cuda/sm90/backward_launch.h"
 #include "cuda/sm90/forward_launch.h"
 #include "disabled_kernels.h"
@@ -129,9 +130,11 @@ constexpr std::array<GroupingKernel, 4> kGrouping{
 // Hopper's own kernel for exact attention and for one grouping of the whole sequence, which `auto` asks for.
 constexpr ForwardKernel kHopperForward =
     entry<ForwardTensors, sm90::forward_supports, sm90::plan_forward, NearKeys::served>("sm90/forward");
-constexpr std::array<ForwardKernel, 4> kForward{
+constexpr std::array<ForwardKernel, 5> kForward{
     kHopperForward,
     entry<ForwardTensors, sm90::forward_blocks_supports, sm90::plan_forward, NearKeys::served>("sm90/forward_blocks"),
+    entry<ForwardTensors, sm80::sequences_supports, sm80::plan_sequences, NearKeys::none, Window::none,
+          DataLengths::served>("sm80/sequences"),
     entry<ForwardTensors, sm80::forward_supports, sm80::plan_forward, NearKeys::served>("sm80/forward"),
     entry<ForwardTensors, plain::supports, plain::plan_forward, NearKeys::served, Window::served, DataLengths::served>(
         "plain/forward")};
@@ -142,7 +145,8 @@ constexpr std::array<BackwardKernel, 5> kBackward{
     not_deterministic(
         entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward_atomics>("sm80/backward_atomics")),
     entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward>("sm80/backward"),
-    entry<BackwardTensors, plain::supports, plain::plan_backward, NearKeys::served, Window::served>("plain/backward")};
+    entry<BackwardTensors, plain::supports, plain::plan_backward, NearKeys::served, Window::served,
+          DataLengths::served>("plain/backward")};
 
 // Whether Hopper's own kernel would serve with another strategy.
 bool is_served_by_hopper(const Problem& problem, Grouping grouping, Strategy strategy) {

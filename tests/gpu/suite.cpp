@@ -22,6 +22,7 @@
 #include "gpu/stream_check.h"
 #include "gpu/time_inputs.h"
 #include "gpu/watchdog.h"
+#include "support/lengths.h"
 #include "support/magnitudes.h"
 #include "support/oracle.h"
 
@@ -47,6 +48,32 @@ void run_tested_forward(const Problem& p, const Grouping& g, const ForwardTensor
 }
 void run_tested_backward(const Problem& p, const Grouping& g, const BackwardTensors& tensors, const Execution&) {
   run_on_device(*tested_backward, p, g, tensors);
+}
+
+// The same with lengths that are data.
+template <LengthsAs kKind>
+void run_tested_forward_with_lengths(const Problem& p, const Grouping& g, const ForwardTensors& tensors,
+                                     const Execution&) {
+  const WithLengths<ForwardTensors> call(kKind, p, tensors);
+  run_on_device(*tested_forward, call.problem(), g, call.tensors());
+  call.take_results();
+}
+void run_tested_backward_with_lengths(const Problem& p, const Grouping& g, const BackwardTensors& tensors,
+                                      const Execution&) {
+  const WithLengths<BackwardTensors> call(LengthsAs::packed, p, tensors);
+  run_on_device(*tested_backward, call.problem(), g, call.tensors());
+  call.take_results();
+}
+
+std::string judge_with_lengths(const ForwardKernel& kernel, LengthsAs kind, Instance instance) {
+  tested_forward = &kernel;
+  return check_forward(kind == LengthsAs::keys ? run_tested_forward_with_lengths<LengthsAs::keys>
+                                               : run_tested_forward_with_lengths<LengthsAs::packed>,
+                       instance);
+}
+std::string judge_with_lengths(const BackwardKernel& kernel, LengthsAs /*kind*/, Instance instance) {
+  tested_backward = &kernel;
+  return check_backward(run_tested_backward_with_lengths, instance);
 }
 
 std::string judge(const GroupingKernel& kernel, Instance instance) {
@@ -232,9 +259,7 @@ class Checker {
     for (const auto& kernel : backend.forward) {
       check(kernel, instance);
     }
-    for (const auto& kernel : forced_tiles()) {
-      check(kernel, instance);
-    }
+    for (const auto& kernel : forced_tiles()) check(kernel, instance);
     for (const auto& kernel : backend.backward) {
       if (!is_of_forward_alone(instance.test_case)) {
         check(kernel, instance);
@@ -258,6 +283,7 @@ class Checker {
   void check(const Kernel& kernel, const Instance& instance) {
     if (!wanted(kernel.name)) return;
     const Case& test_case = instance.test_case;
+    if constexpr (!std::is_same_v<Kernel, GroupingKernel>) check_with_lengths(kernel, instance);
     const std::string reason = kernel.supports(test_case.problem, test_case.grouping);
     if (!reason.empty()) {
       const std::lock_guard lock(mutex_);
@@ -265,6 +291,19 @@ class Checker {
       return;
     }
     record(kernel.name, label(test_case), caught([&] { return judge(kernel, instance); }));
+  }
+
+  template <class Kernel>
+  void check_with_lengths(const Kernel& kernel, const Instance& instance) {
+    const Case& test_case = instance.test_case;
+    for (const LengthsAs kind : {LengthsAs::keys, LengthsAs::packed}) {
+      const bool asks = std::is_same_v<Kernel, ForwardKernel> || kind == LengthsAs::packed;
+      if (asks && can_have_lengths(test_case, kind) &&
+          kernel.supports(with_lengths(test_case.problem, kind), test_case.grouping).empty()) {
+        record(kernel.name, label(test_case) + ", " + name_of(kind),
+               caught([&] { return judge_with_lengths(kernel, kind, instance); }));
+      }
+    }
   }
 
   void record(const std::string& kernel, const std::string& what, const std::string& fault) {
