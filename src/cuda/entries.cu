@@ -144,7 +144,8 @@ constexpr std::array<BackwardKernel, 5> kBackward{
     entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward, NearKeys::served>("sm90/backward"),
     not_deterministic(
         entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward_atomics>("sm80/backward_atomics")),
-    entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward>("sm80/backward"),
+    entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward, NearKeys::none, Window::none,
+          DataLengths::served>("sm80/backward"),
     entry<BackwardTensors, plain::supports, plain::plan_backward, NearKeys::served, Window::served,
           DataLengths::served>("plain/backward")};
 

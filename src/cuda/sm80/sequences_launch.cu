@@ -32,7 +32,7 @@ namespace {
 
 // By the longest lengths there may be. A split takes its share of the keys that there are, so shorter ones leave no SM
 // idle that longer ones do not.
-[[nodiscard]] SplitKv split_of_rows(const Variant& variant, const Problem& p) {
+[[nodiscard]] SplitSizes sizes_of(const Variant& variant, const Problem& p) {
   constexpr std::int64_t kReservedBytes = 1024;  // of shared memory, by the system, for every block
   const DeviceProperties& device = device_properties();
   const std::int64_t rows = p.seq_q * heads_of_row(p);
@@ -50,7 +50,7 @@ namespace {
         p.batch * p.heads_kv *
         common::ceil_div(std::clamp(long_rows, std::int64_t{0}, p.seq_q) * heads_of_row(p), std::int64_t{variant.rows});
   }
-  return plan_split(sizes);
+  return sizes;
 }
 
 class SequencesPlan {
@@ -69,6 +69,7 @@ class SequencesPlan {
   Input q_, k_, v_;
   Part<float> partial_o_;
   Part<float2> partial_row_stats_;
+  bool dependent_ = false;
 };
 
 SequencesPlan::SequencesPlan(const Problem& p, const Grouping& grouping, WorkspaceLayout& workspace)
@@ -97,10 +98,11 @@ SequencesPlan::SequencesPlan(const Problem& p, const Grouping& grouping, Workspa
   const std::int64_t tiles_of_head = TileScheduler::of_head(0, parameters_.row_end, variant_.rows);
   Problem heads = p;
   heads.heads_q = p.heads_kv;
-  const int interleaved =
-      interleaved_heads(heads, tiles_of_head, std::int64_t{device_properties().num_sms} * variant_.ctas_per_sm);
+  const SplitSizes sizes = sizes_of(variant_, p);
+  parameters_.split = plan_split(sizes);
+  dependent_ = sizes.causal || sizes.tiles > sizes.num_sms * sizes.resident;  // as in forward_launch.cu
+  const int interleaved = interleaved_heads(heads, tiles_of_head, sizes.num_sms * sizes.resident);
   parameters_.scheduler = TileScheduler(rows, interleaved, 0, parameters_.row_end, variant_.rows);
-  parameters_.split = split_of_rows(variant_, p);
   const std::int64_t partial_rows = parameters_.split.ctas() * variant_.rows;
   partial_o_ = Part<float>(workspace, "O of splits", partial_rows * variant_.dim);
   partial_row_stats_ = Part<float2>(workspace, "row max and sum of splits", partial_rows);
@@ -116,7 +118,7 @@ void SequencesPlan::run(const ForwardTensors& tensors, void* workspace, void* st
   p.lengths.of = tensors.lengths;
   p.split.o = partial_o_.in(workspace);
   p.split.row_stats = partial_row_stats_.in(workspace);
-  variant_.launch(p, true, stream);
+  variant_.launch(p, dependent_, stream);
 }
 
 }  // namespace
