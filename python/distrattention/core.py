@@ -198,7 +198,8 @@ def resolve(settings, head_dim):
 
 def is_exact(settings, head_dim):
     """Whether attention is exact where lengths are data, as "auto" then is; near keys that nothing skips are exact."""
-    return not settings.skip and (settings.strategy == "auto" or resolve(settings, head_dim)[0] == 1)
+    group_size, _ = resolve(settings, head_dim)
+    return not settings.skip and (settings.strategy == "auto" or group_size == 1)
 
 
 def four_axes(tensors, mask):
