@@ -96,11 +96,14 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t index = std::int64_t{blockIdx.x} * kRows + own;
   const std::int64_t head = index / rows.stats_rows;  // of all batches
   const std::int64_t row = index % rows.stats_rows;
-  const bool valid = row < problem.seq_q;  // a warp's rows are of one head: the other rows of it stay for the shuffles
   const std::int64_t b = head / problem.heads_q;
   const std::int64_t h = head % problem.heads_q;
+  const DeviceLengths& lengths = rows.lengths;
+  const DeviceSequence sequence(problem, lengths, b);
+  const bool valid = row < sequence.rows;  // a warp's rows are of one head: the other rows of it stay for the shuffles
   const auto at = [&](const void* tensor, const Strides& strides) {
-    return static_cast<const T*>(tensor) + b * strides.batch + h * strides.head + row * strides.row;
+    return static_cast<const T*>(tensor) + entry_offset(lengths, strides, b, sequence.first_row) + h * strides.head +
+           row * strides.row;
   };
 
   if (rows.stats != nullptr) {
@@ -110,7 +113,8 @@ __global__ void __launch_bounds__(kThreads)
     if (lane == 0 && !valid) {
       store_stats(rows, index, -INFINITY, 0);
     } else if (lane == 0) {
-      const std::int64_t line = head * problem.seq_q + row;
+      const std::int64_t line =
+          lse_offset(lengths, problem, b, sequence.first_row) + h * lse_stride(lengths, problem) + row;
       const float lse = rows.lse[line];
       const float d = product - (rows.d_lse == nullptr ? 0.0F : rows.d_lse[line]);
       const float lse_log2 = lse * kLog2E;

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/problem.h"
+#include "cuda/sequence.cuh"
 #include "cuda/workspace.h"
 #include "kernel.h"
 
@@ -47,6 +48,7 @@ struct QueryRows {
   float* delta;   // D [B, Hq, Nq], or null
   void* spread;   // Q~ [B, Hq, Nq, d], packed (operand.h), or null: it is not wanted
   StatsLayout layout = StatsLayout::pairs;
+  DeviceLengths lengths{};  // packed: `stats` is of the longest that every sequence may be
 };
 
 [[nodiscard]] std::int64_t stats_rows_of(const DeviceProblem& problem) noexcept;
@@ -59,6 +61,7 @@ struct QueryRows {
   rows.lse = static_cast<const float*>(tensors.lse);
   rows.d_lse = static_cast<const float*>(tensors.d_lse);
   rows.order = tensors.order;
+  rows.lengths.of = tensors.lengths;
   return rows;
 }
 
