@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "distr/measure.h"
 #include "kernel.h"
 #include "support/lengths.h"
 #include "support/oracle.h"
@@ -134,6 +135,16 @@ TEST(CpuLengths, AreExactAttentions) {
       refusal(offset, given),
       "key_lengths was given with window_offset, which is 1; allowed: none, as windows stand at the bottom right");
   EXPECT_THROW(plan(Operation::backward, contiguous(keys), {.strategy = Strategy::exact}), Error);
+}
+
+TEST(CpuLengths, AreNotMergedAndNotMeasured) {
+  Problem packed = of_lengths();
+  packed.packed = {16, 16};
+  packed = contiguous(packed);
+  std::vector<float> memory(4096);
+  EXPECT_THROW(merge(packed, {}, memory.data(), nullptr), Error);
+  const ForwardTensors tensors{memory.data(), memory.data(), memory.data(), nullptr, nullptr, memory.data()};
+  EXPECT_THROW(static_cast<void>(measure(packed, {.strategy = Strategy::exact}, tensors, memory.data(), 8)), Error);
 }
 
 }  // namespace
