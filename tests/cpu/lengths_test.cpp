@@ -58,6 +58,23 @@ TEST(CpuLengths, AreThoseOfEachEntryOnEveryCase) {
   EXPECT_GT(checked, 30);
 }
 
+// The check must see a length that is wrong.
+void forward_of_one_key_more(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
+                             const Execution& execution) {
+  const test::WithLengths<ForwardTensors> call(LengthsAs::keys, problem, tensors);
+  std::vector<std::int32_t> keys(call.tensors().lengths.keys, call.tensors().lengths.keys + call.problem().batch);
+  keys[1] += 1;
+  ForwardTensors wrong = call.tensors();
+  wrong.lengths.keys = keys.data();
+  forward(call.problem(), grouping, wrong, execution);
+  call.take_results();
+}
+
+TEST(CpuLengths, WouldBeSeenToBeWrong) {
+  Instance instance(test::with_dtype(test::find("GQA"), DType::f32));
+  EXPECT_NE(test::check_forward(forward_of_one_key_more, instance), "");
+}
+
 // Neighbours that are longer make the tasks; the bits are those of the entry alone, but for how its keys are split.
 TEST(CpuLengths, HaveTheBitsOfTheEntryAlone) {
   Instance alone(test::with_dtype(test::find("GQA"), DType::f32));
