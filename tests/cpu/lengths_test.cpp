@@ -8,6 +8,7 @@
 #include <string>
 #include <vector>
 
+#include "distr/measure.h"
 #include "kernel.h"
 #include "support/lengths.h"
 #include "support/oracle.h"
@@ -55,6 +56,23 @@ TEST(CpuLengths, AreThoseOfEachEntryOnEveryCase) {
     }
   }
   EXPECT_GT(checked, 30);
+}
+
+// The check must see a length that is wrong.
+void forward_of_one_key_more(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
+                             const Execution& execution) {
+  const test::WithLengths<ForwardTensors> call(LengthsAs::keys, problem, tensors);
+  std::vector<std::int32_t> keys(call.tensors().lengths.keys, call.tensors().lengths.keys + call.problem().batch);
+  keys[1] += 1;
+  ForwardTensors wrong = call.tensors();
+  wrong.lengths.keys = keys.data();
+  forward(call.problem(), grouping, wrong, execution);
+  call.take_results();
+}
+
+TEST(CpuLengths, WouldBeSeenToBeWrong) {
+  Instance instance(test::with_dtype(test::find("GQA"), DType::f32));
+  EXPECT_NE(test::check_forward(forward_of_one_key_more, instance), "");
 }
 
 // Neighbours that are longer make the tasks; the bits are those of the entry alone, but for how its keys are split.
@@ -134,6 +152,16 @@ TEST(CpuLengths, AreExactAttentions) {
       refusal(offset, given),
       "key_lengths was given with window_offset, which is 1; allowed: none, as windows stand at the bottom right");
   EXPECT_THROW(plan(Operation::backward, contiguous(keys), {.strategy = Strategy::exact}), Error);
+}
+
+TEST(CpuLengths, AreNotMergedAndNotMeasured) {
+  Problem packed = of_lengths();
+  packed.packed = {16, 16};
+  packed = contiguous(packed);
+  std::vector<float> memory(4096);
+  EXPECT_THROW(merge(packed, {}, memory.data(), nullptr), Error);
+  const ForwardTensors tensors{memory.data(), memory.data(), memory.data(), nullptr, nullptr, memory.data()};
+  EXPECT_THROW(static_cast<void>(measure(packed, {.strategy = Strategy::exact}, tensors, memory.data(), 8)), Error);
 }
 
 }  // namespace

@@ -68,6 +68,10 @@ std::string judge(const ForwardKernel& kernel, Instance instance) {
   }
   return check_forward(run_tested_forward, instance);
 }
+std::string judge_large_values(const ForwardKernel& kernel, Instance instance) {
+  tested_forward = &kernel;
+  return check_forward_of_large_values(run_tested_forward, instance);
+}
 std::string judge(const BackwardKernel& kernel, Instance instance) {
   tested_backward = &kernel;
   return check_backward(run_tested_backward, instance);

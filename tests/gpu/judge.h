@@ -16,6 +16,8 @@ std::string judge(const BackwardKernel& kernel, Instance instance);
 // From O and LSE of the plain forward. Tensor cores leave out rows with a huge LSE (include/distr/attention.h): their
 // gradients are finite.
 std::string judge_own(const BackwardKernel& kernel, Instance instance);
+// Of values near the largest.
+std::string judge_large_values(const ForwardKernel& kernel, Instance instance);
 // With lengths that are data. A backward has packed sequences alone.
 std::string judge_with_lengths(const ForwardKernel& kernel, LengthsAs kind, Instance instance);
 std::string judge_with_lengths(const BackwardKernel& kernel, LengthsAs kind, Instance instance);

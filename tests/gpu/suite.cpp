@@ -93,11 +93,8 @@ class Checker {
     for (const Instance& instance : with_large_values(test_case)) {
       const Watchdog::Guard guard(watchdog_, label(instance.test_case));
       const auto check_one = [&](const ForwardKernel& kernel) {
-        tested_forward = &kernel;
-        Instance own = instance;
         if (wanted(kernel.name) && kernel.supports(test_case.problem, test_case.grouping).empty()) {
-          record(kernel.name, label(own.test_case),
-                 caught([&own] { return check_forward_of_large_values(run_tested_forward, own); }));
+          record(kernel.name, label(instance.test_case), caught([&] { return judge_large_values(kernel, instance); }));
         }
       };
       std::ranges::for_each(cuda_backend().forward, check_one);

@@ -320,6 +320,7 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     sequences_dkdv(const __grid_constant__ BackwardParameters launched, unsigned ctas) {
   __shared__ OwnParameters<BackwardParameters> own;
+  static_assert(sizeof(typename C::Storage) + 1024 <= kMaxSharedBytes);  // the storage begins at a multiple of it
   const BackwardParameters& p = parameters_of<typename C::Element>(launched, own, blockIdx.x / ctas);
   if (blockIdx.x % ctas < p.problem.heads_kv * ((p.problem.seq_k + C::kKeys - 1) / C::kKeys)) {
     differentiate_by_keys<C>(p, [=](unsigned block) { return block % ctas; });

@@ -22,7 +22,8 @@ namespace {
   const auto variants = problem.dtype == DType::f16 ? backward_variants_f16() : backward_variants_bf16();
   const bool masks = problem.mask.kind != MaskKind::none || problem.window_left.has_value();
   for (const BackwardVariant& variant : variants) {
-    if (variant.dim >= std::max(problem.head_dim, problem.head_dim_v) && (variant.masks || !masks)) {
+    if (variant.dim >= std::max(problem.head_dim, problem.head_dim_v) && (variant.masks || !masks) &&
+        (variant.launch_sequences != nullptr || !problem.packed.has_value())) {
       return &variant;
     }
   }
@@ -171,7 +172,8 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
     return "takes lengths that are data without a sliding window's left end";
   }
   if (find(problem) == nullptr) {
-    return "takes head_dim and head_dim_v up to 256";
+    return problem.packed.has_value() ? "takes packed sequences in bf16, of head_dim and head_dim_v up to 128"
+                                      : "takes head_dim and head_dim_v up to 256";
   }
   if (std::max(problem.seq_q, problem.seq_k) > std::numeric_limits<std::int32_t>::max() / 512) {
     return "takes sequences up to 4194303";

@@ -106,7 +106,8 @@ constexpr BackwardVariant backward_variant() {
                          &launch_backward<T, kDim, kServes>,
                          nullptr,
                          nullptr};
-  if constexpr (kServes == Masks::none || kDim == 256) {  // sequences have no mask
+  if constexpr (kServes == Masks::none && kDim == 128 &&
+                std::is_same_v<T, __nv_bfloat16>) {  // narrower ones are padded
     result.launch_sequences = &launch_backward_of_sequences<T, kDim, kServes>;
   }
   if constexpr (kGives == Gradients::all) {

@@ -4,6 +4,8 @@
 
 #include <algorithm>
 #include <limits>
+#include <span>
+#include <string>
 #include <utility>
 
 #include "common/sequence.h"
@@ -24,8 +26,12 @@ namespace {
   return 2 * common::ceil_div(problem.seq_q * heads, kRows) <= heads * common::ceil_div(problem.seq_q, kRows);
 }
 
+[[nodiscard]] std::span<const Variant> sequence_variants(const Problem& problem) {
+  return problem.dtype == DType::f16 ? sequence_variants_f16() : sequence_variants_bf16();
+}
+
 [[nodiscard]] const Variant& sequence_variant(const Problem& problem) {
-  const auto variants = problem.dtype == DType::f16 ? sequence_variants_f16() : sequence_variants_bf16();
+  const auto variants = sequence_variants(problem);
   const std::int64_t dim = std::max(problem.head_dim, problem.head_dim_v);
   return *std::find_if(variants.begin(), variants.end(), [&](const Variant& variant) { return variant.dim >= dim; });
 }
@@ -140,8 +146,10 @@ std::string sequences_supports(const Problem& problem, const Grouping& grouping)
   if (!common::has_lengths(problem) && !has_few_rows(problem)) {
     return "takes lengths that are data, or few rows of query heads that share a KV head";
   }
-  if (std::max(problem.head_dim, problem.head_dim_v) > 256) {
-    return "takes head_dim and head_dim_v up to 256";
+  if (const int widest = sequence_variants(problem).back().dim;
+      std::max(problem.head_dim, problem.head_dim_v) > widest) {
+    return "takes head_dim and head_dim_v up to " + std::to_string(widest) +
+           (problem.dtype == DType::f16 ? " in f16" : "");
   }
   if (!(problem.softmax_scale() > 0)) {
     return "takes scales above 0";

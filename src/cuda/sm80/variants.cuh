@@ -44,13 +44,9 @@ inline constexpr std::array kEveryType = {
     variant<Config<T, 128, 32, 128, 4>>(),
 };
 
-// For rows of several heads and lengths that are data (sequences_launch.cu).
-template <class T>
-inline constexpr std::array kOfSequences = {
-    variant<Config<T, 64, 64, 64, 1, Stages, RowsOf::kv_head>>(),
-    variant<Config<T, 128, 128, 64, 1, Stages, RowsOf::kv_head>>(),
-    variant<Config<T, 256, 256, 64, 1, Stages, RowsOf::kv_head>>(),
-};
+// For rows of several heads and lengths that are data (sequences_launch.cu). What is narrower is padded.
+template <class T, int... kDims>
+inline constexpr std::array kOfSequences = {variant<Config<T, kDims, kDims, 64, 1, Stages, RowsOf::kv_head>>()...};
 
 // For bf16, which is what is measured (docs/kernel-log.md): d = 32 and, where columns are grouped, d = 256, tiles of 64
 // queries and more r.
