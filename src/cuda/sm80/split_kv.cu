@@ -75,8 +75,8 @@ __global__ void __launch_bounds__(kThreads)
   for (unsigned n = 0; n < split.num_splits; ++n) {
     row_max = fmaxf(row_max, split.row_stats[first + std::int64_t{n} * rows].x);
   }
-  const auto share = [&](std::int64_t at) {
-    const float2 stats = split.row_stats[at];
+  const auto share = [&](std::int64_t of_split) {
+    const float2 stats = split.row_stats[of_split];
     return ptx::exp2(stats.x - row_max) * stats.y;
   };
   float row_sum = 0;
