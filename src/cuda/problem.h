@@ -93,6 +93,15 @@ struct DeviceProblem {
   return result;
 }
 
+// Whether something is done to scores behind the scale, but for hiding some by their place.
+[[nodiscard]] __host__ __device__ inline bool changes_scores(const DeviceProblem& problem) noexcept {
+  return problem.mask.kind != MaskKind::none || problem.softcap != 0;
+}
+
+[[nodiscard]] inline bool changes_scores(const Problem& problem) noexcept {
+  return problem.mask.kind != MaskKind::none || problem.softcap != 0;
+}
+
 // All but where the mask is.
 [[nodiscard]] inline DeviceProblem device_problem(const Problem& problem, const Grouping& grouping) noexcept {
   constexpr double kLog2E = 1.4426950408889634;

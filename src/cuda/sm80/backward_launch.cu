@@ -20,7 +20,7 @@ namespace {
 
 [[nodiscard]] const BackwardVariant* find(const Problem& problem) {
   const auto variants = problem.dtype == DType::f16 ? backward_variants_f16() : backward_variants_bf16();
-  const bool masks = problem.mask.kind != MaskKind::none;
+  const bool masks = changes_scores(problem);
   for (const BackwardVariant& variant : variants) {
     if (variant.dim >= std::max(problem.head_dim, problem.head_dim_v) && (variant.masks || !masks)) {
       return &variant;

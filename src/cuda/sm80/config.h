@@ -33,7 +33,7 @@ struct Config {
   static constexpr int kGroups = kGroups_;
   static constexpr int kRows = kRows_;
   static constexpr int kMembers = kMembers_;
-  static constexpr bool kMasks = kRows == 64;  // serves mask tensors, for which others have no registers left
+  static constexpr bool kMasks = kRows == 64;  // serves what changes_scores(), for which others have no registers left
   static constexpr bool kExact = kGroups == kDim;
   using Keys = std::conditional_t<kExact, ExactKeys<Config>, GroupedKeys<Config>>;
   using Queries = std::conditional_t<kExact, ExactQueries<Config>, GroupedQueries<Config>>;
