@@ -57,7 +57,7 @@ struct DeviceProblem {
   bool mean;                  // Estimator::mean: q_hat is the group's mean, else its first column
   bool exact;                 // no order is read
   bool first_block_is_exact;  // order_from = previous, and the order is computed
-  float softcap;              // no score exceeds it; 0: scores are not capped. Here it takes no room
+  float softcap;              // no score exceeds it; 0: scores are not capped. It lies where alignment leaves room
   DeviceNear near;
   std::int64_t first_offset;  // of a window: query i sees the keys j >= i + first_offset
 };
