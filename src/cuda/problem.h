@@ -57,7 +57,7 @@ struct DeviceProblem {
   bool mean;                  // Estimator::mean: q_hat is the group's mean, else its first column
   bool exact;                 // no order is read
   bool first_block_is_exact;  // order_from = previous, and the order is computed
-  float softcap;              // no score exceeds it; 0: scores are not capped. Here it takes no room
+  float softcap;              // no score exceeds it; 0: scores are not capped. It lies where alignment leaves room
   DeviceNear near;
   std::int64_t first_offset;  // of a window: query i sees the keys j >= i + first_offset
 };
@@ -91,6 +91,15 @@ struct DeviceProblem {
   result.log_skip = static_cast<float>(std::log(grouping.skip));
   result.skip_log2 = static_cast<float>(std::log2(grouping.skip));
   return result;
+}
+
+// Whether something is done to scores behind the scale, but for hiding some by their place.
+[[nodiscard]] __host__ __device__ inline bool changes_scores(const DeviceProblem& problem) noexcept {
+  return problem.mask.kind != MaskKind::none || problem.softcap != 0;
+}
+
+[[nodiscard]] inline bool changes_scores(const Problem& problem) noexcept {
+  return problem.mask.kind != MaskKind::none || problem.softcap != 0;
 }
 
 // All but where the mask is.

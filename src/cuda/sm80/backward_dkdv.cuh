@@ -162,11 +162,18 @@ __device__ __forceinline__ void differentiate_keys(float (&s)[C::kKeyTiles][2][4
     }
   };
   float scale = problem.scale_log2;
+  const bool is_capped = C::kMasks && problem.softcap != 0;
+  if (is_capped) {
+    each([&](float& score, float& gradient, int rows, int) {
+      cap(problem, score, gradient, stats[thread % 4 * 2 + rows].y);
+    });
+    scale = 1;
+  }
   if (C::kMasks && problem.mask.kind != MaskKind::none) {
     const int of_row = row + thread % 4 * 2;
     const int of_key = first_key + thread / 32 * 16 * C::kKeyTiles + thread % 32 / 4;
     each([&](float& score, float&, int rows, int keys) {
-      score = under_mask(problem, score, batch, head, of_row + rows, of_key + keys);
+      score = under_mask(problem, score * scale, batch, head, of_row + rows, of_key + keys);
     });
     scale = 1;
   }
@@ -188,7 +195,8 @@ __device__ __forceinline__ void differentiate_keys(float (&s)[C::kKeyTiles][2][4
     for (int m = 0; m < C::kKeyTiles; ++m) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        differentiate<C>(s[m][n][i], dp[m][n][i], scale, i % 2 == 0 ? pair.x : pair.z, i % 2 == 0 ? pair.y : pair.w);
+        const float d = i % 2 == 0 ? pair.y : pair.w;
+        differentiate<C>(s[m][n][i], dp[m][n][i], scale, i % 2 == 0 ? pair.x : pair.z, is_capped ? 0.0F : d);
       }
     }
   }

@@ -66,9 +66,14 @@ __device__ __forceinline__ void differentiate_queries(float (&s)[C::kRowTiles][C
     }
   };
   float scale = problem.scale_log2;
+  const bool is_capped = C::kMasks && problem.softcap != 0;
+  if (is_capped) {
+    each([&](float& score, float& gradient, int rows, int) { cap(problem, score, gradient, stats[own_row + rows].y); });
+    scale = 1;
+  }
   if (C::kMasks && problem.mask.kind != MaskKind::none) {
     each([&](float& score, float&, int rows, int keys) {
-      score = under_mask(problem, score, coord.batch, coord.head, of_row + rows, of_key + keys);
+      score = under_mask(problem, score * scale, coord.batch, coord.head, of_row + rows, of_key + keys);
     });
     scale = 1;
   }
@@ -92,7 +97,7 @@ __device__ __forceinline__ void differentiate_queries(float (&s)[C::kRowTiles][C
       for (int n = 0; n < C::kKeysPerStep / 8; ++n) {
 #pragma unroll
         for (int i = half * 2; i < half * 2 + 2; ++i) {
-          differentiate<C>(s[m][n][i], dp[m][n][i], scale, own.x, own.y);
+          differentiate<C>(s[m][n][i], dp[m][n][i], scale, own.x, is_capped ? 0.0F : own.y);
         }
       }
     }

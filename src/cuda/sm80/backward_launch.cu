@@ -20,7 +20,7 @@ namespace {
 
 [[nodiscard]] const BackwardVariant* find(const Problem& problem) {
   const auto variants = problem.dtype == DType::f16 ? backward_variants_f16() : backward_variants_bf16();
-  const bool masks = problem.mask.kind != MaskKind::none || problem.window_left.has_value();
+  const bool masks = changes_scores(problem) || problem.window_left.has_value();
   for (const BackwardVariant& variant : variants) {
     if (variant.dim >= std::max(problem.head_dim, problem.head_dim_v) && (variant.masks || !masks) &&
         (variant.launch_sequences != nullptr || !problem.packed.has_value())) {
@@ -165,11 +165,11 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   if (!(problem.softmax_scale() > 0)) {
     return "takes scales above 0";
   }
-  if (std::string reason = common::reason_against_softcap(problem); !reason.empty()) {
-    return reason;
-  }
   if (common::has_lengths(problem) && problem.window_left.has_value()) {
     return "takes lengths that are data without a sliding window's left end";
+  }
+  if (common::has_lengths(problem) && problem.softcap != 0) {
+    return "takes lengths that are data where scores are not capped";
   }
   if (find(problem) == nullptr) {
     return problem.packed.has_value() ? "takes packed sequences in bf16, of head_dim and head_dim_v up to 128"

@@ -39,7 +39,7 @@ struct Config {
   static constexpr int kRows = kRows_;
   static constexpr int kMembers = kMembers_;
   static constexpr bool kSequences = kRowsOf == RowsOf::kv_head;
-  // Serves mask tensors and a sliding window's left end, for which others have no registers left.
+  // Serves what changes_scores() and a sliding window's left end, for which others have no registers left.
   static constexpr bool kMasks = kRows == 64 && !kSequences;
   static constexpr bool kExact = kGroups == kDim;
   using Keys = std::conditional_t<kExact, ExactKeys<Config>, GroupedKeys<Config>>;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// O = softmax(scale * q_hat k_hat^T + mask) V with mma.sync, for sm_80 and later (paper, Section 3.3).
+// O = softmax(cap(scale * q_hat k_hat^T) + mask) V with mma.sync, for sm_80 and later (paper, Section 3.3).
 //
 //   A thread block takes kRows queries of one head, and each of its 4 warps takes 16 * kRowTiles of them. It computes
 //     q_hat                                                          Queries (queries.cuh)
@@ -155,6 +155,9 @@ __device__ __forceinline__ void exponentiate(
 #pragma unroll
       for (ScoreFragment<C>& part : s) {
         scale_scores(part, p.problem.scale_log2);
+        if (C::kMasks && p.problem.softcap != 0) {
+          cap_scores(part, p.problem.softcap);
+        }
       }
     }
     if (j >= state.unmasked || j < first_whole_tile<C>(p.problem, state.work)) {
@@ -266,7 +269,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
   const bool computes = !C::kSequences || work.row + warp_row_of(threadIdx.x) < p.row_end;  // the warp
   state->set_unwritten(rows_there<C>(p, work, warp_row_of(threadIdx.x)));
   if (!C::kStateInShared || threadIdx.x == 0) {
-    const bool all_online = C::kMasks && problem.mask.kind != MaskKind::none;
+    const bool all_online = C::kMasks && changes_scores(problem);
     state->work = work;
     state->unmasked = unmasked_tiles<C>(p, work);
     state->online_end = all_online ? kAllTiles : max(work.first + 1, first_whole_tile<C>(problem, work));

@@ -43,7 +43,7 @@ struct KernelRequest {
   return {.dim = std::max(problem.head_dim, problem.head_dim_v),
           .groups = exact ? problem.head_dim : num_groups(problem, grouping),
           .exact = exact,
-          .masks = problem.mask.kind != MaskKind::none || problem.window_left.has_value(),
+          .masks = changes_scores(problem) || problem.window_left.has_value(),
           .members = is_fused_beforehand(problem, grouping) ? 1 : common::members_of(grouping),
           .block = exact || grouping.block >= problem.seq_q ? 0 : grouping.block};
 }
@@ -300,9 +300,6 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping) {
   }
   if (!(problem.softmax_scale() > 0)) {
     return "takes scales above 0";
-  }
-  if (std::string reason = common::reason_against_softcap(problem); !reason.empty()) {
-    return reason;
   }
   if (std::max(problem.seq_q, problem.seq_k) > std::numeric_limits<std::int32_t>::max() / 512) {
     return "takes sequences up to 4194303";

@@ -181,6 +181,31 @@ __device__ __forceinline__ void scale_scores(ScoreFragment<C>& s, float scale) {
   }
 }
 
+// tanh(score / softcap) of a score as a logarithm to the base 2, and of that the capped score.
+[[nodiscard]] __device__ __forceinline__ float tanh_of(float score, float softcap) {
+  constexpr float kLn2 = 0.6931471805599453F;
+  return tanhf(score * (kLn2 / softcap));
+}
+
+[[nodiscard]] __device__ __forceinline__ float capped(float tanh, float softcap) {
+  constexpr float kLog2E = 1.4426950408889634F;
+  return softcap * tanh * kLog2E;
+}
+
+template <class C>
+__device__ __forceinline__ void cap_scores(ScoreFragment<C>& s, float softcap) {
+#pragma unroll
+  for (auto& tile : s.of) {
+#pragma unroll
+    for (auto& fragment : tile) {
+#pragma unroll
+      for (float& score : fragment) {
+        score = capped(tanh_of(score, softcap), softcap);
+      }
+    }
+  }
+}
+
 template <class C>
 __device__ __forceinline__ void apply_tensor(float (&s)[C::kPartKeys / 8][4], const ForwardParameters& p,
                                              const Work& work, int half, int row, int key, int left) {
