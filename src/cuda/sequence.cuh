@@ -79,6 +79,17 @@ __device__ inline std::int64_t lse_offset(const DeviceLengths& lengths, const De
   return lengths.packed ? first_row : b * problem.heads_q * problem.seq_q;
 }
 
+// Vectors in which every packed sequence begins at a multiple of kPaddedRows: how many rows those of a head have, and
+// where sequence b begins. It has room for its rows up to such a multiple.
+inline constexpr std::int64_t kPaddedRows = 128;
+
+[[nodiscard]] inline std::int64_t padded_rows(const Problem& problem) noexcept {
+  return (problem.packed->total_q / kPaddedRows + problem.batch + 1) * kPaddedRows;
+}
+[[nodiscard]] __device__ inline std::int64_t padded_start(std::int64_t b, int first_row) {
+  return (first_row / kPaddedRows + b) * kPaddedRows;
+}
+
 // What a kernel that has lengths is launched with, in shared memory, where it is changed into what one entry has.
 template <class Parameters>
 struct OwnParameters {

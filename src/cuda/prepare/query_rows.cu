@@ -110,9 +110,12 @@ __global__ void __launch_bounds__(kThreads)
     constexpr float kLog2E = 1.4426950408889634F;
     const float product =
         dot(at(rows.o, problem.o), at(rows.d_o, problem.o), valid ? problem.head_dim_v : 0, aligned.o);
-    if (lane == 0 && !valid) {
-      store_stats(rows, index, -INFINITY, 0);
-    } else if (lane == 0) {
+    const std::int64_t place =
+        lengths.packed ? h * rows.padded_rows + padded_start(b, sequence.first_row) + row : index;
+    const bool has_place = !lengths.packed || row < (sequence.rows + kPaddedRows - 1) / kPaddedRows * kPaddedRows;
+    if (lane == 0 && !valid && has_place) {
+      store_stats(rows, place, -INFINITY, 0);
+    } else if (lane == 0 && valid) {
       const std::int64_t line =
           lse_offset(lengths, problem, b, sequence.first_row) + h * lse_stride(lengths, problem) + row;
       const float lse = rows.lse[line];
@@ -122,7 +125,7 @@ __global__ void __launch_bounds__(kThreads)
       const bool takes_part = is_lowest || !(fabsf(lse_log2) >= kMaxLse);
       // The lowest bias hides nothing: its LSE stays finite.
       const float shift = is_lowest ? FLT_MAX : -lse_log2;
-      store_stats(rows, index, takes_part ? shift : -INFINITY, takes_part ? d : 0);
+      store_stats(rows, place, takes_part ? shift : -INFINITY, takes_part ? d : 0);
       if (rows.delta != nullptr) {
         rows.delta[line] = d;
       }

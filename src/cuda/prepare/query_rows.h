@@ -15,6 +15,7 @@ namespace distr::cuda {
 
 // The rows of the statistics of a head: a multiple of every kernel's tile of queries.
 inline constexpr int kStatsRows = 128;
+static_assert(kStatsRows == kPaddedRows);
 // Of a thread block.
 inline constexpr int kPreprocessedRows = 32;
 
@@ -48,7 +49,8 @@ struct QueryRows {
   float* delta;   // D [B, Hq, Nq], or null
   void* spread;   // Q~ [B, Hq, Nq, d], packed (operand.h), or null: it is not wanted
   StatsLayout layout = StatsLayout::pairs;
-  DeviceLengths lengths{};  // packed: `stats` is of the longest that every sequence may be
+  DeviceLengths lengths{};
+  std::int64_t padded_rows = 0;  // of packed sequences: those of a head in `stats`, where padded_start() says
 };
 
 [[nodiscard]] std::int64_t stats_rows_of(const DeviceProblem& problem) noexcept;

@@ -150,7 +150,8 @@ struct BackwardParameters {
   const void* v;              // [B, Hkv, Nk, dv]
   const void* d_o;            // [B, Hq, Nq, dv]
   const float2* stats;        // [B, Hq, stats_rows]: -LSE to the base 2, and D; -inf and 0 where no key counts
-  std::int64_t stats_rows;    // Nq, up to a multiple of kStatsRows: the rows of `stats` and of `dq_accum` of a head
+  std::int64_t stats_rows;    // Nq, up to a multiple of kStatsRows: the rows of `stats` and of `dq_accum` of a head; of
+                              // packed sequences padded_rows()
   const std::int32_t* order;  // [B, Hq, blocks, d]
   float scale;
   float* dq_accum;  // where dQ is added: dQ~ / scale, in fragments (backward_dq_atomics.cuh)
@@ -175,7 +176,7 @@ template <class T>
     advance<T>(p.d_q, of(p.d_q_strides, sequence.first_row));
     advance<T>(p.d_k, of(p.d_k_strides, sequence.first_key));
     advance<T>(p.d_v, of(p.d_v_strides, sequence.first_key));
-    p.stats += b * p.problem.heads_q * p.stats_rows;
+    p.stats += padded_start(b, sequence.first_row);
     enter(p.problem, p.lengths, sequence);
   });
 }

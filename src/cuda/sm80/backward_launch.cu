@@ -70,7 +70,10 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder o
   rows_.problem = problem;
   rows_.lengths = parameters_.lengths = DeviceLengths(p);
   rows_.stats_rows = parameters_.stats_rows = stats_rows_of(problem);
-  stats_ = Part<float2>(workspace, "rows' statistics", p.batch * p.heads_q * rows_.stats_rows);
+  if (packed) {
+    rows_.padded_rows = parameters_.stats_rows = padded_rows(p);
+  }
+  stats_ = Part<float2>(workspace, "rows' statistics", batch * p.heads_q * parameters_.stats_rows);
   k_ = input("K", p.k, {batch, p.heads_kv, keys, p.head_dim});
   v_ = input("V", p.v, {batch, p.heads_kv, keys, p.head_dim_v});
   d_o_ = input("dO", p.o, {batch, p.heads_q, queries.rows, p.head_dim_v});
