@@ -21,8 +21,10 @@ namespace {
 [[nodiscard]] const BackwardVariant* find(const Problem& problem) {
   const auto variants = problem.dtype == DType::f16 ? backward_variants_f16() : backward_variants_bf16();
   const bool masks = problem.mask.kind != MaskKind::none;
+  const bool window = problem.window_left.has_value() && common::has_window(problem);
   for (const BackwardVariant& variant : variants) {
-    if (variant.dim >= std::max(problem.head_dim, problem.head_dim_v) && (variant.masks || !masks)) {
+    if (variant.dim >= std::max(problem.head_dim, problem.head_dim_v) && (variant.masks || !masks) &&
+        (variant.windows || !window)) {
       return &variant;
     }
   }
