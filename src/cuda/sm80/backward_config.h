@@ -45,6 +45,8 @@ struct DkDvShape {
   // Thread blocks that share the keys' columns, for which one has not the registers.
   static constexpr int kParts = kDim == 256 ? 2 : 1;
   static constexpr int kColumns = kDim / kParts;
+  // Serves sliding windows with a left end, for which one has no registers left.
+  static constexpr bool kWindows = kMasks || kDim != 64;
   static constexpr bool kResident = !kMasks && kDim <= 128;  // K and V stay in registers, else in shared memory
   static constexpr bool kAccumulatesDq = kGives == Gradients::all;
   using OwnRows = std::conditional_t<kResident, RegisterRows<DkDvShape>, SharedRows<DkDvShape>>;

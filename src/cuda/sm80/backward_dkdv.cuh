@@ -65,6 +65,11 @@ class SharedRows {
   std::uint32_t start_;
 };
 
+template <class C>
+[[nodiscard]] __device__ inline bool has_left_end(const DeviceProblem& problem) {
+  return C::kWindows && cuda::has_left_end(problem);
+}
+
 // The first row of the first tile of queries that sees any of a thread block's keys.
 template <class C>
 [[nodiscard]] __device__ inline int first_row(const DeviceProblem& problem, int first_key) {
@@ -78,10 +83,9 @@ template <class C>
 // Behind the last row that sees any of a thread block's keys.
 template <class C>
 [[nodiscard]] __device__ inline int row_end(const DeviceProblem& problem, int first_key) {
-  if (!C::kMasks || !has_left_end(problem)) {
-    return static_cast<int>(problem.seq_q);
-  }
-  return static_cast<int>(max(min(first_key + C::kKeys - problem.first_offset, problem.seq_q), std::int64_t{0}));
+  const auto rows = static_cast<int>(problem.seq_q);
+  return has_left_end<C>(problem) ? max(min(first_key + C::kKeys - static_cast<int>(problem.first_offset), rows), 0)
+                                  : rows;
 }
 
 // A tile of queries. The kernel goes through the tiles of one query head after the other.
@@ -177,16 +181,19 @@ __device__ __forceinline__ void differentiate_keys(float (&s)[C::kKeyTiles][2][4
     });
     scale = 1;
   }
-  if (edge) {
-    const int of_element = first_key - row + thread / 32 * 16 * C::kKeyTiles + thread % 32 / 4 - thread % 4 * 2;
-    if (problem.causal) {
-      const int last = static_cast<int>(problem.causal_offset) - of_element;
-      each([&](float& score, float& gradient, int rows, int keys) { hide(score, gradient, keys - rows > last); });
-    }
-    if (C::kMasks && has_left_end(problem)) {
-      const int first = static_cast<int>(problem.first_offset) - of_element;
-      each([&](float& score, float& gradient, int rows, int keys) { hide(score, gradient, keys - rows < first); });
-    }
+  if (edge && problem.causal) {
+    const int of_element = first_key - row - static_cast<int>(problem.causal_offset) + thread / 32 * 16 * C::kKeyTiles +
+                           thread % 32 / 4 - thread % 4 * 2;
+    each([&](float& score, float& gradient, int rows, int keys) {
+      hide(score, gradient, of_element + keys - rows > 0);
+    });
+  }
+  if (edge && has_left_end<C>(problem)) {
+    const int of_element = first_key - row - static_cast<int>(problem.first_offset) + thread / 32 * 16 * C::kKeyTiles +
+                           thread % 32 / 4 - thread % 4 * 2;
+    each([&](float& score, float& gradient, int rows, int keys) {
+      hide(score, gradient, of_element + keys - rows < 0);
+    });
   }
 #pragma unroll
   for (int n = 0; n < 2; ++n) {
@@ -263,7 +270,7 @@ __device__ __forceinline__ void differentiate_by_keys(const BackwardParameters& 
     ptx::cp_async_commit();
 
     const bool edge = (problem.causal && first_key + C::kKeys - 1 > first + problem.causal_offset) ||
-                      (C::kMasks && has_left_end(problem) && first_key < first + C::kRows - 1 + problem.first_offset);
+                      (has_left_end<C>(problem) && first_key < first + C::kRows - 1 + problem.first_offset);
     const std::uint32_t stage = stages.at(t);
     const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     const std::uint32_t as_columns = Tile<C::kDim>{stage}.at(thread / 16 * 8 + thread % 8, thread / 8 % 2);

@@ -83,7 +83,7 @@ __device__ __forceinline__ void differentiate_queries(float (&s)[C::kRowTiles][C
     each([&](float& score, float& gradient, int rows, int keys) {
       hide(score, gradient, keys >= left || (problem.causal && keys - rows >= seen));
     });
-    if (C::kMasks && has_left_end(problem)) {
+    if (has_left_end(problem)) {
       const int first = of_row + static_cast<int>(problem.first_offset) - of_key;
       each([&](float& score, float& gradient, int rows, int keys) { hide(score, gradient, keys - rows < first); });
     }
@@ -135,8 +135,7 @@ __device__ __forceinline__ void differentiate_by_queries(const BackwardParameter
   const int keys = seen_by(min(std::int64_t{first_row} + C::kRows, problem.seq_q) - 1);
   const int all = seen_by(first_row);
   const int tiles = (keys + C::kKeys - 1) / C::kKeys;
-  const int first_tile =
-      C::kMasks && has_left_end(problem) ? static_cast<int>(first_visible_key(problem, first_row)) / C::kKeys : 0;
+  const int first_tile = has_left_end(problem) ? static_cast<int>(first_visible_key(problem, first_row)) / C::kKeys : 0;
 
   constexpr std::uint32_t kDo = offsetof(MainLoop, d_o);
   constexpr std::uint32_t kStats = offsetof(MainLoop, stats);
@@ -187,8 +186,8 @@ __device__ __forceinline__ void differentiate_by_queries(const BackwardParameter
     }
     ptx::cp_async_commit();
 
-    const bool edge = (t + 1) * C::kKeys > all || (C::kMasks && has_left_end(problem) &&
-                                                   t * C::kKeys < first_row + C::kRows - 1 + problem.first_offset);
+    const bool edge = (t + 1) * C::kKeys > all ||
+                      (has_left_end(problem) && t * C::kKeys < first_row + C::kRows - 1 + problem.first_offset);
     const std::uint32_t stage = stage_of(t);
     const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     const std::uint32_t as_columns = Tile<C::kDim>{stage}.at(thread / 16 * 8 + thread % 8, thread / 8 % 2);

@@ -20,10 +20,11 @@ namespace {
 
 [[nodiscard]] const BackwardVariant* find(const Problem& problem) {
   const auto variants = problem.dtype == DType::f16 ? backward_variants_f16() : backward_variants_bf16();
-  const bool masks = changes_scores(problem) || problem.window_left.has_value();
+  const bool masks = changes_scores(problem);
+  const bool window = problem.window_left.has_value() && common::has_window(problem);
   for (const BackwardVariant& variant : variants) {
     if (variant.dim >= std::max(problem.head_dim, problem.head_dim_v) && (variant.masks || !masks) &&
-        (variant.launch_sequences != nullptr || !problem.packed.has_value())) {
+        (variant.windows || !window) && (variant.launch_sequences != nullptr || !problem.packed.has_value())) {
       return &variant;
     }
   }

@@ -99,6 +99,7 @@ constexpr BackwardVariant backward_variant() {
   using Queries = DqShape<T, kDim, kServes>;
   BackwardVariant result{kDim,
                          kServes == Masks::tensors,
+                         Keys::kWindows,
                          shape_of<Keys>(Keys::kRows, Keys::kKeys, Keys::kParts),
                          shape_of<Queries>(Queries::kRows, Queries::kKeys),
                          {},
@@ -120,13 +121,13 @@ constexpr BackwardVariant backward_variant() {
   return result;
 }
 
-// From the narrowest to the widest, those that serve masks last. kGives: of d = 64 and 128 without masks, where atomic
-// additions are measured (bf16).
+// From the narrowest to the widest, those that serve masks behind the others. kGives: of d = 64 and 128 without masks,
+// where atomic additions are measured (bf16).
 template <class T, Gradients kGives>
 inline constexpr std::array kBackwardVariants = {
     backward_variant<T, 64, Masks::none, kGives>(),
-    backward_variant<T, 128, Masks::none, kGives>(),
     backward_variant<T, 64, Masks::tensors, Gradients::of_keys>(),
+    backward_variant<T, 128, Masks::none, kGives>(),
     backward_variant<T, 128, Masks::tensors, Gradients::of_keys>(),
     backward_variant<T, 256, Masks::tensors, Gradients::of_keys>(),
 };

@@ -17,7 +17,7 @@ struct BackwardShape {
 
 struct BackwardVariant {
   int dim;  // d and dv up to it
-  bool masks;
+  bool masks, windows;
   BackwardShape of_keys, of_queries;                                   // dK and dV; dQ
   BackwardShape of_all, convert;                                       // all, with dQ in sums; dQ from these
   void (*launch)(const BackwardParameters& parameters, void* stream);  // dK and dV, then dQ
