@@ -54,6 +54,9 @@ Advice advice(const Problem& problem, const Grouping& grouping, Device device) {
   if (common::has_window(problem)) {
     return {false, "as there is a sliding window, which approximations do not have"};
   }
+  if (common::has_lengths(problem)) {
+    return {false, "as lengths are data, which approximations do not have"};
+  }
   if (grouping.order_from == OrderFrom::previous && grouping.block >= problem.seq_q) {
     return {false, "as the first block is where orders come from the block before, and there is no other"};
   }

@@ -69,12 +69,36 @@ void validate_window(const Problem& problem) {
   }
 }
 
-// A window is exact attention's; `automatic` comes to that.
-void require_exact(const Problem& problem, const Grouping& grouping) {
-  if (!common::has_window(problem)) {
+void validate_lengths(const Problem& problem) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (!common::has_lengths(problem)) {
     return;
   }
-  const std::string found = "a sliding window was given with ";
+  const std::string found = problem.packed.has_value() ? "packed sequences were given" : "key_lengths was given";
+  if (problem.packed.has_value()) {
+    require_range("total_q", problem.packed->total_q, 0, kMost);
+    require_range("total_k", problem.packed->total_k, 0, kMost);
+  }
+  if (problem.packed.has_value() && problem.key_lengths) {
+    invalid("packed sequences and key_lengths were both given; allowed: one of them");
+  }
+  if (problem.mask.kind != MaskKind::none) {
+    invalid(found + " with a mask; allowed: a causal corner and a window");
+  }
+  if (problem.window_offset.has_value()) {
+    invalid(found + " with window_offset, which is " + std::to_string(*problem.window_offset) +
+            "; allowed: none, as windows stand at the bottom right");
+  }
+}
+
+// Windows, and lengths that are data, are exact attention's; `automatic` comes to that.
+void require_exact(const Problem& problem, const Grouping& grouping) {
+  if (!common::has_window(problem) && !common::has_lengths(problem)) {
+    return;
+  }
+  const std::string found = problem.key_lengths          ? "key_lengths was given with "
+                            : problem.packed.has_value() ? "packed sequences were given with "
+                                                         : "a sliding window was given with ";
   if (grouping.skip > 0) {
     invalid(found + "skip, which is " + std::to_string(grouping.skip) + "; allowed: 0");
   }
@@ -190,8 +214,9 @@ double Problem::softmax_scale() const noexcept {
 }
 
 Problem contiguous(Problem problem) noexcept {
-  const auto strides = [](std::int64_t heads, std::int64_t rows, std::int64_t dim) {
-    return Strides{heads * rows * dim, rows * dim, dim};
+  const bool packed = problem.packed.has_value();
+  const auto strides = [packed](std::int64_t heads, std::int64_t rows, std::int64_t dim) {
+    return packed ? Strides{0, dim, heads * dim} : Strides{heads * rows * dim, rows * dim, dim};
   };
   problem.q = strides(problem.heads_q, problem.seq_q, problem.head_dim);
   problem.k = strides(problem.heads_kv, problem.seq_k, problem.head_dim);
@@ -222,6 +247,7 @@ void validate(const Problem& problem) {
   }
   validate_mask(problem);
   validate_window(problem);
+  validate_lengths(problem);
 }
 
 void validate(const Problem& problem, const Grouping& grouping) {

@@ -11,12 +11,13 @@
 //
 // A tile's counter says how many tasks have added to its dq_hat; a task waits for its turn. Tasks are taken in the
 // order of their keys, so the one that is waited for is always under way: no deadlock, and the same bits for any number
-// of threads.
+// of threads. Packed sequences are taken one after the other.
 #include <algorithm>
 #include <array>
 
 #include "common/block.h"
 #include "common/parallel.h"
+#include "common/sequence.h"
 #include "cpu/backward_tiling.h"
 #include "cpu/entries.h"
 
@@ -113,11 +114,16 @@ void backward_of(const Problem& problem, const Grouping& grouping, const Backwar
   }
 }
 
-void backward(const Problem& problem, const Grouping& grouping, const BackwardTiling& tiling,
-              const BackwardTensors& tensors, const Execution& execution) {
+void backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+              const Execution& execution) {
   common::with_element(problem.dtype, [&]<class T>(std::type_identity<T>) {
     if constexpr (!std::is_same_v<T, double>) {
-      backward_of<T>(problem, grouping, tiling, tensors, execution);
+      for (std::int64_t b = 0; b < (common::has_lengths(problem) ? problem.batch : 1); ++b) {
+        common::with_sequence(problem, tensors, b,
+                              [&](const Problem& own, const BackwardTensors& from, std::int64_t /*b*/) {
+                                backward_of<T>(own, grouping, BackwardTiling(own, grouping), from, execution);
+                              });
+      }
     }
   });
 }
@@ -132,14 +138,15 @@ HWY_EXPORT(backward);
 
 KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping& grouping,
                                           const Execution& execution) {
-  const BackwardTiling tiling(problem, grouping);
+  const Problem longest = common::longest_sequence(problem);
+  const BackwardTiling tiling(longest, grouping);
   const std::int64_t tasks = std::max(tiling.num_tasks(), tiling.num_mask_tasks());
   const std::int64_t threads = useful_threads(execution.threads, tasks);
   KernelPlan<BackwardTensors> plan = plan_of<BackwardTensors>(problem, grouping, tiling.num_tasks(), threads);
   plan.workspace.add("dQ's sums and turns", bytes_of(tiling.shared_floats()));
   plan.workspace.add("tiles of each thread", bytes_of(threads * BackwardScratch(problem, grouping).total));
-  plan.run = [&problem, &grouping, tiling](const BackwardTensors& tensors, const Execution& with) {
-    HWY_DYNAMIC_DISPATCH(backward)(problem, grouping, tiling, tensors, with);
+  plan.run = [&problem, &grouping](const BackwardTensors& tensors, const Execution& with) {
+    HWY_DYNAMIC_DISPATCH(backward)(problem, grouping, tensors, with);
   };
   return plan;
 }

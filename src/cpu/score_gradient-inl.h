@@ -146,7 +146,7 @@ class ScoreGradient {
 
   // Turns the scores of row n into P, and its dP into factor * dS.
   void take_gradient(std::int64_t n, float factor) {
-    const std::int64_t row = (tile.b * problem_.heads_q + tile.h) * problem_.seq_q + tile.first + n;
+    const std::int64_t row = common::row_index(problem_, tile.b, tile.h, tile.first + n);
     const float lse = static_cast<const float*>(tensors_.lse)[row];
     float* scores = p + n * kTileKeys;
     const bool finished = unit_.is_raw && keys == padded_keys && sees_all(problem_, tile.first + n, first_key_, keys);

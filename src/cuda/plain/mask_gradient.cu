@@ -155,6 +155,7 @@ void MaskGradient::write(const BackwardTensors& tensors, float* delta, void* str
   arguments.tiles = plain::tiles_of_block(problem_);
   arguments.tiles_of_head = problem_.blocks * arguments.tiles;
   arguments.scale = scale_;
+  arguments.lse_stride = problem_.seq_q;
   arguments.q = tensors.q;
   arguments.k = tensors.k;
   arguments.v = tensors.v;

@@ -118,7 +118,7 @@ template <class C>
   }
   std::int64_t keys = p.problem.seq_k;
   if (p.problem.causal) {
-    keys = min(keys, max(work.row + p.problem.causal_offset + 1, std::int64_t{0}));
+    keys = min(keys, max(query_of<C>(p, work.row) + p.problem.causal_offset + 1, std::int64_t{0}));
   }
   return static_cast<int>(keys / C::kKeys);
 }
@@ -200,8 +200,9 @@ __device__ __forceinline__ void apply_mask(ScoreFragment<C>& s, const ForwardPar
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = work.row + warp_row + tile * 16 + half * 8 + lane / 4;
-      const int seen = problem.causal ? static_cast<int>(min(problem.seq_k, row + problem.causal_offset + 1))
-                                      : static_cast<int>(problem.seq_k);
+      const int seen = problem.causal
+                           ? static_cast<int>(min(problem.seq_k, query_of<C>(p, row) + problem.causal_offset + 1))
+                           : static_cast<int>(problem.seq_k);
       const int left = seen - first - lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < C::kPartKeys / 8; ++n) {

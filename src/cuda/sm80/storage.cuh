@@ -26,11 +26,11 @@ struct Work {
   __device__ static Work of(unsigned cta, const ForwardParameters& p, C) {
     const SplitKv::Split split = p.split.at(cta);
     const WorkTile tile = p.scheduler.at(split.tile);
-    Work work{tile.batch, tile.head, tile.head_kv, tile.row, 0, 0};
+    Work work{C::kSequences ? 0 : tile.batch, tile.head, tile.head_kv, tile.row, 0, 0};
     const DeviceProblem& problem = p.problem;
     std::int64_t keys = problem.seq_k;
     if (problem.causal) {
-      const std::int64_t row = min(std::int64_t{work.row} + C::kRows, p.row_end) - 1;
+      const std::int64_t row = place_of<C>(p, 0, min(std::int64_t{work.row} + C::kRows, p.row_end) - 1).query;
       keys = min(max(row + problem.causal_offset + 1, std::int64_t{0}), problem.seq_k);
     }
     const unsigned tiles = (static_cast<unsigned>(keys) + C::kKeys - 1) / C::kKeys;
@@ -78,6 +78,7 @@ struct alignas(C::kThreadChunks % 4 == 0 ? 16 : C::kThreadChunks * 4) RowOffsets
 struct NoRawTile {};
 struct NoRowOffsets {};
 struct NoState {};
+struct NoOwnParameters {};
 
 // A thread block's shared memory.
 template <class C>
@@ -104,6 +105,7 @@ struct SharedStorage {
   };
   [[no_unique_address]] std::conditional_t<C::kExact, NoRowOffsets, AllRowOffsets> row_offsets;
   [[no_unique_address]] std::conditional_t<C::kStateInShared, CtaState<C>, NoState> state;
+  [[no_unique_address]] std::conditional_t<C::kSequences, OwnParameters<ForwardParameters>, NoOwnParameters> own;
 };
 
 // The address of the stages, which begin with the tiles of keys. All addresses are counted from that of the storage:
