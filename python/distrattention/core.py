@@ -196,6 +196,12 @@ def resolve(settings, head_dim):
     return group_size, settings.block_size or DEFAULT_BLOCK
 
 
+def is_exact(settings, head_dim):
+    """Whether attention is exact where lengths are data, as "auto" then is; near keys that nothing skips are exact."""
+    group_size, _ = resolve(settings, head_dim)
+    return not settings.skip and (settings.strategy == "auto" or group_size == 1)
+
+
 def four_axes(tensors, mask):
     """The tensors with four axes, [batch, heads, rows, columns], and the mask to go with them."""
     rank = tensors[0].dim()

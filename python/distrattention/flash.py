@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0
 """Attention with the contract of the flash-attn package: [B, S, H, D], causal at the bottom right, GQA unasked."""
 
-import operator
 from typing import Any
 
+from distrattention import sequences
 from distrattention.core import (
     attend,
     autocast,
@@ -11,12 +11,13 @@ from distrattention.core import (
     check_scale,
     fit,
     NO_WINDOW,
+    is_exact,
     require_tensors,
     settings_of,
     sides_of,
 )
 
-from distrattention.settings import Fields, Settings, chosen, counted  # isort: skip
+from distrattention.settings import Fields, Settings, chosen, counted, require_int  # isort: skip
 from distrattention.sink_logits import check_sink_logits, with_sink_logits  # isort: skip
 
 import torch  # isort: skip
@@ -96,9 +97,11 @@ def flash_attn_varlen_func(
 ) -> Tensor | Any:
     """Attention of B sequences of several lengths, one behind the other: q [Tq, Hq, D], k [Tk, H, D], v [Tk, H, Dv].
 
-    cu_seqlens_q and cu_seqlens_k, int32 [B + 1], hold where the sequences start, and last Tq and Tk; max_seqlen_q and
-    max_seqlen_k are at least their longest lengths. Blocks of rows, and so the orders of columns, start anew with each
-    sequence: the result is that of flash_attn_func() on each. The lengths are read on the host.
+    cu_seqlens_q and cu_seqlens_k, int32 [B + 1] on the device of q, hold where the sequences start, and last Tq and Tk;
+    max_seqlen_q and max_seqlen_k are at least their longest lengths. The result is that of flash_attn_func() on each.
+    Nothing of them is read on the host, where attention is exact: on CUDA what is wrong in them is clamped, and rows
+    that are then in no sequence are not written. An approximation reads them, as its blocks of rows, and so its orders
+    of columns, start anew with each sequence; "auto" is exact.
 
     Returns out [Tq, Hq, Dv]; with return_attn_probs (out, lse [Hq, Tq], None). Raises as flash_attn_func(), and
     NotImplementedError for block_table.
@@ -107,23 +110,38 @@ def flash_attn_varlen_func(
     refuse(dropout_p, softcap, alibi_slopes, block_table=block_table)
     q, k, v = autocast(q, k, v)
     require_axes((q, k, v), 3, "[rows of all sequences, heads, columns]")
-    q, k, v = (tensor.transpose(0, 1) for tensor in (q, k, v))  # [H, T, D]
-    check((q, k, v), ("q", "k", "v"), True)
+    check([tensor.transpose(0, 1) for tensor in (q, k, v)], ("q", "k", "v"), True)
     check_scale(softmax_scale, "softmax_scale")
-    lengths_q = _lengths("cu_seqlens_q", cu_seqlens_q, q.shape[1], "max_seqlen_q", max_seqlen_q)
-    lengths_k = _lengths("cu_seqlens_k", cu_seqlens_k, k.shape[1], "max_seqlen_k", max_seqlen_k)
-    if len(lengths_q) != len(lengths_k):
-        found = counted(len(lengths_k), "sequence")
-        raise ValueError(f"cu_seqlens_k has {found}; allowed: {len(lengths_q)}, as cu_seqlens_q")
-    sequences = zip(q.split(lengths_q, 1), k.split(lengths_k, 1), v.split(lengths_k, 1))
+    starts = cu_seqlens_q, cu_seqlens_k
+    longest = _check_lengths(q, starts, max_seqlen_q, max_seqlen_k)
     sides = sides_of(window_size)
-    options = (softmax_scale, causal, sides, settings, deterministic, return_attn_probs, learnable_sink)
-    results = [_flash(*sequence, *options) for sequence in sequences]
-    if not results:  # no sequence: nothing but the shapes matters
-        results = [_flash(q, k, v, *options)]
+    if learnable_sink is not None:
+        check_sink_logits(learnable_sink, q, "learnable_sink", heads_axis=-2)
+    corner = "bottom_right" if causal else "none"
+    if is_exact(settings, q.shape[-1]):
+        options = (corner, softmax_scale, sides, bool(deterministic))
+        out, lse = sequences.attend(q, k, v, *starts, *longest, *options)
+        if learnable_sink is not None:
+            out, lse = with_sink_logits(out.transpose(0, 1), lse, learnable_sink)
+            out = out.transpose(0, 1)
+    else:
+        options = (softmax_scale, causal, sides, settings, deterministic, return_attn_probs, learnable_sink)
+        out, lse = _each_by_itself((q, k, v), starts, longest, options)
+    return (out, lse, None) if return_attn_probs else out
+
+
+def _each_by_itself(tensors, starts, longest, options):
+    """(out, lse) of approximations, one sequence after the other."""
+    q, k, v = (tensor.transpose(0, 1) for tensor in tensors)  # [H, T, D]
+    names = ("q", "k")
+    lengths_q, lengths_k = (
+        _lengths(f"cu_seqlens_{name}", of, tensor.shape[1], f"max_seqlen_{name}", most)
+        for name, of, tensor, most in zip(names, starts, (q, k), longest)
+    )
+    parts = zip(q.split(lengths_q, 1), k.split(lengths_k, 1), v.split(lengths_k, 1))
+    results = [_flash(*part, *options) for part in parts] or [_flash(q, k, v, *options)]
     outs, lses = zip(*results)
-    out = torch.cat(outs, 1).transpose(0, 1)
-    return (out, torch.cat(lses, 1), None) if return_attn_probs else out
+    return torch.cat(outs, 1).transpose(0, 1), None if lses[0] is None else torch.cat(lses, 1)
 
 
 def _flash(q, k, v, scale, causal, sides, settings, deterministic, with_lse, sink):
@@ -154,20 +172,28 @@ def require_axes(tensors, count, meaning, names="qkv"):
             raise ValueError(f"{name} has {counted(tensor.dim(), 'axis', 'axes')}; allowed: {count}, {meaning}")
 
 
+def _check_lengths(q, starts, longest_q, longest_k):
+    """The longest lengths as numbers; raises for what can be seen without reading the starts."""
+    for name, of in zip(("cu_seqlens_q", "cu_seqlens_k"), starts):
+        if not isinstance(of, torch.Tensor):
+            raise TypeError(f"{name} is of type {type(of).__name__}; allowed: a torch.Tensor, int32 [sequences + 1]")
+        if of.dtype != torch.int32 or of.dim() != 1 or len(of) == 0:
+            raise ValueError(f"{name} is {of.dtype} {tuple(of.shape)}; allowed: int32 [sequences + 1]")
+        if of.device != q.device:
+            raise TypeError(f"{name} is on {of.device}; allowed: {q.device}, where q is")
+        if len(of) != len(starts[0]):
+            found = counted(len(of) - 1, "sequence")
+            raise ValueError(f"{name} has {found}; allowed: {len(starts[0]) - 1}, as cu_seqlens_q")
+    most = ("max_seqlen_q", longest_q), ("max_seqlen_k", longest_k)
+    return tuple(require_int(name, value, 0, 2**31 - 1) for name, value in most)
+
+
 def _lengths(name, starts, total, name_of_longest, longest):
-    """The lengths of the sequences that start at `starts`."""
-    if not isinstance(starts, torch.Tensor):
-        raise TypeError(f"{name} is of type {type(starts).__name__}; allowed: a torch.Tensor, int32 [sequences + 1]")
-    if starts.dtype != torch.int32 or starts.dim() != 1 or len(starts) == 0:
-        raise ValueError(f"{name} is {starts.dtype} {tuple(starts.shape)}; allowed: int32 [sequences + 1]")
+    """The lengths of the sequences that start at `starts`, which are read."""
     starts = starts.tolist()
     lengths = [end - start for start, end in zip(starts, starts[1:])]
     if starts[0] != 0 or starts[-1] != total or any(length < 0 for length in lengths):
         raise ValueError(f"{name} is {starts}; allowed: from 0 to {total}, the number of rows, never falling")
-    try:
-        longest = operator.index(longest)
-    except TypeError:
-        raise TypeError(f"{name_of_longest} is {longest!r}; allowed: an int") from None
     if lengths and max(lengths) > longest:
         raise ValueError(f"{name_of_longest} is {longest}; allowed: {max(lengths)}, the longest sequence, and above")
     return lengths

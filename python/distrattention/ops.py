@@ -169,7 +169,7 @@ def _(q, k, v, mask, scale, settings, near, key_offset, skip, seed, window_size,
     return out, lse_of_all if lse else None, order, key_means
 
 
-def _dense_like(tensor):
+def dense_like(tensor):
     dense = torch.empty_like(tensor)
     return dense if dense.shape[-1] <= 1 or dense.stride(-1) == 1 else tensor.new_empty(tensor.shape)
 
@@ -177,7 +177,7 @@ def _dense_like(tensor):
 @torch.library.register_fake("distrattention::backward")
 def _(grad_out, grad_lse, q, k, v, mask, order, key_means, out, lse, mask_gradient=False, *settings):
     shape = mask.shape if mask is not None and mask_gradient else (0,)
-    return _dense_like(q), _dense_like(k), _dense_like(v), q.new_empty(shape, dtype=lse_dtype(q.dtype))
+    return dense_like(q), dense_like(k), dense_like(v), q.new_empty(shape, dtype=lse_dtype(q.dtype))
 
 
 @torch.library.register_fake("distrattention::merge")
