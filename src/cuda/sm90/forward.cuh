@@ -132,7 +132,7 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
       softmax.subtract_row_max(scores);
     }
     softmax.template exponentials<RowMax::online>(scores, subtracted);
-    if (kHeadroom < C >> 1 && row_max == RowMax::online) {
+    if (kHeadroom<C> != 1 && row_max == RowMax::online) {
       make_headroom<C>(scores);
     }
     ptx::wgmma_wait<0>();
