@@ -7,13 +7,14 @@
 
 A time is the median over the rounds, in each of which all contenders run in turn, of what the slowest process takes
 from one barrier to the next. Beside the whole call there are, of the same call, what one process takes for the whole
-sequence (`ms_one`), the ring's kernels and merges without what travels (`ms_compute`), what travels alone
-(`ms_moving`), and what the model of bench/ring_model.py says (`ms_model`), which knows of this machine
-`ms_compute` and the rows of "link": the time of so many bytes from each rank to the next. Exact calls have torch's own
-ring beside them (`ms_torch_flash`, `ms_torch_cudnn`: context_parallel on those kernels; on GPUs alone), and `ms` is of
-those rounds.
-share_of_ideal is ms_one / (ranks * ms). rel_error_out is against one process, in the same dtype; bits are compared
-between two runs.
+sequence while the others idle (`ms_one`) and while they do the same (`ms_one_each`), the ring's kernels and merges
+without what travels (`ms_compute`), what travels alone (`ms_moving`), and what the model of bench/ring_model.py says
+(`ms_model`), which knows of this machine `ms_compute` and the rows of "link": the time of so many bytes from each rank
+to the next. Exact calls have torch's own ring beside them (`ms_torch_flash`, `ms_torch_cudnn`: context_parallel on
+those kernels; on GPUs alone), and `ms` is of those rounds.
+share_of_ideal is ms_one / (ranks * ms), and share_of_busy_ideal the same of ms_one_each: GPUs that share a host's power
+may all be slower than one alone. rel_error_out is against one process, in the same dtype; bits are compared between two
+runs.
 
 Rank 0 writes {"meta", "rows"} (bench/results/<gpu or cpu>/distributed.json) and prints a line for each row. Exit
 status: 0; 1 where an output errs by more than --tolerance.
@@ -147,9 +148,12 @@ def contenders(place, tensors, op, kind, causal, settings):
     def distributed():
         return run(lambda *leaves: attention(*leaves, **where, **call), parts, grad)
 
+    def whole():
+        run(lambda *leaves: scaled_dot_product_attention(*leaves, **call), tensors[:3], tensors[3])
+
     def one():
         if place.rank == 0:
-            run(lambda *leaves: scaled_dot_product_attention(*leaves, **call), tensors[:3], tensors[3])
+            whole()
 
     def within(context):
         def wrapped():
@@ -159,6 +163,8 @@ def contenders(place, tensors, op, kind, causal, settings):
         return wrapped
 
     found = {"ms": distributed, "ms_one": one}
+    if place.ranks > 1:
+        found["ms_one_each"] = whole
     if kind != "ulysses" and place.ranks > 1:
         found |= {"ms_compute": within(without_travel), "ms_moving": within(without_kernels)}
     return found
@@ -239,6 +245,7 @@ def row_of(place, options, n, head_dim, name, op, links, forward):
         "kv_heads": options.kv_heads, "seq": n, "head_dim": head_dim, "dtype": options.dtype, "causal": causal,
         "strategy": settings.strategy, "group_size": settings.taken_group_size, "window": settings.window,
         "sinks": settings.sinks, **medians, "share_of_ideal": medians["ms_one"] / (place.ranks * medians["ms"]),
+        "share_of_busy_ideal": medians.get("ms_one_each", medians["ms_one"]) / (place.ranks * medians["ms"]),
         "rel_error_out": error_of(place, tensors, kind, causal, settings), "runs": options.rounds,
     }  # fmt: skip
     if "ms_compute" in medians:

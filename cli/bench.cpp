@@ -143,6 +143,7 @@ std::vector<Problem> problems_of(const BenchOptions& options) {
           problem.seq_q = problem.seq_k = seq;
           problem.head_dim = problem.head_dim_v = head_dim;
           problem.scale = options.run.scale;
+          problem.softcap = options.run.softcap;
           problem.causal = causal;
           options.run.window_size.set(problem, std::nullopt);
           validate_random(problem);
@@ -276,6 +277,7 @@ void add_sweep_options(CLI::App& command, BenchOptions& options) {
       ->default_str("forward")
       ->group(kInputGroup);
   add_window_size_option(command, options.run.window_size)->group(kInputGroup);
+  add_softcap_option(command, options.run.softcap)->group(kInputGroup);
   const auto integer = [&](const char* flag, const char* help, std::int64_t& target) {
     add_integer(command, flag, help, 1, kAny, [&target](std::int64_t value) { target = value; })->group(kInputGroup);
   };

@@ -161,6 +161,7 @@ void add_sizes(CLI::App& command, InfoOptions& options) {
   add_choice(command, "--dtype", options.problem.dtype, "Of Q, K, V and O");
   add_causal_option(command, options.problem.causal);
   add_window_size_option(command, options.window_size);
+  add_softcap_option(command, options.problem.softcap);
   add_choice(command, "--mask", options.mask, "A mask of [Nq, Nk]");
 }
 

@@ -242,6 +242,7 @@ Inputs read_inputs(const InputOptions& input_options, const RunOptions& run_opti
   inputs.problem.dtype = run_options.dtype.value_or(inputs.file_type);
   inputs.problem.causal = run_options.causal;
   inputs.problem.scale = run_options.scale;
+  inputs.problem.softcap = run_options.softcap;
   if (files.mask) {
     inputs.problem.mask = mask_of(*files.mask);
     inputs.mask = std::move(files.mask->tensor.data);

@@ -109,6 +109,11 @@ CLI::Option* add_window_size_option(CLI::App& app, WindowSize& target) {
                     "A sliding window: hide the keys further before and behind a row; -1: no limit [-1,-1]", parse);
 }
 
+CLI::Option* add_softcap_option(CLI::App& app, double& target) {
+  return add_parsed(app, "--softcap", "X", "Cap scores: X tanh(score / X), before a mask [none]",
+                    [&target](const std::string& word) { target = parse_finite("--softcap", word); });
+}
+
 CLI::Option* add_device_option(CLI::App& app, std::optional<Device>& target) {
   const auto parse = [&target](const std::string& word) {
     if (word == "auto") {
@@ -131,6 +136,7 @@ void add_run_options(CLI::App& app, RunOptions& options) {
   add_window_size_option(app, options.window_size)->group(kRunGroup);
   add("--scale", "X", "Of the scores [1/sqrt(d)]",
       [&options](const std::string& word) { options.scale = parse_finite("--scale", word); });
+  add_softcap_option(app, options.softcap)->group(kRunGroup);
   add("--dtype", all_names<DType>("|"), "Computed in this type [the input's]; f64 by the reference",
       [&options](const std::string& word) { options.dtype = parse_name<DType>("--dtype", word); });
   add_execution_options(app, options);

@@ -31,6 +31,7 @@ struct RunOptions {
   Causal causal = Causal::none;
   WindowSize window_size;
   std::optional<double> scale;   // empty: 1/sqrt(d)
+  double softcap = 0;            // 0: scores are not capped
   std::optional<DType> dtype;    // computed in; empty: the files'
   std::optional<Device> device;  // empty: auto
   int threads = 0;               // 0: all
@@ -59,6 +60,7 @@ void add_execution_options(CLI::App& app, RunOptions& options);
 void add_grouping_options(CLI::App& app, GroupingOptions& options);
 CLI::Option* add_causal_option(CLI::App& app, Causal& target);
 CLI::Option* add_window_size_option(CLI::App& app, WindowSize& target);
+CLI::Option* add_softcap_option(CLI::App& app, double& target);
 CLI::Option* add_device_option(CLI::App& app, std::optional<Device>& target);
 
 // An option whose word goes to `parse`, which throws InputError for a word that is not allowed.

@@ -18,7 +18,8 @@ Json sizes_json(const Problem& problem) {
           {"head_dim_v", problem.head_dim_v},
           {"dtype", name_of(problem.dtype)},
           {"causal", problem.causal != Causal::none},
-          {"window_size", has_window ? window : Json(nullptr)}};
+          {"window_size", has_window ? window : Json(nullptr)},
+          {"softcap", problem.softcap != 0 ? Json(problem.softcap) : Json(nullptr)}};
 }
 
 Json grouping_json(const Problem& problem, const Grouping& grouping) {
@@ -51,6 +52,7 @@ std::string sizes_text(const Problem& problem) {
     text += ", window size " + std::to_string(problem.window_left.value_or(-1)) + "," +
             std::to_string(problem.window_right.value_or(-1));
   }
+  if (problem.softcap != 0) text += ", softcap " + general(problem.softcap, 4);
   if (problem.mask.kind != MaskKind::none) text += std::string(", mask ") + name_of(problem.mask.kind);
   return text;
 }

@@ -70,7 +70,7 @@ if(DISTR_CUDA_FOUND)
     ${PROJECT_SOURCE_DIR}/src/cuda/sm80/variants_bf16.cu
     ${PROJECT_SOURCE_DIR}/src/cuda/sm80/variants_f16.cu)
   distr_cuda_unit(DISTR_CUDA_SOURCES host device.cu entries.cu memory.cu sm80/backward_launch.cu
-    sm80/forward_launch.cu streams.cu)
+    sm80/forward_launch.cu sm80/sequences_launch.cu streams.cu)
   distr_cuda_unit(DISTR_CUDA_SOURCES orders grouping_energy.cu grouping_identity.cu grouping_lsh.cu
     plain/mask_gradient.cu)
   distr_cuda_unit(DISTR_CUDA_SOURCES prepare merge.cu prepare/fuse.cu prepare/operand.cu prepare/query_rows.cu

@@ -154,10 +154,10 @@ std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tenso
                                    std::int64_t sinks, std::optional<std::int64_t> key_offset, double skip, bool finish,
                                    bool /*deterministic*/, std::optional<std::int64_t> first_row,
                                    std::optional<std::int64_t> first_key, std::optional<std::int64_t> window_left,
-                                   std::optional<std::int64_t> window_right) {
+                                   std::optional<std::int64_t> window_right, double softcap) {
   const Settings settings = settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
                                         {window, sinks, key_offset, skip, finish, part_of(first_row, first_key)},
-                                        {window_left, window_right});
+                                        {window_left, window_right}, softcap);
   auto [o, lse, halves] = forward_of(q, k, v, mask, order, key_means, settings, false);
   return {std::move(o), std::move(lse)};
 }
@@ -170,9 +170,9 @@ std::tuple<Tensor, Tensor, Tensor> forward_counting(
     const std::string& strategy, std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
     const std::string& order_from, std::optional<std::int64_t> window, std::int64_t sinks,
     std::optional<std::int64_t> key_offset, double skip, bool finish, std::optional<std::int64_t> window_left,
-    std::optional<std::int64_t> window_right) {
-  const Settings settings = settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
-                                        {window, sinks, key_offset, skip, finish}, {window_left, window_right});
+    std::optional<std::int64_t> window_right, double softcap) {
+  const auto settings = settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
+                                    {window, sinks, key_offset, skip, finish}, {window_left, window_right}, softcap);
   auto [o, lse, halves] = forward_of(q, k, v, mask, order, key_means, settings, true);
   return {std::move(o), std::move(lse), *std::move(halves)};
 }
@@ -182,9 +182,9 @@ std::tuple<Tensor, Tensor, Tensor> forward_counting(
 std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> attend(
     const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const OptionalTensor& mask, std::optional<double> scale,
     std::int64_t settings, std::int64_t near, std::optional<std::int64_t> key_offset, double skip, std::int64_t seed,
-    std::int64_t window_size, bool with_lse) {
+    std::int64_t window_size, bool with_lse, double softcap) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
-  Call call = make_call(q, k, v, unpack(settings, near, key_offset, skip, scale, seed, window_size));
+  Call call = make_call(q, k, v, unpack(settings, near, key_offset, skip, scale, seed, window_size, softcap));
   add_mask(call, q, mask);
   Tensor o = output_of(call, q, v);
   const Plan forward = plan_of(Operation::forward, call);
@@ -214,13 +214,13 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     const std::string& order_from, std::optional<std::int64_t> window, std::int64_t sinks,
     std::optional<std::int64_t> key_offset, double skip, bool finish, bool deterministic,
     std::optional<std::int64_t> first_row, std::optional<std::int64_t> first_key,
-    std::optional<std::int64_t> window_left, std::optional<std::int64_t> window_right) {
+    std::optional<std::int64_t> window_left, std::optional<std::int64_t> window_right, double softcap) {
   // The library writes dQ, dK and dV with the strides that it reads Q, K and V with.
   Tensor d_q = dense_like(q_in), d_k = dense_like(k_in), d_v = dense_like(v_in);
   const Tensor q = laid_out_like(d_q, q_in), k = laid_out_like(d_k, k_in), v = laid_out_like(d_v, v_in);
   const Settings settings = settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
                                         {window, sinks, key_offset, skip, finish, part_of(first_row, first_key)},
-                                        {window_left, window_right});
+                                        {window_left, window_right}, softcap);
   Call call = make_call(q, k, v, settings);
   add_mask(call, q, mask);
 
@@ -277,10 +277,10 @@ std::tuple<std::string, std::string, std::string, std::string, Strings, Strings>
     const std::string& causal, std::optional<double> scale, const std::string& strategy, std::int64_t group_size,
     std::int64_t block_size, const std::string& estimator, const std::string& order_from,
     std::optional<std::int64_t> window, std::int64_t sinks, std::optional<std::int64_t> key_offset, double skip,
-    bool finish, bool deterministic, std::optional<std::int64_t> window_left,
-    std::optional<std::int64_t> window_right) {
-  const Settings settings = settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
-                                        {window, sinks, key_offset, skip, finish}, {window_left, window_right});
+    bool finish, bool deterministic, std::optional<std::int64_t> window_left, std::optional<std::int64_t> window_right,
+    double softcap) {
+  const auto settings = settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
+                                    {window, sinks, key_offset, skip, finish}, {window_left, window_right}, softcap);
   Call call = make_call(q, k, v, settings);
   add_mask(call, q, mask);
   const Operation wanted = named("operation", operation, kOperations).value;
@@ -349,13 +349,14 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
       near + ") -> (Tensor order, Tensor key_means)");
   const std::string inputs =
       "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? order=None, Tensor? key_means=None, ";
-  const std::string sliding = ", int? window_left=None, int? window_right=None)";
+  const std::string sliding = ", int? window_left=None, int? window_right=None, float softcap=0.)";
   const std::string part = ", bool deterministic=True, int? first_row=None, int? first_key=None" + sliding;
   define("forward" + inputs + settings + part + " -> (Tensor out, Tensor lse)");
   define("forward_counting" + inputs + settings + sliding + " -> (Tensor out, Tensor lse, Tensor halves)");
   define(
       "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, int settings, int near, int? key_offset, float "
-      "skip, int seed, int window_size, bool with_lse) -> (Tensor out, Tensor? lse, Tensor? order, Tensor? key_means)");
+      "skip, int seed, int window_size, bool with_lse, float softcap=0.) -> (Tensor out, Tensor? lse, Tensor? order, "
+      "Tensor? key_means)");
   define(
       "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? order, "
       "Tensor? key_means, Tensor out, Tensor lse, bool mask_gradient=False, " +

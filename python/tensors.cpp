@@ -145,6 +145,7 @@ Problem make_problem(const Tensor& q, const Tensor& k, const Tensor& v, const Se
   if (settings.sliding.left.has_value() || settings.sliding.right.has_value()) {
     problem.window_offset = settings.grouping.key_offset;
   }
+  problem.softcap = settings.softcap;
   return problem;
 }
 
@@ -267,7 +268,7 @@ Tensor laid_out_like(const Tensor& layout, const Tensor& tensor) {
 Settings settings_of(const std::string& causal, std::optional<double> scale, const std::string& strategy,
                      std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
                      const std::string& order_from, std::int64_t seed, const NearKeys& near,
-                     const SlidingWindow& sliding) {
+                     const SlidingWindow& sliding, double softcap) {
   Grouping grouping;
   grouping.strategy = named("strategy", strategy, kStrategies).strategy;
   grouping.group_size = group_size;
@@ -276,11 +277,11 @@ Settings settings_of(const std::string& causal, std::optional<double> scale, con
   grouping.order_from = named("order_from", order_from, kOrdersFrom).value;
   grouping.seed = static_cast<std::uint64_t>(seed);
   set_near(grouping, near);
-  return {named("causal", causal, kCorners).value, scale, grouping, true, sliding};
+  return {named("causal", causal, kCorners).value, scale, grouping, true, sliding, softcap};
 }
 
 Settings unpack(std::int64_t packed, std::int64_t packed_near, std::optional<std::int64_t> key_offset, double skip,
-                std::optional<double> scale, std::int64_t seed, std::int64_t packed_window) {
+                std::optional<double> scale, std::int64_t seed, std::int64_t packed_window, double softcap) {
   if (packed < 0 || packed_near < 0 || packed_window < 0) {
     invalid("the settings are " + std::to_string(std::min({packed, packed_near, packed_window})) +
             "; allowed: 0 and above, as pack(), pack_near() and pack_window_size() make them");
@@ -316,7 +317,7 @@ Settings unpack(std::int64_t packed, std::int64_t packed_near, std::optional<std
   set_near(grouping, near);
   packed = packed_window;
   const std::optional<std::int64_t> left = take_distance();
-  return {causal, scale, grouping, grouped_heads, {left, take_distance()}};
+  return {causal, scale, grouping, grouped_heads, {left, take_distance()}, softcap};
 }
 
 Call make_call(const Tensor& q, const Tensor& k, const Tensor& v, const Settings& settings) {

@@ -84,15 +84,17 @@ struct Settings {
   Grouping grouping;
   bool grouped_heads = true;  // Hq may be a multiple of H
   SlidingWindow sliding;
+  double softcap = 0;
 };
 [[nodiscard]] Settings settings_of(const std::string& causal, std::optional<double> scale, const std::string& strategy,
                                    std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
                                    const std::string& order_from, std::int64_t seed, const NearKeys& near,
-                                   const SlidingWindow& sliding = {});
+                                   const SlidingWindow& sliding = {}, double softcap = 0);
 // The same from three numbers (pack(), pack_near() and pack_window_size() in distrattention/packing.py), which take
 // less time to pass than the names.
 [[nodiscard]] Settings unpack(std::int64_t packed, std::int64_t packed_near, std::optional<std::int64_t> key_offset,
-                              double skip, std::optional<double> scale, std::int64_t seed, std::int64_t packed_window);
+                              double skip, std::optional<double> scale, std::int64_t seed, std::int64_t packed_window,
+                              double softcap);
 
 struct Call {
   Problem problem;

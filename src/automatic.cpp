@@ -54,6 +54,12 @@ Advice advice(const Problem& problem, const Grouping& grouping, Device device) {
   if (common::has_window(problem)) {
     return {false, "as there is a sliding window, with which no approximation was measured"};
   }
+  if (problem.softcap != 0) {
+    return {false, "as no approximation has been measured with capped scores"};
+  }
+  if (common::has_lengths(problem)) {
+    return {false, "as lengths are data, which approximations do not have"};
+  }
   if (grouping.order_from == OrderFrom::previous && grouping.block >= problem.seq_q) {
     return {false, "as the first block is where orders come from the block before, and there is no other"};
   }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/near.h"
+#include "common/sequence.h"
 
 namespace distr {
 namespace {
@@ -67,12 +68,58 @@ void require_permutations(const Problem& problem, const Grouping& grouping, cons
   }
 }
 
-bool has_queries(const Problem& problem) { return problem.batch > 0 && problem.seq_q > 0; }
-bool has_keys(const Problem& problem) { return problem.batch > 0 && problem.seq_k > 0; }
+bool has_queries(const Problem& problem) {
+  return problem.batch > 0 && problem.seq_q > 0 && (!problem.packed.has_value() || problem.packed->total_q > 0);
+}
+bool has_keys(const Problem& problem) {
+  return problem.batch > 0 && problem.seq_k > 0 && (!problem.packed.has_value() || problem.packed->total_k > 0);
+}
+
+void require_distinct(const char* name, const Strides& strides, const Problem& problem, std::int64_t heads,
+                      std::int64_t rows, std::int64_t total, std::int64_t columns) {
+  const bool packed = problem.packed.has_value();
+  require_distinct(name, packed ? Strides{0, strides.head, strides.row} : strides,
+                   packed ? std::min<std::int64_t>(problem.batch, 1) : problem.batch, heads, packed ? total : rows,
+                   columns);
+}
+
+void require_length(const std::string& name, std::int64_t found, std::int64_t low, std::int64_t high) {
+  if (found < low || found > high) {
+    throw Error(Status::invalid_argument, name + " is " + std::to_string(found) + "; allowed: " + std::to_string(low) +
+                                              (low == high ? "" : " to " + std::to_string(high)));
+  }
+}
+
+// Starts of sequences go from 0 to the total, and no sequence is longer than `longest`.
+void require_starts(const std::string& name, const std::int32_t* starts, std::int64_t sequences, std::int64_t total,
+                    std::int64_t longest) {
+  const auto start = [&](std::int64_t b) { return name + "[" + std::to_string(b) + "]"; };
+  require_length(start(0), starts[0], 0, 0);
+  for (std::int64_t b = 1; b <= sequences; ++b) {
+    require_length(start(b), starts[b], b == sequences ? total : starts[b - 1], total);
+    require_length(start(b) + " - " + start(b - 1), starts[b] - starts[b - 1], 0, longest);
+  }
+}
+
+// Lengths that are data. On CUDA nothing reads them here.
+void check_lengths(const Problem& problem, Device device, const Lengths& lengths) {
+  const bool packed = problem.packed.has_value();
+  require(lengths.keys, "the lengths of the keys", problem.key_lengths);
+  require(lengths.starts_q, "the starts of the sequences of Q", packed);
+  require(lengths.starts_k, "the starts of the sequences of K", packed);
+  for (std::int64_t b = 0; device == Device::cpu && problem.key_lengths && b < problem.batch; ++b) {
+    require_length("the length of the keys of entry " + std::to_string(b), lengths.keys[b], 0, problem.seq_k);
+  }
+  if (device == Device::cpu && packed) {
+    require_starts("starts_q", lengths.starts_q, problem.batch, problem.packed->total_q, problem.seq_q);
+    require_starts("starts_k", lengths.starts_k, problem.batch, problem.packed->total_k, problem.seq_k);
+  }
+}
 
 // What forward and backward have in common.
 template <class Tensors>
 void check_inputs(const Problem& problem, const Grouping& grouping, Device device, const Tensors& tensors) {
+  check_lengths(problem, device, tensors.lengths);
   require(tensors.q, "Q", has_queries(problem));
   require(tensors.k, "K", has_keys(problem));
   require(tensors.mask, "the mask", problem.mask.kind != MaskKind::none && has_queries(problem) && has_keys(problem));
@@ -101,7 +148,8 @@ void check(const Problem& problem, const Grouping& grouping, Device device, cons
   check_inputs(problem, grouping, device, tensors);
   require(tensors.v, "V", has_keys(problem));
   require(tensors.o, "O", has_queries(problem));
-  require_distinct("O", problem.o, problem.batch, problem.heads_q, problem.seq_q, problem.head_dim_v);
+  const auto [total_q, total_k] = problem.packed.value_or(PackedRows{});
+  require_distinct("O", problem.o, problem, problem.heads_q, problem.seq_q, total_q, problem.head_dim_v);
   if (tensors.halves != nullptr && grouping.skip == 0) {
     throw Error(Status::invalid_argument,
                 "counts of kept halves are wanted, but nothing is skipped; allowed: null, or a skip above 0");
@@ -117,9 +165,10 @@ void check(const Problem& problem, const Grouping& grouping, Device device, cons
   require(tensors.d_q, "dQ", has_queries(problem));
   require(tensors.d_k, "dK", has_keys(problem));
   require(tensors.d_v, "dV", has_keys(problem));
-  require_distinct("dQ", problem.q, problem.batch, problem.heads_q, problem.seq_q, problem.head_dim);
-  require_distinct("dK", problem.k, problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim);
-  require_distinct("dV", problem.v, problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim_v);
+  const auto [total_q, total_k] = problem.packed.value_or(PackedRows{});
+  require_distinct("dQ", problem.q, problem, problem.heads_q, problem.seq_q, total_q, problem.head_dim);
+  require_distinct("dK", problem.k, problem, problem.heads_kv, problem.seq_k, total_k, problem.head_dim);
+  require_distinct("dV", problem.v, problem, problem.heads_kv, problem.seq_k, total_k, problem.head_dim_v);
   if (tensors.d_mask != nullptr && problem.mask.kind != MaskKind::additive) {
     throw Error(Status::invalid_argument,
                 "the mask's gradient is wanted, but the mask is not additive; allowed: null, or an additive mask");
@@ -127,6 +176,9 @@ void check(const Problem& problem, const Grouping& grouping, Device device, cons
 }
 
 void check_scores_inputs(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors) {
+  if (common::has_lengths(problem)) {
+    throw Error(Status::invalid_argument, "lengths are data; allowed: neither key_lengths nor packed sequences");
+  }
   check_inputs(problem, grouping, Device::cpu, tensors);
 }
 

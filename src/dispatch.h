@@ -86,6 +86,9 @@ std::string reason_against(const KernelEntry<Tensors>& entry, const Problem& pro
   if (OperationOf<Tensors>::kOperation == Operation::backward && grouping.skip > 0) {
     return "has no gradients of skipped keys";
   }
+  if (OperationOf<Tensors>::kOperation == Operation::backward && problem.key_lengths) {
+    return "has no gradients with key lengths that are data";
+  }
   std::string reason = entry.supports(problem, grouping);
   return reason.empty() && deterministic && !entry.deterministic
              ? "sums in an order that changes from run to run, and the call is to be deterministic"

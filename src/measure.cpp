@@ -144,7 +144,7 @@ Errors measure(const Problem& problem, const Grouping& grouping, const ForwardTe
     const std::int64_t h = head % problem.heads_q;
     Sums& sums = of_head[static_cast<std::size_t>(head)];
     add_output_errors(problem, tensors.o, o_exact, b, h, sums);
-    const reference::Head position(problem, head);
+    const reference::Head position = reference::head_of(problem, head);
     const common::MaskView mask(problem.mask, tensors.mask);
     reference::HeadScores exact_scores(problem, resolved, reference::score_tensors(tensors), position);
     ApproximateRows approximate(problem, resolved, tensors, position);
@@ -183,7 +183,7 @@ std::vector<double> probabilities(const Problem& problem, const Grouping& groupi
   columns = std::min(size, problem.seq_k);
   Matrix sum(rows, columns);
   Matrix count(rows, columns);
-  ApproximateRows scores(problem, resolved, tensors, reference::Head(problem, batch * problem.heads_q + head));
+  ApproximateRows scores(problem, resolved, tensors, reference::head_of(problem, batch * problem.heads_q + head));
   std::vector<double> p;
   for (std::int64_t i = 0; i < problem.seq_q; ++i) {
     reference::softmax(scores.row(i), p);

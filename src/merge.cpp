@@ -71,6 +71,9 @@ void merge_on_cpu(const Problem& problem, std::span<const Partial> parts, void* 
 
 void merge(const Problem& problem, std::span<const Partial> parts, void* o, void* lse, const Execution& execution) {
   validate(problem);
+  if (problem.packed.has_value()) {
+    throw Error(Status::invalid_argument, "packed sequences were given; allowed: none, as their parts are not merged");
+  }
   for (const Partial& part : parts) {
     if (part.o == nullptr || part.lse == nullptr) {
       throw Error(Status::invalid_argument, "a part's O or LSE is null; allowed: memory of the problem's sizes");

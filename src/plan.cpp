@@ -176,6 +176,9 @@ Plan plan(Operation operation, const Problem& problem, const Grouping& grouping,
             " in a call with gradients; allowed: 0, as skipping is for the "
             "forward alone");
   }
+  if (operation == Operation::backward && problem.key_lengths) {
+    invalid("key_lengths was given in a call with gradients; allowed: packed sequences, or a mask");
+  }
   auto state = std::make_shared<Plan::State>(
       Plan::State{operation, problem, resolve(problem, grouping, execution.device), with_threads(execution), {}, {}});
   state->choose_kernel();

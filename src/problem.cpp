@@ -5,6 +5,7 @@
 #include <cmath>
 #include <initializer_list>
 #include <limits>
+#include <sstream>
 #include <string>
 #include <type_traits>
 
@@ -69,12 +70,55 @@ void validate_window(const Problem& problem) {
   }
 }
 
-// `automatic` is exact with a sliding window, where near keys mean nothing.
-void require_one_window(const Problem& problem, const Grouping& grouping) {
-  if (!common::has_window(problem)) {
+void validate_softcap(const Problem& problem, const Grouping& grouping) {
+  const auto found = [&] {
+    std::ostringstream text;
+    text << "softcap is " << problem.softcap;
+    return text.str();
+  };
+  constexpr double kLeast = std::numeric_limits<float>::min();
+  constexpr double kLargest = std::numeric_limits<float>::max();
+  if (problem.softcap != 0 && !(problem.softcap >= kLeast && problem.softcap <= kLargest)) {
+    invalid(found() + "; allowed: 0 (scores are not capped), or a positive number that fp32 holds");
+  }
+  if (problem.softcap != 0 && grouping.skip > 0) {
+    invalid(found() + " with skip, which is " + std::to_string(grouping.skip) + "; allowed: one of them");
+  }
+}
+
+void validate_lengths(const Problem& problem) {
+  constexpr std::int64_t kMost = std::numeric_limits<std::int32_t>::max();
+  if (!common::has_lengths(problem)) {
     return;
   }
-  const std::string found = "a sliding window was given with ";
+  const std::string found = problem.packed.has_value() ? "packed sequences were given" : "key_lengths was given";
+  if (problem.packed.has_value()) {
+    require_range("total_q", problem.packed->total_q, 0, kMost);
+    require_range("total_k", problem.packed->total_k, 0, kMost);
+  }
+  if (problem.packed.has_value() && problem.key_lengths) {
+    invalid("packed sequences and key_lengths were both given; allowed: one of them");
+  }
+  if (problem.mask.kind != MaskKind::none) {
+    invalid(found + " with a mask; allowed: a causal corner and a window");
+  }
+  if (problem.window_offset.has_value()) {
+    invalid(found + " with window_offset, which is " + std::to_string(*problem.window_offset) +
+            "; allowed: none, as windows stand at the bottom right");
+  }
+}
+
+// Lengths that are data are exact attention's, and a sliding window goes with no near keys; `automatic` comes to that.
+void require_exact(const Problem& problem, const Grouping& grouping) {
+  if (!common::has_window(problem) && !common::has_lengths(problem)) {
+    return;
+  }
+  const std::string found = problem.key_lengths          ? "key_lengths was given with "
+                            : problem.packed.has_value() ? "packed sequences were given with "
+                                                         : "a sliding window was given with ";
+  if (common::has_lengths(problem) && !is_exact(grouping) && grouping.strategy != Strategy::automatic) {
+    invalid(found + "strategy " + traits(grouping.strategy).name + "; allowed: exact, auto, or a group size of 1");
+  }
   if (grouping.skip > 0) {
     invalid(found + "skip, which is " + std::to_string(grouping.skip) + "; allowed: 0");
   }
@@ -191,8 +235,9 @@ double Problem::softmax_scale() const noexcept {
 }
 
 Problem contiguous(Problem problem) noexcept {
-  const auto strides = [](std::int64_t heads, std::int64_t rows, std::int64_t dim) {
-    return Strides{heads * rows * dim, rows * dim, dim};
+  const bool packed = problem.packed.has_value();
+  const auto strides = [packed](std::int64_t heads, std::int64_t rows, std::int64_t dim) {
+    return packed ? Strides{0, dim, heads * dim} : Strides{heads * rows * dim, rows * dim, dim};
   };
   problem.q = strides(problem.heads_q, problem.seq_q, problem.head_dim);
   problem.k = strides(problem.heads_kv, problem.seq_k, problem.head_dim);
@@ -223,6 +268,8 @@ void validate(const Problem& problem) {
   }
   validate_mask(problem);
   validate_window(problem);
+  validate_softcap(problem, {});
+  validate_lengths(problem);
 }
 
 void validate(const Problem& problem, const Grouping& grouping) {
@@ -230,7 +277,8 @@ void validate(const Problem& problem, const Grouping& grouping) {
   validate(problem);
   require_range("group_size", grouping.group_size, 1, problem.head_dim);
   require_range("block", grouping.block, 1, std::numeric_limits<std::int64_t>::max());
-  require_one_window(problem, grouping);
+  require_exact(problem, grouping);
+  validate_softcap(problem, grouping);
   require_second_block(problem, grouping);
   validate_near_keys(problem, grouping);
   validate_part(problem, grouping);

@@ -38,6 +38,14 @@ TEST(Automatic, IsExactWithASlidingWindow) {
   EXPECT_EQ(explain(Operation::forward, problem, automatic_of()).grouping.strategy, Strategy::energy);
 }
 
+TEST(Automatic, IsExactWithCappedScores) {
+  Problem problem = square_of(1 << 15, DType::f32, 64);
+  problem.softcap = 50;
+  const Explanation found = explain(Operation::forward, problem, automatic_of());
+  EXPECT_EQ(found.grouping.strategy, Strategy::exact);
+  EXPECT_EQ(found.choice, "exact, as no approximation has been measured with capped scores");
+}
+
 TEST(Automatic, IsExactWhereNothingElsePays) {
   const Grouping automatic = automatic_of();
   const auto strategy = [&](const Problem& problem, const Grouping& grouping) {

@@ -85,6 +85,26 @@ TEST(Validate, NamesWhatIsWrongWithASlidingWindow) {
             "window_offset is 2 in a causal call, whose corner says where queries stand; allowed: none");
 }
 
+TEST(Validate, NamesWhatIsWrongWithACapOnScores) {
+  const auto fault_of = [](double softcap, double skip = 0) {
+    return fault([&](Problem& p, Grouping& g) {
+      p.softcap = softcap;
+      g.sinks = 1;
+      g.skip = skip;
+    });
+  };
+  const std::string allowed = "; allowed: 0 (scores are not capped), or a positive number that fp32 holds";
+  EXPECT_EQ(fault_of(-1), "softcap is -1" + allowed);
+  EXPECT_EQ(fault_of(INFINITY), "softcap is inf" + allowed);
+  EXPECT_EQ(fault_of(NAN), "softcap is nan" + allowed);
+  EXPECT_EQ(fault_of(1e-40), "softcap is 1e-40" + allowed);
+  EXPECT_EQ(fault_of(1e39), "softcap is 1e+39" + allowed);
+  EXPECT_EQ(fault_of(std::numeric_limits<float>::max()), "");
+  EXPECT_EQ(fault_of(std::numeric_limits<float>::min()), "");
+  EXPECT_EQ(fault_of(0), "");
+  EXPECT_EQ(fault_of(50, 0.25), "softcap is 50 with skip, which is 0.250000; allowed: one of them");
+}
+
 // Queries 0 to 2 and keys 0 to 4.
 TEST(Validate, RefusesNearKeysWithAWindowThatHidesAKey) {
   const auto fault_of = [](Strategy strategy, std::int64_t left, std::int64_t right, std::int64_t group_size = 2) {

@@ -75,8 +75,9 @@ def rings() -> str:
         lines.append([str(row["seq"] // ranks), row["call"], op, f'{row["ms_one"] / ranks:.1f}',
                       *(times.get(key, "") for key in ("ms_compute", "ms_moving", "ms", "ms_model")),
                       f'{100 * row["share_of_ideal"]:.0f} %',
+                      f'{100 * row["share_of_busy_ideal"]:.0f} %' if "share_of_busy_ideal" in row else "",
                       *(times.get(key, "") for key in ("ms_torch_flash", "ms_torch_cudnn"))])
     head = ["rows on a GPU", "call", "pass", "ideal, ms", "kernels alone", "traffic alone", "the call", "model",
-            "of the ideal",
+            "of the ideal", "of both at work",
             "torch's ring, flash", "torch's ring, cuDNN"]
     return markdown(head, lines) + "\n\n" + source(name, result["meta"], f'{result["meta"]["ranks"]} processes')

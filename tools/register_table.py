@@ -71,7 +71,7 @@ def readable(names):
     result = []
     for name in text.splitlines():
         name = re.sub(r"\(anonymous namespace\)::|_GLOBAL__N__\w+::|distr::(cuda|test)::|^void ", "", name)
-        name = re.sub(r"\(\w*\)(?=\d)", "", name)  # (int)64
+        name = re.sub(r"\([\w:]*\)(?=\d)", "", name)  # (int)64
         name = re.sub(r"^([^(]*?)\(.*\)$", r"\1", name)
         result.append(name.replace("__nv_bfloat16", "bf16").replace("__half", "f16").replace("> >", ">>"))
     return dict(zip(names, result, strict=True))

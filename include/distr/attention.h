@@ -54,6 +54,15 @@ struct GroupingTensors {
   float* key_means = nullptr;     ///< out: key_means_shape(), where needs_key_means()
 };
 
+/// Of sequences whose lengths are data, in memory of the call's device. On the CPU values are checked; on CUDA, where
+/// nothing reads them beforehand, kernels clamp them: a length to 0 to seq_k, a start to 0 to the total and to no less
+/// than the one before, a sequence to seq_q rows and seq_k keys. Rows of O that are of no sequence are not written.
+struct Lengths {
+  const std::int32_t* keys = nullptr;      ///< [batch], where Problem::key_lengths; 0 to seq_k
+  const std::int32_t* starts_q = nullptr;  ///< [batch + 1], where Problem::packed; from 0 to total_q, never falling
+  const std::int32_t* starts_k = nullptr;  ///< likewise, to total_k
+};
+
 struct ForwardTensors {
   const void* q = nullptr;
   const void* k = nullptr;
@@ -64,6 +73,7 @@ struct ForwardTensors {
   void* lse = nullptr;                  ///< out, natural log, [batch, heads_q, seq_q] of lse_dtype(); null: not wanted
   const float* key_means = nullptr;     ///< from make_grouping(), where needs_key_means()
   std::int32_t* halves = nullptr;       ///< out: halves_shape(); null: not wanted. Only with `skip`
+  Lengths lengths = {};
 };
 
 struct BackwardTensors {
@@ -81,6 +91,7 @@ struct BackwardTensors {
   void* d_v = nullptr;          ///< out, with V's strides
   void* d_mask = nullptr;       ///< out: of an additive mask, contiguous in the mask's shape, lse_dtype(); null: no
   const float* key_means = nullptr;  ///< from make_grouping(), where needs_key_means()
+  Lengths lengths = {};
 };
 
 /// All three throw Error with

@@ -131,7 +131,8 @@ struct Grouping {
   /// brings: under `previous` block 0 is exact only where first_row is 0. A part has whole blocks, but for the longer
   /// call's last one; with near keys the longer call has several blocks, as those of a single one go by 128 rows. A
   /// part's strategy is named, it skips nothing and has no key_offset; where it is causal, first_row and first_key are
-  /// as far apart as its corner says.
+  /// as far apart as its corner says. backward() of the parts of some rows adds up to their dQ; one part's alone may
+  /// hold terms that cancel in the sum.
   std::optional<Part> part = std::nullopt;
 
   bool operator==(const Grouping&) const = default;

@@ -58,7 +58,16 @@ inline constexpr std::int64_t kMaxHeadDim = 512;
 /// The largest distance between keys, of Problem's window and of Grouping's `window`, `sinks` and `key_offset`.
 inline constexpr std::int64_t kMaxDistance = std::int64_t{1} << 40;
 
-/// softmax(scale * Q K^T + mask) V over
+/// Sequences of several lengths, one behind the other: batch entry b is sequence b, whose rows and keys are those from
+/// Lengths::starts_q[b] and starts_k[b] on. Q [total_q, heads_q, head_dim], K [total_k, heads_kv, head_dim] and so on,
+/// by their strides of head and row; LSE [heads_q, total_q].
+struct PackedRows {
+  std::int64_t total_q = 0, total_k = 0;  ///< rows of Q and of K; up to 2^31 - 1
+
+  bool operator==(const PackedRows&) const = default;
+};
+
+/// softmax(scale * Q K^T + mask) V, with `softcap` softmax(softcap * tanh(scale * Q K^T / softcap) + mask) V, over
 ///   Q [batch, heads_q, seq_q, head_dim], K [batch, heads_kv, seq_k, head_dim], V [batch, heads_kv, seq_k, head_dim_v],
 ///   O [batch, heads_q, seq_q, head_dim_v]; query head h reads KV head h / (heads_q / heads_kv).
 /// Scores are fp32, and fp64 where the dtype is: where all of a row are finite before they are scaled, so is its
@@ -90,17 +99,27 @@ struct Problem {
   std::optional<std::int64_t> window_left = std::nullopt;
   std::optional<std::int64_t> window_right = std::nullopt;
   std::optional<std::int64_t> window_offset = std::nullopt;  ///< the key beside query 0
+  /// What no score exceeds: softcap * tanh(score / softcap), before the mask (Gemma 2). Positive and normal in fp32; 0:
+  /// scores are not capped. `skip` refuses it.
+  double softcap = 0;
+  /// Lengths that are data (Lengths), which are not read to plan a call. Causality and a window count from an entry's
+  /// own: at the bottom right, which is also where a window of a call stands that is not causal. They exclude a mask
+  /// and window_offset, are for exact attention, and `automatic` is exact with them. key_lengths: of entry b only the
+  /// keys 0 to Lengths::keys[b] - 1 are there, seq_k being the most that there may be. packed: seq_q and seq_k are the
+  /// longest lengths, and the strides of the batch are not read.
+  bool key_lengths = false;  ///< excludes `packed`; in the forward alone
+  std::optional<PackedRows> packed = std::nullopt;
 
   /// `scale`, or its default.
   [[nodiscard]] double softmax_scale() const noexcept;
-  /// Strides of O(Nq) vectors such as LSE [batch, heads_q, seq_q] are always contiguous; their type is fp32, and fp64
-  /// when dtype is f64.
+  /// O(Nq) vectors such as LSE [batch, heads_q, seq_q], [heads_q, total_q] where packed, are always contiguous; their
+  /// type is fp32, and fp64 when dtype is f64.
   [[nodiscard]] DType lse_dtype() const noexcept { return dtype == DType::f64 ? DType::f64 : DType::f32; }
 
   bool operator==(const Problem&) const = default;
 };
 
-/// `problem` with the strides of contiguous Q, K, V and O of its sizes.
+/// `problem` with the strides of contiguous Q, K, V and O of its sizes; where packed, those of [rows, heads, dim].
 [[nodiscard]] Problem contiguous(Problem problem) noexcept;
 
 /// Throws Error(invalid_argument) naming the first value that is out of range and what is allowed.

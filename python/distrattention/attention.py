@@ -49,6 +49,7 @@ def scaled_dot_product_attention(
     order: Tensor | None = Settings.order,
     window_size: tuple[int, int] | None = None,
     key_offset: int | None = None,
+    softcap: float = 0.0,
     sink_logits: Tensor | None = None,
     return_lse: bool = False,
     return_halves: bool = False,
@@ -74,6 +75,9 @@ def scaled_dot_product_attention(
     key_offset: the key that stands beside the first query, for window_size and `window` in calls that are not causal,
     as where a mask holds the causality of a chunk of a prompt; None: key 0. Causal calls know it by their corner.
 
+    softcap: no score exceeds it: they become softcap * tanh(score / softcap) before the mask, as in Gemma 2 and
+    flash-attn; 0: they are not capped. "auto" is exact with it, and `skip` refuses it.
+
     sink_logits [Hq], of any floating-point dtype: exp of it is added to the denominators of a head's rows, as GPT-OSS
     does; it gets a gradient when it requires one. Not `sinks`, which are keys.
 
@@ -96,7 +100,7 @@ def scaled_dot_product_attention(
         fields = fields_of(settings, fields)
     if attn_mask is None and dropout_p == 0 and key_offset is None and sink_logits is None and not return_halves:
         results = core.attend_simply(
-            query, key, value, is_causal, scale, enable_gqa, window_size, fields, return_lse
+            query, key, value, is_causal, scale, enable_gqa, window_size, softcap, fields, return_lse
         )
         if results is not None:
             return results if return_lse else results[0]
@@ -111,7 +115,7 @@ def scaled_dot_product_attention(
         check_sink_logits(sink_logits, tensors[0])
     with_lse = return_lse or sink_logits is not None
     options = {"with_lse": with_lse, "key_offset": key_offset, "counting": return_halves}
-    options["sides"] = core.sides_of(window_size)
+    options |= {"sides": core.sides_of(window_size), "softcap": core.softcap_of(softcap)}
     out, lse, *halves = core.attend(*tensors, causal, scale, settings, **options)
     if sink_logits is not None:
         out, lse = with_sink_logits(out, lse, sink_logits)
@@ -144,6 +148,7 @@ def explain(
     operation: str = "forward",
     window_size: tuple[int, int] | None = None,
     key_offset: int | None = None,
+    softcap: float = 0.0,
     settings: Settings | None = None,
     **fields: Unpack[Fields],
 ) -> dict[str, Any]:
@@ -158,7 +163,8 @@ def explain(
     settings = chosen(settings, fields)
     *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, True)
     _check_key_offset(key_offset, causal)
-    return core.explain(*tensors, causal, scale, settings, operation, key_offset, core.sides_of(window_size))
+    others = (core.sides_of(window_size), core.softcap_of(softcap))
+    return core.explain(*tensors, causal, scale, settings, operation, key_offset, *others)
 
 
 def _check_key_offset(key_offset, causal):

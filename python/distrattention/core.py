@@ -17,7 +17,7 @@ MAX_HEAD_DIM = 512  # of the operators
 _DTYPES_ANYWHERE = (torch.float16, torch.bfloat16, torch.float32)
 _DTYPES = (*_DTYPES_ANYWHERE, torch.float64)
 _NUMBERS = (numbers.Real, torch.SymInt, torch.SymFloat)
-_LARGEST = torch.finfo(torch.float32).max
+_LEAST, _LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 _LOG = logging.getLogger("distrattention")
 _logged = set()
 _TENSORS = (torch.Tensor, torch.nn.Parameter)  # others may have a will of their own
@@ -35,6 +35,14 @@ def sides_of(window_size):
         raise TypeError(f"window_size is {window_size!r}; allowed: (left, right), or None")
     sides = tuple(None if side is None else require_int("window_size", side, -1, MAX_DISTANCE) for side in window_size)
     return tuple(None if side == -1 else side for side in sides)
+
+
+def softcap_of(softcap):
+    """What scores are capped with, 0.0 for None, which as 0 says that they are not. Raises, unless it may be that."""
+    check_scale(softcap, "softcap")
+    if softcap is not None and softcap != 0 and not softcap >= _LEAST:
+        raise ValueError(f"softcap is {softcap}; allowed: 0 (scores are not capped), or a positive number")
+    return 0.0 if softcap is None else softcap
 
 
 def settings_of(*fields, **named):
@@ -55,7 +63,7 @@ def _known_settings(*fields, **named):
     return Settings(*fields, **named)
 
 
-def attend_simply(query, key, value, is_causal, scale, grouped_heads, window_size, fields, with_lse):
+def attend_simply(query, key, value, is_causal, scale, grouped_heads, window_size, softcap, fields, with_lse):
     """attend() by the shortest way, for the usual call: eager code, four axes, nothing to broadcast or to cast, and no
     mask. None where the call is not that, which the operator itself finds out by refusing it: what the tensors or the
     settings lack is then said on the long way. `fields`: of Settings.
@@ -69,6 +77,7 @@ def attend_simply(query, key, value, is_causal, scale, grouped_heads, window_siz
         or query.dim() != 4
         or query.is_meta  # nothing refuses those that do not fit
         or type(scale) not in _SCALES
+        or type(softcap) not in (float, int)
         or fields[-1] is not None  # the caller's order
         or _LOG.isEnabledFor(logging.INFO)
     ):
@@ -79,7 +88,7 @@ def attend_simply(query, key, value, is_causal, scale, grouped_heads, window_siz
         return None
     deterministic = not is_nondeterministic_backward_allowed()
     try:
-        return ops.attend_eagerly(query, key, value, None, scale, numbers, deterministic, with_lse)
+        return ops.attend_eagerly(query, key, value, None, scale, numbers, deterministic, with_lse, softcap)
     except RuntimeError:
         return None
 
@@ -101,14 +110,15 @@ def _numbers(causal, options, seed, sides, grouped_heads=True):
 
 def attend(
     query, key, value, mask, causal, scale, settings, deterministic=False, with_lse=True, key_offset=None,
-    counting=False, sides=NO_WINDOW,
+    counting=False, sides=NO_WINDOW, softcap=0.0,
 ):  # fmt: skip
     """(out [..., Hq, N, dv], lse [..., Hq, N]) of tensors that check() lets pass, with any number of axes from 2 on;
     `counting`, also the counts of halves, int32 [..., Hq, ceil(N / 64), 2].
 
     causal: "none", "top_left" or "bottom_right"; anything but "none" excludes a mask. Hq may be a multiple of H.
     deterministic: whether the backward is, whatever the process allows. Without with_lse lse may be None. sides: of a
-    sliding window, as sides_of() returns them; queries stand beside keys as `causal` or key_offset says.
+    sliding window, as sides_of() returns them; queries stand beside keys as `causal` or key_offset says. softcap: as
+    softcap_of() returns it.
     """
     eager = not torch.compiler.is_compiling()
     plain = eager and is_plain()
@@ -120,19 +130,19 @@ def attend(
     options = options_of(settings, query.shape[-1], key_offset)
     deterministic = deterministic or not is_nondeterministic_backward_allowed()
     if settings.strategy == "auto" and eager and _LOG.isEnabledFor(logging.INFO):
-        _log_choice(q, k, v, mask, "forward", causal, scale, "auto", *options[1:], deterministic, *sides)
+        _log_choice(q, k, v, mask, "forward", causal, scale, "auto", *options[1:], deterministic, *sides, softcap)
     if plain and settings.order is None and not counting:
         numbers = _numbers(causal, options, settings.seed, sides)
-        results = ops.attend_eagerly(q, k, v, mask, scale, numbers, deterministic, with_lse)
+        results = ops.attend_eagerly(q, k, v, mask, scale, numbers, deterministic, with_lse, softcap)
     else:
         tensors = (q, k, v, mask, *columns_of(q, k, causal, settings, options))
         if counting:
-            results = ops.forward_counting(*tensors, causal, scale, *options, *sides)
+            results = ops.forward_counting(*tensors, causal, scale, *options, *sides, softcap)
         else:
             plainly = not eager or not torch._C._are_functorch_transforms_active()
             run = ops.forward if plainly else ops.forward_of_func
-            window = () if sides == NO_WINDOW else (None, None, *sides)
-            results = run(*tensors, causal, scale, *options, deterministic, *window)
+            others = () if sides == NO_WINDOW and softcap == 0 else (None, None, *sides, softcap)
+            results = run(*tensors, causal, scale, *options, deterministic, *others)
     if query.dim() == 4:
         return results
     out, *others = results
@@ -159,14 +169,14 @@ def columns_of(q, k, causal, settings, options, flat=True):
 
 
 def explain(
-    query, key, value, mask, causal, scale, settings, operation="forward", key_offset=None, sides=NO_WINDOW
+    query, key, value, mask, causal, scale, settings, operation="forward", key_offset=None, sides=NO_WINDOW, softcap=0.0
 ):  # fmt: skip
     """What attend() would do with these tensors, as the dict that attention.explain() describes."""
     four, mask = four_axes((query, key, value), mask)
     options = options_of(settings, query.shape[-1], key_offset)[1:]
     deterministic = not is_nondeterministic_backward_allowed()
-    found = ops.explain(*four, mask, operation, causal, scale, settings.strategy, *options, deterministic, *sides)
-    return _explanation(*found)
+    others = (deterministic, *sides, softcap)
+    return _explanation(*ops.explain(*four, mask, operation, causal, scale, settings.strategy, *options, *others))
 
 
 def _explanation(strategy, order_from, choice, kernel, kernels, reasons):
@@ -194,6 +204,12 @@ def resolve(settings, head_dim):
     if group_size > head_dim:
         raise ValueError(f"group_size is {group_size}; allowed: 1 to {head_dim}, the last size of query")
     return group_size, settings.block_size or DEFAULT_BLOCK
+
+
+def is_exact(settings, head_dim):
+    """Whether attention is exact where lengths are data, as "auto" then is; near keys that nothing skips are exact."""
+    group_size, _ = resolve(settings, head_dim)
+    return not settings.skip and (settings.strategy == "auto" or group_size == 1)
 
 
 def four_axes(tensors, mask):

@@ -1,13 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The contract of flash-attn's flash_attn_with_kvcache(): decoding against a contiguous cache, exact, no gradients.
 
-The query heads that share a KV head are rows of one call where causality allows it, so that K and V are read once for
-them. Lengths that are a tensor become a mask on the cache's rows: nothing is read on the host.
+Lengths that are a tensor stay one: nothing is read on the host, and of the cache no more than is filled. The query
+heads that share a KV head are rows of one call where causality allows it, so that K and V are read once for them also
+by kernels that do not see to that themselves.
 """
 
 from typing import Any
 
-from distrattention.core import NO_WINDOW, attend, check, check_scale, sides_of
+from distrattention import sequences
+from distrattention.core import NO_WINDOW, attend, check, check_scale, sides_of, softcap_of
 from distrattention.flash import refuse, require_axes
 from distrattention.settings import EXACT, require_int
 from distrattention.sink_logits import check_sink_logits, with_sink_logits
@@ -44,20 +46,20 @@ def flash_attn_with_kvcache(
     cache_seqlens: how many rows each sequence of the cache has, a number for all or int32 or int64 [B] on q's device,
     which is not read on the host; None: all S. k [B, Sn, H, D] and v [B, Sn, H, Dv] are first written behind them, in
     place, and count; cache_seqlens is left as it is. That they fit the cache is checked for a number alone: a tensor's
-    would have to be read. causal is anchored at the bottom right of the filled rows. softmax_scale and learnable_sink:
-    as in flash_attn_func(). Dtypes: as in scaled_dot_product_attention(); no gradient is recorded. num_splits is
-    ignored: how keys are split depends on the sizes alone.
+    would have to be read. causal is anchored at the bottom right of the filled rows, and so is window_size (left,
+    right), -1 for unlimited. softmax_scale, softcap and learnable_sink: as in flash_attn_func(). Dtypes: as in
+    scaled_dot_product_attention(); no gradient is recorded. num_splits is ignored: how keys are split depends on the
+    sizes alone.
 
     Returns out [B, Sq, Hq, Dv]; with return_softmax_lse (out, lse [B, Hq, Sq]). A row that sees no key gets 0. Raises
-    NotImplementedError for window_size, softcap, alibi_slopes, rotary embeddings, a paged cache (block_table),
+    NotImplementedError for alibi_slopes, rotary embeddings, a paged cache (block_table),
     cache_batch_idx and cache_leftpad, else as scaled_dot_product_attention().
     """
     refuse(
-        0, softcap, alibi_slopes, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx,
+        0, alibi_slopes, rotary_cos=rotary_cos, rotary_sin=rotary_sin, cache_batch_idx=cache_batch_idx,
         cache_leftpad=cache_leftpad, block_table=block_table,
     )  # fmt: skip
-    if sides_of(window_size) != NO_WINDOW:
-        raise NotImplementedError(f"window_size is {window_size}; allowed: (-1, -1), as a cache has no sliding windows")
+    sides = sides_of(window_size)
     names = ("q", "k_cache", "v_cache")
     require_axes((q, k_cache, v_cache), 4, "[batch, rows, heads, columns]", names)
     check([tensor.transpose(1, 2) for tensor in (q, k_cache, v_cache)], names, True)
@@ -67,7 +69,7 @@ def flash_attn_with_kvcache(
     lengths = _lengths(cache_seqlens, q, k_cache)
     if k is not None or v is not None:
         lengths = _append(k, v, k_cache, v_cache, cache_seqlens, lengths)
-    out, lse = _attend(q, k_cache, v_cache, lengths, softmax_scale, causal)
+    out, lse = _attend(q, k_cache, v_cache, lengths, softmax_scale, causal, sides, softcap_of(softcap))
     if learnable_sink is not None:
         out, lse = with_sink_logits(out, lse, learnable_sink)
     out = out.transpose(1, 2)
@@ -75,7 +77,7 @@ def flash_attn_with_kvcache(
 
 
 def _lengths(cache_seqlens, q, cache):
-    """How many rows are filled: a number, or an int64 tensor [B]."""
+    """How many rows are filled: a number, or an int32 tensor [B]."""
     capacity = cache.shape[1]
     if cache_seqlens is None:
         return capacity
@@ -87,7 +89,7 @@ def _lengths(cache_seqlens, q, cache):
     if cache_seqlens.shape != q.shape[:1]:
         found = list(cache_seqlens.shape)
         raise ValueError(f"cache_seqlens is {found}; allowed: [{q.shape[0]}], one for each sequence")
-    return cache_seqlens.long()
+    return cache_seqlens.int()
 
 
 def _append(k, v, k_cache, v_cache, cache_seqlens, lengths):
@@ -116,22 +118,20 @@ def _append(k, v, k_cache, v_cache, cache_seqlens, lengths):
     return lengths + rows
 
 
-def _attend(q, k_cache, v_cache, lengths, scale, causal):
+def _attend(q, k_cache, v_cache, lengths, scale, causal, sides, softcap):
     """(out [B, Hq, Sq, Dv], lse [B, Hq, Sq])."""
     batch, rows, heads, _ = q.shape
-    together = heads // k_cache.shape[2] if not causal or rows == 1 or isinstance(lengths, Tensor) else 1
-    mask = None
-    if isinstance(lengths, int):
-        k_cache, v_cache = k_cache[:, :lengths], v_cache[:, :lengths]
-    else:
-        behind = lengths[:, None]  # [B, Sq]: the first key that a row does not see
-        if causal:
-            behind = behind - rows + 1 + torch.arange(rows, device=q.device)
-        keys = torch.arange(k_cache.shape[1], device=q.device)
-        mask = (keys < behind.unsqueeze(-1)).repeat(1, together if behind.shape[1] > 1 else 1, 1).unsqueeze(1)
+    causal = causal and rows > 1
+    together = heads // k_cache.shape[2] if not causal and sides == NO_WINDOW else 1
     # Rows of a KV head: its query heads, one after the other.
     grouped = q.unflatten(2, (-1, together)).permute(0, 2, 3, 1, 4).flatten(2, 3)  # [B, Hq / together, rows, D]
-    corner = "bottom_right" if causal and rows > 1 and mask is None else "none"
-    tensors = (grouped, k_cache.transpose(1, 2), v_cache.transpose(1, 2))
-    out, lse = attend(*tensors, mask, corner, scale, EXACT, True, True)[:2]
+    k, v = k_cache.transpose(1, 2), v_cache.transpose(1, 2)
+    corner = "bottom_right" if causal else "none"
+    if isinstance(lengths, Tensor):
+        out, lse = sequences.attend_cache(grouped, k, v, lengths, corner, scale, *sides, softcap)
+    else:
+        tensors = (grouped, k[:, :, :lengths], v[:, :, :lengths])
+        offset = None if causal or sides == NO_WINDOW else lengths - rows
+        options = {"key_offset": offset, "sides": sides, "softcap": softcap}
+        out, lse = attend(*tensors, None, corner, scale, EXACT, True, True, **options)[:2]
     return out.reshape(batch, heads, rows, out.shape[-1]), lse.reshape(batch, heads, rows)

@@ -31,14 +31,14 @@ def _(grad_out, grad_lse, q, k, v, mask, order, key_means, out, lse, mask_gradie
 def _products(
     operation, q, k, v, mask, causal="none", scale=None, strategy="auto", group_size=1, block_size=128,
     estimator="mean", order_from="auto", window=None, sinks=0, key_offset=None, skip=0.0, finish=False,
-    deterministic=True, first_row=None, first_key=None, window_left=None, window_right=None,
+    deterministic=True, first_row=None, first_key=None, window_left=None, window_right=None, softcap=0.0,
 ):  # fmt: skip
     """Multiplications of the scores of a head: N Nk d where attention is exact, else fewer by about G."""
     (rows, d), keys = q.shape[2:], k.shape[2]
     if "auto" in (strategy, order_from):
         near = (window, sinks, key_offset, skip, finish)
         options = (causal, scale, strategy, group_size, block_size, estimator, order_from, *near, deterministic)
-        strategy, order_from, *_ = ops.explain(q, k, v, mask, operation, *options, window_left, window_right)
+        strategy, order_from, *_ = ops.explain(q, k, v, mask, operation, *options, window_left, window_right, softcap)
     if strategy == "exact" or group_size == 1 or finish:
         return rows * keys * d
     is_first_exact = order_from == "previous" and STRATEGIES[strategy].order == "computed" and not first_row

@@ -155,7 +155,7 @@ def _(q, k, v, *others):
 
 
 @torch.library.register_fake("distrattention::attend")
-def _(q, k, v, mask, scale, settings, near, key_offset, skip, seed, window_size, lse):
+def _(q, k, v, mask, scale, settings, near, key_offset, skip, seed, window_size, lse, softcap=0.0):
     if not q.device == k.device == v.device:  # one of them a meta tensor beside real ones
         raise RuntimeError(f"q, k and v are on {q.device}, {k.device} and {v.device}; allowed: one device")
     causal, strategy, group_size, block_size, estimator, order_from = unpack(settings)
@@ -169,7 +169,7 @@ def _(q, k, v, mask, scale, settings, near, key_offset, skip, seed, window_size,
     return out, lse_of_all if lse else None, order, key_means
 
 
-def _dense_like(tensor):
+def dense_like(tensor):
     dense = torch.empty_like(tensor)
     return dense if dense.shape[-1] <= 1 or dense.stride(-1) == 1 else tensor.new_empty(tensor.shape)
 
@@ -177,7 +177,7 @@ def _dense_like(tensor):
 @torch.library.register_fake("distrattention::backward")
 def _(grad_out, grad_lse, q, k, v, mask, order, key_means, out, lse, mask_gradient=False, *settings):
     shape = mask.shape if mask is not None and mask_gradient else (0,)
-    return _dense_like(q), _dense_like(k), _dense_like(v), q.new_empty(shape, dtype=lse_dtype(q.dtype))
+    return dense_like(q), dense_like(k), dense_like(v), q.new_empty(shape, dtype=lse_dtype(q.dtype))
 
 
 @torch.library.register_fake("distrattention::merge")
@@ -295,10 +295,10 @@ class _Forward(torch.autograd.Function):
 
 class _Attend(_Forward):
     @staticmethod
-    def forward(ctx, q, k, v, mask, scale, numbers, deterministic, with_lse):
+    def forward(ctx, q, k, v, mask, scale, numbers, deterministic, with_lse, softcap):
         packed, near, key_offset, skip, _, window_size = numbers
         refuse_gradients(skip)
-        out, lse, order, key_means = attend(q, k, v, mask, scale, *numbers, True)
+        out, lse, order, key_means = attend(q, k, v, mask, scale, *numbers, True, softcap)
         causal, *settings = unpack(packed)
         if near:
             window, sinks, finish = unpack_near(near)
@@ -306,8 +306,8 @@ class _Attend(_Forward):
         else:
             settings += (None, 0, key_offset, skip, False)
         settings += (deterministic,)
-        if window_size:
-            settings += (None, None, *unpack_window_size(window_size))
+        if window_size or softcap:
+            settings += (None, None, *unpack_window_size(window_size), softcap)
         _save(ctx, (q, k, v, mask, order, key_means, out, lse), (causal, scale, *settings))
         return (out, lse) if with_lse else out  # every output costs time
 
@@ -357,12 +357,12 @@ forward_of_func = _ForwardOfFunc.apply
 _record_attend = super(torch.autograd.Function, _Attend).apply
 
 
-def attend_eagerly(q, k, v, mask, scale, numbers, deterministic, with_lse):
+def attend_eagerly(q, k, v, mask, scale, numbers, deterministic, with_lse, softcap=0.0):
     """(out, lse) by `attend`, with gradients: the shortest way in eager code, unless torch.func transforms it. Without
     with_lse lse may be None. numbers: (what pack() and pack_near() make of the settings, key_offset, skip, seed,
     what pack_window_size() makes of the window)."""
     if torch.is_grad_enabled() and any_requires_grad((q, k, v, mask)):
-        results = _record_attend(q, k, v, mask, scale, numbers, deterministic, with_lse)
+        results = _record_attend(q, k, v, mask, scale, numbers, deterministic, with_lse, softcap)
         return results if with_lse else (results, None)
-    out, lse, _, _ = attend(q, k, v, mask, scale, *numbers, with_lse)
+    out, lse, _, _ = attend(q, k, v, mask, scale, *numbers, with_lse, softcap)
     return out, lse

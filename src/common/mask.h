@@ -25,9 +25,21 @@ struct Band {
 
 inline constexpr std::int64_t kUnlimited = std::int64_t{1} << 61;  // longer than any tensor, and may be added to
 
+// Whether sequences have lengths that are data (sequence.h).
+[[nodiscard]] inline bool has_lengths(const Problem& problem) noexcept {
+  return problem.key_lengths || problem.packed.has_value();
+}
+
+// The key beside query 0.
+[[nodiscard]] inline std::int64_t band_offset(const Problem& problem) noexcept {
+  return problem.causal != Causal::none ? causal_offset(problem)
+         : has_lengths(problem)         ? problem.seq_k - problem.seq_q
+                                        : problem.window_offset.value_or(0);
+}
+
 [[nodiscard]] inline Band band_of(const Problem& problem) noexcept {
   const bool is_causal = problem.causal != Causal::none;
-  const std::int64_t offset = is_causal ? causal_offset(problem) : problem.window_offset.value_or(0);
+  const std::int64_t offset = band_offset(problem);
   const std::int64_t last = problem.window_right.has_value() ? offset + *problem.window_right : kUnlimited;
   return {problem.window_left.has_value() ? offset - *problem.window_left : -kUnlimited,
           is_causal ? std::min(last, offset) : last};
@@ -54,6 +66,10 @@ struct KeySpan {
 
 [[nodiscard]] inline std::string reason_against_window(const Problem& problem) {
   return has_window(problem) ? "has no sliding window; window_left and window_right are for other kernels" : "";
+}
+
+[[nodiscard]] inline std::string reason_against_softcap(const Problem& problem) {
+  return problem.softcap != 0 ? "caps no scores; softcap is for other kernels" : "";
 }
 
 // A mask that is broadcast to [batch, heads_q, seq_q, seq_k] by strides of 0 along the axes that repeat.

@@ -3,20 +3,21 @@
 // queries one by one, so that dK and dV stay in its cache and nothing of size N x N exists.
 //
 //   for each tile of queries of the KV head's query heads, that see some of the keys:
-//     P   = exp(q_hat k_hat^T scale + mask - LSE)          D = rowsum(dO * O) - dLSE
-//     dS  = P * (dO V^T - D)
+//     P   = exp(cap(q_hat k_hat^T scale) + mask - LSE)     D = rowsum(dO * O) - dLSE
+//     dS  = P * (dO V^T - D), times the slope of the cap where scores are capped
 //     dV^T += dO^T P        dk_hat^T = scale q_hat^T dS, spread over the columns of dK^T
 //     dq_hat += scale dS k_hat                              by all tasks of the head, in the order of their keys
 //   dQ = dq_hat spread over its columns                     by the last task that adds to it
 //
 // A tile's counter says how many tasks have added to its dq_hat; a task waits for its turn. Tasks are taken in the
 // order of their keys, so the one that is waited for is always under way: no deadlock, and the same bits for any number
-// of threads.
+// of threads. Packed sequences are taken one after the other.
 #include <algorithm>
 #include <array>
 
 #include "common/block.h"
 #include "common/parallel.h"
+#include "common/sequence.h"
 #include "cpu/backward_tiling.h"
 #include "cpu/entries.h"
 
@@ -65,7 +66,7 @@ class MaskGradient {
  private:
   void add(const QueryTile& tile, const MaskTask& task) {
     gradient_.load_queries(tile);
-    gradient_.run(1);
+    gradient_.run(GradientOf::scores);
     for (std::int64_t n = 0; n < tile.rows; ++n) {
       for (std::int64_t j = 0; j < gradient_.keys; ++j) {
         sum_[(task.tiles.whole ? 0 : n) * kTileKeys + (task.strips.whole ? 0 : j)] += gradient_.d_s[n * kTileKeys + j];
@@ -113,11 +114,16 @@ void backward_of(const Problem& problem, const Grouping& grouping, const Backwar
   }
 }
 
-void backward(const Problem& problem, const Grouping& grouping, const BackwardTiling& tiling,
-              const BackwardTensors& tensors, const Execution& execution) {
+void backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+              const Execution& execution) {
   common::with_element(problem.dtype, [&]<class T>(std::type_identity<T>) {
     if constexpr (!std::is_same_v<T, double>) {
-      backward_of<T>(problem, grouping, tiling, tensors, execution);
+      for (std::int64_t b = 0; b < (common::has_lengths(problem) ? problem.batch : 1); ++b) {
+        common::with_sequence(problem, tensors, b,
+                              [&](const Problem& own, const BackwardTensors& from, std::int64_t /*b*/) {
+                                backward_of<T>(own, grouping, BackwardTiling(own, grouping), from, execution);
+                              });
+      }
     }
   });
 }
@@ -132,14 +138,15 @@ HWY_EXPORT(backward);
 
 KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping& grouping,
                                           const Execution& execution) {
-  const BackwardTiling tiling(problem, grouping);
+  const Problem longest = common::longest_sequence(problem);
+  const BackwardTiling tiling(longest, grouping);
   const std::int64_t tasks = std::max(tiling.num_tasks(), tiling.num_mask_tasks());
   const std::int64_t threads = useful_threads(execution.threads, tasks);
   KernelPlan<BackwardTensors> plan = plan_of<BackwardTensors>(problem, grouping, tiling.num_tasks(), threads);
   plan.workspace.add("dQ's sums and turns", bytes_of(tiling.shared_floats()));
   plan.workspace.add("tiles of each thread", bytes_of(threads * BackwardScratch(problem, grouping).total));
-  plan.run = [&problem, &grouping, tiling](const BackwardTensors& tensors, const Execution& with) {
-    HWY_DYNAMIC_DISPATCH(backward)(problem, grouping, tiling, tensors, with);
+  plan.run = [&problem, &grouping](const BackwardTensors& tensors, const Execution& with) {
+    HWY_DYNAMIC_DISPATCH(backward)(problem, grouping, tensors, with);
   };
   return plan;
 }

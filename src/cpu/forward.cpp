@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Forward on the CPU: O = softmax(scale * q_hat k_hat^T + mask) V, one tile of queries a task, one tile of keys at a
-// time, so that nothing of size N x N exists.
+// Forward on the CPU: O = softmax(cap(scale * q_hat k_hat^T) + mask) V, one tile of queries a task, one tile of keys at
+// a time, so that nothing of size N x N exists.
 //
 //   for each tile of up to 128 queries (whole blocks, or a part of one):
 //     q_hat = estimate(Q)                                           once; by the groups of each block
@@ -17,7 +17,8 @@
 // softmax and no P V.
 //
 // Few tiles and many keys: several tasks share the keys of a tile, and their partial results are merged in order; not
-// with `skip`, whose bounds need all near keys.
+// with `skip`, whose bounds need all near keys. Where lengths are data, the longest there may be make the tasks, and a
+// task works on its batch entry's own problem (common/sequence.h).
 #include <algorithm>
 #include <array>
 #include <cmath>
@@ -26,6 +27,7 @@
 #include "common/block.h"
 #include "common/mask.h"
 #include "common/parallel.h"
+#include "common/sequence.h"
 #include "cpu/entries.h"
 #include "cpu/tiling.h"
 
@@ -47,34 +49,43 @@ void forward_of(const Problem& problem, const Grouping& grouping, const ForwardT
   auto* workspace = static_cast<float*>(execution.workspace);
   float* partials =
       workspace + useful_threads(execution.threads, tiling.num_tasks()) * ForwardScratch(problem, grouping).total;
-  const auto task = [&](std::int64_t tile, int thread) {
-    return ForwardTask<T>(problem, grouping, tensors, tiling.tile(tile),
-                          workspace + thread * ForwardScratch(problem, grouping).total);
+  // Calls body(task, keys) for the tile's task, where it has rows.
+  const auto with_task = [&](std::int64_t index, int thread, const auto& body) {
+    QueryTile tile = tiling.tile(index);
+    common::with_sequence(problem, tensors, tile.b,
+                          [&](const Problem& own, const ForwardTensors& from, std::int64_t b) {
+                            tile.b = b;
+                            tile.rows = std::min(tile.rows, own.seq_q - tile.first);
+                            if (tile.rows > 0) {
+                              ForwardTask<T> task(own, grouping, from, tile,
+                                                  workspace + thread * ForwardScratch(problem, grouping).total);
+                              body(task, own.seq_k);
+                            }
+                          });
   };
   const auto partial = [&](std::int64_t index) { return partials + index * partial_floats(problem); };
   common::parallel_for(execution, tiling.num_tasks(), [&](std::int64_t index, int thread) {
-    if (tiling.tile(index / splits).rows == 0) {
-      return;
-    }
-    ForwardTask<T> work = task(index / splits, thread);
-    const std::int64_t first_key = index % splits * tiling.split_keys();
-    work.run(first_key, std::min(first_key + tiling.split_keys(), problem.seq_k));
-    if (splits == 1) {
-      work.write_output();
-    } else {
-      work.save_partial(partial(index));
-    }
+    with_task(index / splits, thread, [&](ForwardTask<T>& task, std::int64_t keys) {
+      const std::int64_t first_key = index % splits * tiling.split_keys();
+      task.run(first_key, std::min(first_key + tiling.split_keys(), keys));
+      if (splits == 1) {
+        task.write_output();
+      } else {
+        task.save_partial(partial(index));
+      }
+    });
   });
   if (splits == 1) {
     return;
   }
   common::parallel_for(execution, tiling.num_tiles(), [&](std::int64_t tile, int thread) {
-    ForwardTask<T> work = task(tile, thread);
-    work.clear();
-    for (std::int64_t split = 0; split < splits; ++split) {
-      work.merge_partial(partial(tile * splits + split));
-    }
-    work.write_output();
+    with_task(tile, thread, [&](ForwardTask<T>& task, std::int64_t /*keys*/) {
+      task.clear();
+      for (std::int64_t split = 0; split < splits; ++split) {
+        task.merge_partial(partial(tile * splits + split));
+      }
+      task.write_output();
+    });
   });
 }
 

@@ -77,7 +77,7 @@ class ForwardTask {
       scale_row(o_row(n), dv_stride_, state.sum == 0 ? 0.0F : 1.0F / state.sum);
       store_row(o_row(n), problem_.head_dim_v, output_row(n));
       if (tensors_.lse != nullptr) {
-        static_cast<float*>(tensors_.lse)[(tile_.b * problem_.heads_q + tile_.h) * problem_.seq_q + i] =
+        static_cast<float*>(tensors_.lse)[common::row_index(problem_, tile_.b, tile_.h, i)] =
             state.sum == 0 ? kHidden : scaled(state.maximum, unit_.to_natural) + std::log(state.sum);
       }
     }

@@ -117,7 +117,7 @@ class KeyStripTask {
   void add_tile(const QueryTile& tile, std::int64_t index, std::int64_t strip, const Strips& seen) {
     const bool is_first = strip == seen.first;
     gradient_.load_queries(tile);
-    gradient_.run(static_cast<float>(problem_.softmax_scale()));
+    gradient_.run(GradientOf::products);
     const std::int64_t keys = gradient_.padded_keys;
     const bool finite = all_finite(gradient_.d_o, tile.rows * dv_stride_);
     if (finite) {

@@ -48,6 +48,19 @@ inline void row_gradient(float* scores, float* d_p, std::int64_t count, const Fa
   }
 }
 
+// d_s *= slopes; a key of probability 0 keeps its 0, whatever its score was.
+inline void multiply_slopes(float* d_s, const float* slopes, std::int64_t count) {
+  const hn::ScalableTag<float> tag;
+  for (std::int64_t j = 0; j < count; j += vector_length()) {
+    const auto gradient = hn::LoadU(tag, d_s + j);
+    const auto product = hn::Mul(gradient, hn::LoadU(tag, slopes + j));
+    hn::StoreU(hn::IfThenZeroElse(hn::Eq(gradient, hn::Zero(tag)), product), tag, d_s + j);
+  }
+}
+
+// What dS is the gradient of: scores as the softmax has them, or q_hat k_hat^T, which is scaled and capped before.
+enum class GradientOf : std::uint8_t { scores, products };
+
 // One tile of queries against one strip of 128 keys: loads both and computes P and dS, from which all gradients follow.
 template <class T>
 class ScoreGradient {
@@ -106,8 +119,8 @@ class ScoreGradient {
 
   [[nodiscard]] bool is_near(const Segment& segment) const { return segment.near.has_key(first_key_); }
 
-  // Computes P and factor * dS from the keys and queries that are loaded.
-  void run(float factor) {
+  // Computes P and dS from the keys and queries that are loaded.
+  void run(GradientOf of) {
     for (const Segment& segment : segments) {
       const float* const* k_hat = fuse(segment);
       for (std::int64_t n = 0; n < segment.rows; n += kRowsPerStep) {
@@ -118,7 +131,7 @@ class ScoreGradient {
         multiply({d_o + first * dv_stride_, dv_stride_, 1, v_rows_.data(), d_s + first * kTileKeys, kTileKeys, rows,
                   padded_keys, problem_.head_dim_v, false});
         for (std::int64_t row = first; row < first + rows; ++row) {
-          take_gradient(row, factor);
+          take_gradient(row, of);
         }
       }
     }
@@ -144,16 +157,22 @@ class ScoreGradient {
            tile.first * problem_.o.row;
   }
 
-  // Turns the scores of row n into P, and its dP into factor * dS.
-  void take_gradient(std::int64_t n, float factor) {
-    const std::int64_t row = (tile.b * problem_.heads_q + tile.h) * problem_.seq_q + tile.first + n;
+  // Turns the scores of row n into P, and its dP into dS.
+  void take_gradient(std::int64_t n, GradientOf of) {
+    const std::int64_t row = common::row_index(problem_, tile.b, tile.h, tile.first + n);
     const float lse = static_cast<const float*>(tensors_.lse)[row];
     float* scores = p + n * kTileKeys;
     const bool finished = unit_.is_raw && keys == padded_keys && sees_all(problem_, tile.first + n, first_key_, keys);
+    std::array<float, kTileKeys> slopes;
     if (!finished) {
-      finish_scores(problem_, mask_, unit_, tile, n, first_key_, keys, padded_keys, scores);
+      finish_scores(problem_, mask_, unit_, tile, n, first_key_, keys, padded_keys, scores, slopes.data());
     }
-    row_gradient(scores, d_s + n * kTileKeys, padded_keys, unit_.to_natural, lse, correction(n, row), factor);
+    float* row_ds = d_s + n * kTileKeys;
+    const float factor = of == GradientOf::products ? static_cast<float>(problem_.softmax_scale()) : 1;
+    row_gradient(scores, row_ds, padded_keys, unit_.to_natural, lse, correction(n, row), factor);
+    if (problem_.softcap != 0 && of == GradientOf::products) {
+      multiply_slopes(row_ds, slopes.data(), padded_keys);
+    }
   }
 
   // D = rowsum(dO * O) - dLSE.

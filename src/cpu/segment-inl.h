@@ -153,11 +153,12 @@ inline void fuse_k(const Segment& segment, const float* k_transposed, std::int64
 }
 
 // The unit that the scores of a problem are in when they go to the softmax: q_hat k_hat^T as it is, or S where
-// something is added to them, or where their order or fp32's range asks for it.
+// something is done to them, or where their order or fp32's range asks for it.
 struct ScoreUnit {
   ScoreUnit(const Problem& problem, const common::MaskView& mask)
       : scale(problem.softmax_scale()),
-        is_raw(mask.none() && problem.softmax_scale() * std::numbers::log2e >= std::numeric_limits<float>::min() &&
+        is_raw(mask.none() && problem.softcap == 0 &&
+               problem.softmax_scale() * std::numbers::log2e >= std::numeric_limits<float>::min() &&
                problem.softmax_scale() * std::numbers::log2e <= std::numeric_limits<float>::max()),
         to_log2(static_cast<float>((is_raw ? problem.softmax_scale() : 1) * std::numbers::log2e)),
         to_natural(is_raw ? problem.softmax_scale() : 1) {}
@@ -175,13 +176,16 @@ inline bool sees_all(const Problem& problem, std::int64_t i, std::int64_t first_
 }
 
 // Row n of q_hat k_hat^T of a tile, against `keys` keys from first_key on, to the unit and under the mask, the
-// window and causality; what is behind the keys becomes -inf.
+// window and causality; what is behind the keys becomes -inf. `slopes`, unless null: of the cap, where there is one.
 inline void finish_scores(const Problem& problem, const common::MaskView& mask, const ScoreUnit& unit,
                           const QueryTile& tile, std::int64_t n, std::int64_t first_key, std::int64_t keys,
-                          std::int64_t padded_keys, float* scores) {
+                          std::int64_t padded_keys, float* scores, float* slopes = nullptr) {
   const std::int64_t i = tile.first + n;
   if (!unit.is_raw) {
     scale_row(scores, padded_keys, unit.scale);
+    if (problem.softcap != 0) {
+      cap_row(scores, padded_keys, problem.softcap, slopes);
+    }
     mask.add(scores, tile.b, tile.h, i, first_key, keys);
   }
   const common::KeySpan visible = common::visible_keys(problem, i);

@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <numbers>
 
 #include "cpu/tile-inl.h"
 
@@ -32,9 +33,15 @@ struct RowState {
   float sum = 0;
 };
 
-// 2^x for x <= 127, relative error below 1e-7; 0 below 2^-126, and for -inf; NaN stays NaN.
+// 2^x = power * (1 + f * q).
+template <class Vector>
+struct PowerOf2 {
+  Vector power, f, q;
+};
+
+// Of x <= 127, relative error below 1e-7; 0 below 2^-126, and for -inf; NaN stays NaN.
 template <class Tag, class Vector = hn::Vec<Tag>>
-HWY_INLINE Vector power_of_2(Tag tag, Vector x) {
+HWY_INLINE PowerOf2<Vector> split_power_of_2(Tag tag, Vector x) {
   const hn::RebindToSigned<Tag> int_tag;
   const Vector low = hn::Set(tag, -127.0F);
   x = hn::IfThenElse(hn::Lt(x, low), low, x);  // Max would lose a NaN on some targets
@@ -50,13 +57,40 @@ HWY_INLINE Vector power_of_2(Tag tag, Vector x) {
   p = hn::MulAdd(p, f, hn::Set(tag, 0.055503324F));
   p = hn::MulAdd(p, f, hn::Set(tag, 0.24022648F));
   p = hn::MulAdd(p, f, hn::Set(tag, 0.6931472F));
-  p = hn::MulAdd(p, f, hn::Set(tag, 1.0F));
-  return hn::Mul(p, power);
+  return {power, f, p};
+}
+
+// 2^x, likewise.
+template <class Tag, class Vector = hn::Vec<Tag>>
+HWY_INLINE Vector power_of_2(Tag tag, Vector x) {
+  const PowerOf2<Vector> split = split_power_of_2(tag, x);
+  return hn::Mul(hn::MulAdd(split.q, split.f, hn::Set(tag, 1.0F)), split.power);
 }
 
 inline float power_of_2(float x) {
   const hn::CappedTag<float, 1> tag;
   return hn::GetLane(power_of_2(tag, hn::Set(tag, x)));
+}
+
+// scores = softcap * tanh(scores / softcap); `slopes`, unless null, the derivatives there. `count` a multiple of the
+// vector length.
+inline void cap_row(float* scores, std::int64_t count, double softcap, float* slopes) {
+  const hn::ScalableTag<float> tag;
+  const std::int64_t lanes = vector_length();
+  const auto cap = hn::Set(tag, static_cast<float>(softcap));
+  const auto to_power = hn::Set(tag, static_cast<float>(-2 * std::numbers::log2e / softcap));
+  const auto one = hn::Set(tag, 1.0F);
+  for (std::int64_t j = 0; j < count; j += lanes) {
+    const auto score = hn::LoadU(tag, scores + j);
+    // tanh |x| = -m / (2 + m), where m = e^(-2 |x|) - 1, precise near 0 too.
+    const auto split = split_power_of_2(tag, hn::Mul(hn::Abs(score), to_power));
+    const auto m = hn::MulAdd(split.power, hn::Mul(split.f, split.q), hn::Sub(split.power, one));
+    const auto tanh = hn::CopySign(hn::Div(m, hn::Add(m, hn::Add(one, one))), score);
+    hn::StoreU(hn::Mul(cap, tanh), tag, scores + j);
+    if (slopes != nullptr) {
+      hn::StoreU(hn::NegMulAdd(tanh, tanh, one), tag, slopes + j);
+    }
+  }
 }
 
 // The largest of `count` scores (a multiple of the vector length); NaN may or may not count.

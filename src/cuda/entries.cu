@@ -6,12 +6,14 @@
 #include <utility>
 
 #include "common/near.h"
+#include "common/sequence.h"
 #include "cuda/grouping.h"
 #include "cuda/heuristics.h"
 #include "cuda/launch.h"
 #include "cuda/plain/plain.h"
 #include "cuda/sm80/backward_launch.h"
 #include "cuda/sm80/forward_launch.h"
+#include "cuda/sm80/sequences_launch.h"
 #include "cuda/sm90/backward_launch.h"
 #include "cuda/sm90/forward_launch.h"
 #include "disabled_kernels.h"
@@ -24,18 +26,18 @@ namespace {
 // Whether a kernel has near keys; its own supports() may still refuse some.
 enum class NearKeys { none, served };
 
-// Whether it has sliding windows.
-enum class Window { none, served };
+// Whether it has lengths that are data.
+enum class DataLengths { none, served };
 
 // The kernel's own reason comes before the device's, for which no kernel serves.
-template <auto kSupports, NearKeys kNearKeys, Window kWindow>
+template <auto kSupports, NearKeys kNearKeys, DataLengths kLengths>
 std::string supports(const Problem& problem, const Grouping& grouping) {
   std::string reason = kSupports(problem, grouping);
   if (kNearKeys == NearKeys::none && reason.empty()) {
     reason = common::reason_against_near_keys(grouping);
   }
-  if (kWindow == Window::none && reason.empty()) {
-    reason = common::reason_against_window(problem);
+  if (kLengths == DataLengths::none && reason.empty()) {
+    reason = common::reason_against_lengths(problem);
   }
   return reason.empty() ? unusable_reason() : reason;
 }
@@ -43,12 +45,14 @@ std::string supports(const Problem& problem, const Grouping& grouping) {
 using NamedTensor = std::pair<const void*, const char*>;
 
 constexpr const char* kKeyMeans = "the means of the keys";
+constexpr const char* kStartsOfQ = "the starts of the sequences of Q";
+constexpr const char* kStartsOfK = "the starts of the sequences of K";
 
 std::array<NamedTensor, 4> named(const GroupingTensors& t) {
   return {{{t.q, "Q"}, {t.k, "K"}, {t.order, "the order"}, {t.key_means, kKeyMeans}}};
 }
 
-std::array<NamedTensor, 9> named(const ForwardTensors& t) {
+std::array<NamedTensor, 12> named(const ForwardTensors& t) {
   return {{{t.q, "Q"},
            {t.k, "K"},
            {t.v, "V"},
@@ -57,10 +61,13 @@ std::array<NamedTensor, 9> named(const ForwardTensors& t) {
            {t.key_means, kKeyMeans},
            {t.o, "O"},
            {t.lse, "LSE"},
-           {t.halves, "the counts of kept halves"}}};
+           {t.halves, "the counts of kept halves"},
+           {t.lengths.keys, "the lengths of the keys"},
+           {t.lengths.starts_q, kStartsOfQ},
+           {t.lengths.starts_k, kStartsOfK}}};
 }
 
-std::array<NamedTensor, 14> named(const BackwardTensors& t) {
+std::array<NamedTensor, 16> named(const BackwardTensors& t) {
   return {{{t.q, "Q"},
            {t.k, "K"},
            {t.v, "V"},
@@ -74,7 +81,9 @@ std::array<NamedTensor, 14> named(const BackwardTensors& t) {
            {t.d_q, "dQ"},
            {t.d_k, "dK"},
            {t.d_v, "dV"},
-           {t.d_mask, "the mask's gradient"}}};
+           {t.d_mask, "the mask's gradient"},
+           {t.lengths.starts_q, kStartsOfQ},
+           {t.lengths.starts_k, kStartsOfK}}};
 }
 
 // The kernel's plan, whose run looks first at where the tensors are, unless the caller knows.
@@ -94,9 +103,10 @@ KernelPlan<Tensors> plan(const Problem& problem, const Grouping& grouping, const
   return result;
 }
 
-template <class Tensors, auto kSupports, auto kPlan, NearKeys kNearKeys = NearKeys::none, Window kWindow = Window::none>
+template <class Tensors, auto kSupports, auto kPlan, NearKeys kNearKeys = NearKeys::none,
+          DataLengths kLengths = DataLengths::none>
 constexpr KernelEntry<Tensors> entry(const char* name) {
-  return {name, Device::cuda, supports<kSupports, kNearKeys, kWindow>, plan<Tensors, kPlan>};
+  return {name, Device::cuda, supports<kSupports, kNearKeys, kLengths>, plan<Tensors, kPlan>};
 }
 
 template <class Tensors>
@@ -106,28 +116,31 @@ constexpr KernelEntry<Tensors> not_deterministic(KernelEntry<Tensors> kernel) {
 }
 
 constexpr std::array<GroupingKernel, 4> kGrouping{
-    entry<GroupingTensors, identity::supports, identity::plan, NearKeys::served, Window::served>("cuda/exact"),
-    entry<GroupingTensors, lsh::supports, lsh::plan, NearKeys::served, Window::served>("cuda/lsh"),
-    entry<GroupingTensors, energy::supports, energy::plan, NearKeys::served, Window::served>("cuda/energy"),
-    entry<GroupingTensors, energy::supports_means, energy::plan, NearKeys::served, Window::served>("cuda/means")};
+    entry<GroupingTensors, identity::supports, identity::plan, NearKeys::served, DataLengths::served>("cuda/exact"),
+    entry<GroupingTensors, lsh::supports, lsh::plan, NearKeys::served>("cuda/lsh"),
+    entry<GroupingTensors, energy::supports, energy::plan, NearKeys::served>("cuda/energy"),
+    entry<GroupingTensors, energy::supports_means, energy::plan, NearKeys::served>("cuda/means")};
 // Hopper's own kernel for exact attention and for one grouping of the whole sequence, which `auto` asks for.
 constexpr ForwardKernel kHopperForward =
     entry<ForwardTensors, sm90::forward_supports, sm90::plan_forward, NearKeys::served>("sm90/forward");
-constexpr std::array<ForwardKernel, 4> kForward{
+constexpr std::array<ForwardKernel, 5> kForward{
     kHopperForward,
     entry<ForwardTensors, sm90::forward_blocks_supports, sm90::plan_forward, NearKeys::served>("sm90/forward_blocks"),
-    entry<ForwardTensors, sm80::forward_supports, sm80::plan_forward, NearKeys::served, Window::served>("sm80/forward"),
-    entry<ForwardTensors, plain::supports, plain::plan_forward, NearKeys::served, Window::served>("plain/forward")};
+    entry<ForwardTensors, sm80::sequences_supports, sm80::plan_sequences, NearKeys::none, DataLengths::served>(
+        "sm80/sequences"),
+    entry<ForwardTensors, sm80::forward_supports, sm80::plan_forward, NearKeys::served>("sm80/forward"),
+    entry<ForwardTensors, plain::supports, plain::plan_forward, NearKeys::served, DataLengths::served>(
+        "plain/forward")};
 constexpr std::array<BackwardKernel, 5> kBackward{
     not_deterministic(entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward_atomics, NearKeys::served>(
         "sm90/backward_atomics")),
     entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward, NearKeys::served>("sm90/backward"),
     not_deterministic(
-        entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward_atomics, NearKeys::none, Window::served>(
-            "sm80/backward_atomics")),
-    entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward, NearKeys::none, Window::served>(
+        entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward_atomics>("sm80/backward_atomics")),
+    entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward, NearKeys::none, DataLengths::served>(
         "sm80/backward"),
-    entry<BackwardTensors, plain::supports, plain::plan_backward, NearKeys::served, Window::served>("plain/backward")};
+    entry<BackwardTensors, plain::supports, plain::plan_backward, NearKeys::served, DataLengths::served>(
+        "plain/backward")};
 
 // Whether Hopper's own kernel would serve with another strategy.
 bool is_served_by_hopper(const Problem& problem, Grouping grouping, Strategy strategy) {

@@ -57,6 +57,7 @@ struct DeviceProblem {
   bool mean;                  // Estimator::mean: q_hat is the group's mean, else its first column
   bool exact;                 // no order is read
   bool first_block_is_exact;  // order_from = previous, and the order is computed
+  float softcap;              // no score exceeds it; 0: scores are not capped. It lies where alignment leaves room
   DeviceNear near;
   std::int64_t first_offset;  // of a window: query i sees the keys j >= i + first_offset
 };
@@ -92,6 +93,15 @@ struct DeviceProblem {
   return result;
 }
 
+// Whether something is done to scores behind the scale, but for hiding some by their place.
+[[nodiscard]] __host__ __device__ inline bool changes_scores(const DeviceProblem& problem) noexcept {
+  return problem.mask.kind != MaskKind::none || problem.softcap != 0;
+}
+
+[[nodiscard]] inline bool changes_scores(const Problem& problem) noexcept {
+  return problem.mask.kind != MaskKind::none || problem.softcap != 0;
+}
+
 // All but where the mask is.
 [[nodiscard]] inline DeviceProblem device_problem(const Problem& problem, const Grouping& grouping) noexcept {
   constexpr double kLog2E = 1.4426950408889634;
@@ -124,6 +134,7 @@ struct DeviceProblem {
   result.mean = grouping.estimator == Estimator::mean;
   result.exact = exact;
   result.first_block_is_exact = grouping.order_from == OrderFrom::previous && common::is_exact_block(grouping, 0);
+  result.softcap = static_cast<float>(problem.softcap);
   result.near = device_near(problem, grouping);
   return result;
 }

@@ -133,6 +133,13 @@ __device__ inline float exp2(float x) {
   return y;
 }
 
+// 1 / x, within an ulp; subnormal results are zero.
+__device__ inline float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
 // x within low .. high; NaN stays.
 __device__ inline float clamp(float x, float low, float high) {
   float y;

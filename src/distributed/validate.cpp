@@ -46,6 +46,9 @@ void validate_streamed(const Problem& problem, const Grouping& grouping) {
   if (problem.window_left.has_value() || problem.window_right.has_value()) {
     throw_invalid("there is a sliding window, which is not streamed; allowed: neither window_left nor window_right");
   }
+  if (problem.key_lengths || problem.packed.has_value()) {
+    throw_invalid("lengths are data, which is not streamed; allowed: neither key_lengths nor packed sequences");
+  }
   if (grouping.part.has_value()) {
     throw_invalid("the grouping is a part of a longer call, which is not streamed; allowed: none");
   }

@@ -2,6 +2,7 @@
 // Backward in float64 (method, 3), the order held constant. Allocates one head as doubles, never N x N.
 #include <array>
 
+#include "common/sequence.h"
 #include "reference/head_scores.h"
 
 namespace distr::reference {
@@ -79,7 +80,7 @@ void backward_head(const Problem& problem, const Grouping& grouping, const Backw
   std::vector<double> s;
   std::vector<double> p;
   for (std::int64_t i = 0; i < problem.seq_q; ++i) {
-    const std::int64_t row = (head.b * problem.heads_q + head.h) * problem.seq_q + i;
+    const std::int64_t row = common::row_index(problem, head.b, head.h, i);
     scores.row(i, s);
     const common::Groups& groups = scores.groups();
     if (i % grouping.block == 0) {
@@ -100,16 +101,17 @@ void backward_head(const Problem& problem, const Grouping& grouping, const Backw
       for (std::int64_t c = 0; c < v.columns; ++c) {
         kv.d_v.row(j)[c] += p_j * d_o.row(i)[c];
       }
+      const double d_product = scale * ds * scores.cap_slope(i, j);
       if (scores.is_near(j)) {
         for (std::int64_t c = 0; c < problem.head_dim; ++c) {
-          dq_near[static_cast<std::size_t>(c)] += scale * ds * scores.k().row(j)[c];
-          kv.d_k.row(j)[c] += scale * ds * scores.q_of(i)[c];
+          dq_near[static_cast<std::size_t>(c)] += d_product * scores.k().row(j)[c];
+          kv.d_k.row(j)[c] += d_product * scores.q_of(i)[c];
         }
       } else {
-        ds_far += scale * ds;
+        ds_far += d_product;
         for (std::int64_t g = 0; g < groups.count; ++g) {
-          dq_hat[static_cast<std::size_t>(g)] += scale * ds * scores.k_hat().row(j)[g];
-          dk_hat.row(j)[g] += scale * ds * scores.q_hat_of(i)[g];
+          dq_hat[static_cast<std::size_t>(g)] += d_product * scores.k_hat().row(j)[g];
+          dk_hat.row(j)[g] += d_product * scores.q_hat_of(i)[g];
         }
       }
       if (tensors.d_mask != nullptr) {
@@ -128,21 +130,28 @@ void backward_head(const Problem& problem, const Grouping& grouping, const Backw
   store_rows(d_q, tensors.d_q, problem.dtype, problem.q, head.b, head.h);
 }
 
+// The query heads of KV head h_kv in batch entry b.
+void backward_kv_head(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, std::int64_t b,
+                      std::int64_t h_kv, MaskGradient& d_mask) {
+  const std::int64_t group = problem.heads_q / problem.heads_kv;
+  KvGradients kv{Matrix(problem.seq_k, problem.head_dim), Matrix(problem.seq_k, problem.head_dim_v)};
+  for (std::int64_t h = h_kv * group; h < (h_kv + 1) * group; ++h) {
+    backward_head(problem, grouping, tensors, {b, h, h_kv}, kv, d_mask);
+  }
+  store_rows(kv.d_k, tensors.d_k, problem.dtype, problem.k, b, h_kv);
+  store_rows(kv.d_v, tensors.d_v, problem.dtype, problem.v, b, h_kv);
+}
+
 }  // namespace
 
 void run_backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
                   const Execution& /*execution: one thread, for the mask's gradient is shared by all heads*/) {
   MaskGradient d_mask(problem, tensors.d_mask != nullptr);
-  const std::int64_t group = problem.heads_q / problem.heads_kv;
   for (std::int64_t index = 0; index < problem.batch * problem.heads_kv; ++index) {
-    KvGradients kv{Matrix(problem.seq_k, problem.head_dim), Matrix(problem.seq_k, problem.head_dim_v)};
-    for (std::int64_t member = 0; member < group; ++member) {
-      backward_head(problem, grouping, tensors, Head(problem, index * group + member), kv, d_mask);
-    }
-    const std::int64_t b = index / problem.heads_kv;
-    const std::int64_t h_kv = index % problem.heads_kv;
-    store_rows(kv.d_k, tensors.d_k, problem.dtype, problem.k, b, h_kv);
-    store_rows(kv.d_v, tensors.d_v, problem.dtype, problem.v, b, h_kv);
+    common::with_sequence(problem, tensors, index / problem.heads_kv,
+                          [&](const Problem& own, const BackwardTensors& from, std::int64_t b) {
+                            backward_kv_head(own, grouping, from, b, index % problem.heads_kv, d_mask);
+                          });
   }
   if (tensors.d_mask != nullptr) {
     d_mask.store(tensors.d_mask, problem.lse_dtype());

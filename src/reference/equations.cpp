@@ -136,15 +136,25 @@ Matrix fuse(const Matrix& k, const common::Groups& groups) {
   return k_hat;
 }
 
+double cap(const Problem& problem, double x) noexcept {
+  return problem.softcap == 0 ? x : problem.softcap * std::tanh(x / problem.softcap);
+}
+
+double cap_slope(const Problem& problem, double x) noexcept {
+  const double t = problem.softcap == 0 ? 0 : std::tanh(x / problem.softcap);
+  return 1 - t * t;
+}
+
 void scores(const Problem& problem, const common::MaskView& mask, const RowPosition& position, const double* q_hat,
-            const Matrix& k_hat, std::vector<double>& s) {
+            const Matrix& k_hat, double dropped, std::vector<double>& s) {
   s.assign(static_cast<std::size_t>(problem.seq_k), -kInfinity);
   const double scale = problem.softmax_scale();
   const common::KeySpan visible = common::visible_keys(problem, position.i);
   for (std::int64_t j = visible.first; j < visible.end; ++j) {
     const double bias = mask(position.b, position.h, position.i, j);
     if (bias != -kInfinity) {
-      s[static_cast<std::size_t>(j)] = scale * dot(q_hat, k_hat.row(j), k_hat.columns) + bias;
+      const double product = dot(q_hat, k_hat.row(j), k_hat.columns) + dropped;
+      s[static_cast<std::size_t>(j)] = cap(problem, scale * product) + bias;
     }
   }
 }

@@ -59,9 +59,14 @@ struct RowPosition {
   std::int64_t b, h, i;
 };
 
-// s_j = scale * q_hat . k_hat_j + mask; -inf for hidden keys.
+// What softcap makes of a score, softcap * tanh(x / softcap), and its derivative there.
+[[nodiscard]] double cap(const Problem& problem, double x) noexcept;
+[[nodiscard]] double cap_slope(const Problem& problem, double x) noexcept;
+
+// s_j = cap(scale * (q_hat . k_hat_j + dropped)) + mask; -inf for hidden keys. `dropped`: what the means of the keys
+// stand for.
 void scores(const Problem& problem, const common::MaskView& mask, const RowPosition& position, const double* q_hat,
-            const Matrix& k_hat, std::vector<double>& s);
+            const Matrix& k_hat, double dropped, std::vector<double>& s);
 
 // p_j = exp(s_j) / sum_j exp(s_j); returns LSE = log sum_j exp(s_j). Every key hidden: p = 0, LSE = -inf.
 double softmax(const std::vector<double>& s, std::vector<double>& p);

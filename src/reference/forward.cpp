@@ -4,6 +4,7 @@
 #include <numeric>
 
 #include "common/parallel.h"
+#include "common/sequence.h"
 #include "reference/head_scores.h"
 
 namespace distr::reference {
@@ -63,7 +64,7 @@ void forward_head(const Problem& problem, const Grouping& grouping, const Forwar
         }
       }
       if (tensors.lse != nullptr) {
-        common::store(tensors.lse, problem.lse_dtype(), head_index * problem.seq_q + i, lse);
+        common::store(tensors.lse, problem.lse_dtype(), common::row_index(problem, head.b, head.h, i), lse);
       }
     }
   }
@@ -98,7 +99,7 @@ void run_grouping(const Problem& problem, const Grouping& grouping, const Groupi
   }
   const std::int64_t blocks = common::num_blocks(problem, grouping);
   common::parallel_for(execution, problem.batch * problem.heads_q * blocks, [&](std::int64_t task, int) {
-    const Head head(problem, task / blocks);
+    const Head head = head_of(problem, task / blocks);
     const auto order = order_of_block(problem, grouping, tensors, head, task % blocks);
     std::copy(order.begin(), order.end(), tensors.order + task * problem.head_dim);
   });
@@ -106,8 +107,13 @@ void run_grouping(const Problem& problem, const Grouping& grouping, const Groupi
 
 void run_forward(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
                  const Execution& execution) {
-  common::parallel_for(execution, problem.batch * problem.heads_q,
-                       [&](std::int64_t task, int) { forward_head(problem, grouping, tensors, Head(problem, task)); });
+  common::parallel_for(execution, problem.batch * problem.heads_q, [&](std::int64_t task, int) {
+    const Head head = head_of(problem, task);
+    common::with_sequence(problem, tensors, head.b,
+                          [&](const Problem& own, const ForwardTensors& from, std::int64_t b) {
+                            forward_head(own, grouping, from, {b, head.h, head.h_kv});
+                          });
+  });
 }
 
 }  // namespace distr::reference

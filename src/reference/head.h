@@ -9,10 +9,13 @@ namespace distr::reference {
 
 // One query head and the KV head it reads.
 struct Head {
-  Head(const Problem& problem, std::int64_t index)
-      : b(index / problem.heads_q), h(index % problem.heads_q), h_kv(h / (problem.heads_q / problem.heads_kv)) {}
   std::int64_t b, h, h_kv;
 };
+
+[[nodiscard]] inline Head head_of(const Problem& problem, std::int64_t index) {
+  const std::int64_t h = index % problem.heads_q;
+  return {index / problem.heads_q, h, h / (problem.heads_q / problem.heads_kv)};
+}
 
 [[nodiscard]] inline Matrix load_q_block(const Problem& problem, const Grouping& grouping, const void* q,
                                          const Head& head, std::int64_t block) {

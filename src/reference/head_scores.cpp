@@ -43,21 +43,33 @@ void HeadScores::enter_block_of(std::int64_t i) {
 
 void HeadScores::exact_row(std::int64_t i, std::vector<double>& s) {
   enter_block_of(i);
-  scores(problem_, mask_, {head_.b, head_.h, i}, q_of(i), k_, s);
+  scores(problem_, mask_, {head_.b, head_.h, i}, q_of(i), k_, 0, s);
 }
 
 void HeadScores::row(std::int64_t i, std::vector<double>& s) {
   enter_block_of(i);
-  scores(problem_, mask_, {head_.b, head_.h, i}, q_hat_of(i), k_hat_, s);
+  scores(problem_, mask_, {head_.b, head_.h, i}, q_hat_of(i), k_hat_, dropped_score(i), s);
   if (!common::has_near_keys(grouping_)) {
     return;
   }
   std::vector<double> exact;
-  scores(problem_, mask_, {head_.b, head_.h, i}, q_of(i), k_, exact);
-  const double dropped = problem_.softmax_scale() * dot(q_of(i), dropped_keys_.data(), problem_.head_dim);
+  scores(problem_, mask_, {head_.b, head_.h, i}, q_of(i), k_, 0, exact);
   for (std::size_t j = 0; j < s.size(); ++j) {
-    s[j] = is_near(static_cast<std::int64_t>(j)) ? exact[j] : s[j] + dropped;
+    s[j] = is_near(static_cast<std::int64_t>(j)) ? exact[j] : s[j];
   }
+}
+
+double HeadScores::dropped_score(std::int64_t i) const {
+  return common::has_near_keys(grouping_) ? dot(q_of(i), dropped_keys_.data(), problem_.head_dim) : 0;
+}
+
+double HeadScores::cap_slope(std::int64_t i, std::int64_t j) const {
+  if (problem_.softcap == 0) {
+    return 1;
+  }
+  const double product = is_near(j) ? dot(q_of(i), k_.row(j), k_.columns)
+                                    : dot(q_hat_of(i), k_hat_.row(j), k_hat_.columns) + dropped_score(i);
+  return reference::cap_slope(problem_, problem_.softmax_scale() * product);
 }
 
 void HeadScores::vote(const std::vector<double>& s, std::vector<char>& kept, std::vector<char>& seen) const {

@@ -38,6 +38,8 @@ class HeadScores {
   // S_hat of row i: near keys' from all columns, far keys' from q_hat and k_hat and, of dropped columns, the means of
   // the keys; -inf for hidden keys.
   void row(std::int64_t i, std::vector<double>& s);
+  // Of the cap at the score of row i, the last one, and key j, which row() found.
+  [[nodiscard]] double cap_slope(std::int64_t i, std::int64_t j) const;
   // Scores from all columns.
   void exact_row(std::int64_t i, std::vector<double>& s);
   // Scores of rows first .. first + s.size() - 1, at most 64: S_hat, with -inf in the far halves that are skipped.
@@ -57,6 +59,8 @@ class HeadScores {
  private:
   [[nodiscard]] std::int64_t first_row() const noexcept { return block_ * grouping_.block; }
   void enter_block_of(std::int64_t i);
+  // What the means of the keys stand for in the far scores of row i, without the scale.
+  [[nodiscard]] double dropped_score(std::int64_t i) const;
   // Marks the far halves that the last row, whose scores these are, keeps, and those in which it sees a far key.
   void vote(const std::vector<double>& s, std::vector<char>& kept, std::vector<char>& seen) const;
 

@@ -199,6 +199,8 @@ OPTIONS = [
         (f"window size {x!r}", {"--window-size": x}, ["--window-size", "0 to 1099511627776"])
         for x in ["4,", ",4", "-2,0", "1.5,1", "1, 2", "1099511627777,0"]
     ],
+    *[(f"softcap {x!r}", {"--softcap": x}, ["softcap", "allowed: "]) for x in ["x", "", "nan", "-1", "1e-50", "1e39"]],
+    ("softcap with skip", {"--softcap": "2", "--sinks": "1", "--skip": "0.1"}, ["softcap is 2", "skip", "one of them"]),
     *[
         (f"scale {x!r}", {"--scale": x}, ["--scale", repr(x), "finite number"])
         for x in ["", "x", "nan", "-nan", "inf", "-inf", "infinity", "1e999", "1,5", "1.5x", "0x1p2", " 1", "--", "1 2"]

@@ -195,19 +195,19 @@ def skipped(s, near, skip):
     return result, counts
 
 
-def scores(q, k, setting, order=None, scale=None, causal="none", mask=None):
+def scores(q, k, setting, order=None, scale=None, causal="none", mask=None, softcap=0):
     """S [B, Hq, Nq, Nk]; -inf where a key is hidden or skipped."""
-    return scores_and_halves(q, k, setting, order, scale, causal, mask)[0]
+    return scores_and_halves(q, k, setting, order, scale, causal, mask, softcap)[0]
 
 
-def scores_and_halves(q, k, setting, order=None, scale=None, causal="none", mask=None):
+def scores_and_halves(q, k, setting, order=None, scale=None, causal="none", mask=None, softcap=0):
     """S, and the counts of halves where keys are skipped."""
     q, k = widened(q), widened(k)
     exact = Setting(block=setting.block)
-    s = _scores(q, k, setting, order, scale, causal, mask)
+    s = _scores(q, k, setting, order, scale, causal, mask, softcap)
     if not setting.has_near_keys():
         return s, None
-    of_all = _scores(q, k, exact, None, scale, causal, mask)
+    of_all = _scores(q, k, exact, None, scale, causal, mask, softcap)
     near = near_keys(setting, q.shape[2], k.shape[2], causal)
     s = np.where(near, of_all, s)
     if not setting.skip:
@@ -216,7 +216,7 @@ def scores_and_halves(q, k, setting, order=None, scale=None, causal="none", mask
     return np.where(gone, -np.inf, of_all if setting.finish else s), counts
 
 
-def _scores(q, k, setting, order, scale, causal, mask):
+def _scores(q, k, setting, order, scale, causal, mask, softcap):
     """S with all keys far."""
     batch, heads, seq_q, head_dim = q.shape
     seq_k, share = k.shape[2], heads // k.shape[1]
@@ -234,6 +234,8 @@ def _scores(q, k, setting, order, scale, causal, mask):
                 result[b, h, rows] = _approximate(q_block, keys, setting, columns)
                 result[b, h, rows] += _of_dropped(q_block, keys, setting, columns, index, corner)
     result *= head_dim**-0.5 if scale is None else scale
+    if softcap:
+        result = softcap * np.tanh(result / softcap)
     if mask is not None:
         result += np.where(mask, 0.0, -np.inf) if mask.dtype == bool else mask.astype(np.float64)
     if causal != "none":

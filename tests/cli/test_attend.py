@@ -66,6 +66,23 @@ def test_sliding_windows(attend, problem, lengths, size, corner):
     check(attend(q, k, v, *EXACT, *options), oracle.attention(q, k, v, causal=corner, mask=seen), "f4")
 
 
+@pytest.mark.parametrize("softcap", [0.5, 3, 1000])
+@pytest.mark.parametrize("dtype", ["f2", "f4", "f8"])
+def test_capped_scores(attend, problem, dtype, softcap):
+    q, k, v = problem((2, 4, 40, 16), (2, 2, 60, 16), dtype=dtype)
+    mask = np.random.default_rng(3).standard_normal((40, 60)).astype("f4")
+    result = attend(q, k, v, *EXACT, "--softcap", str(softcap), mask=mask)
+    check(result, oracle.attention(q, k, v, mask=mask, softcap=softcap), dtype)
+
+
+@pytest.mark.parametrize("strategy", ["lsh", "energy"])
+def test_capped_scores_of_approximations(attend, problem, strategy):
+    q, k, v = problem((1, 2, 300, 16), (1, 2, 500, 16))
+    setting = oracle.Setting(strategy, window=40, sinks=10)
+    result = attend(q, k, v, *setting.flags(), "--softcap", "1.5", outputs=("--lse", "--order-out"))
+    check(result, oracle.attention(q, k, v, setting, result.files["--order-out"], softcap=1.5), "f4")
+
+
 MASK_SHAPES = [(2, 4, 9, 11), (1, 4, 9, 11), (2, 1, 1, 11), (4, 9, 1), (9, 11), (11,), (1, 1), ()]
 
 

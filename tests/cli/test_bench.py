@@ -65,6 +65,12 @@ def test_rates_with_a_sliding_window_count_its_pairs(run):
         assert row["tflops_exact_flops"] == pytest.approx(flops / row["ms"] * 1e-9, rel=1e-9)
 
 
+def test_capped_scores_are_told(run):
+    words = ("--seq", "64", "--head-dim", "16", "--strategy", "exact")
+    assert [row["softcap"] for row in bench(run, *words, "--softcap", "30")["rows"]] == [30]
+    assert [row["softcap"] for row in bench(run, *words)["rows"]] == [None]
+
+
 def test_grouping_has_no_rate(run):
     for row in bench(run, "--seq", "64", "--head-dim", "16", "--op", "grouping")["rows"]:
         assert row["op"] == "grouping" and row["tflops_exact_flops"] is None and row["ratio_to_exact"] is None

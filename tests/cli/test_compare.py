@@ -81,6 +81,7 @@ def test_a_sliding_window_has_no_near_keys(compare, problem):
 
 VARIANTS = [
     {},
+    {"softcap": 1.5},
     {"causal": "top-left"},
     {"causal": "bottom-right"},
     {"scale": 0.9},
@@ -88,11 +89,12 @@ VARIANTS = [
 ]
 
 
-@pytest.mark.parametrize("options", VARIANTS, ids=["plain", "top-left", "bottom-right", "scale", "mask"])
+@pytest.mark.parametrize("options", VARIANTS, ids=["plain", "softcap", "top-left", "bottom-right", "scale", "mask"])
 def test_errors_are_those_of_their_definitions(compare, problem, options):
     q, k, v = problem((2, 4, 26, 8), (2, 2, 31, 8), dv=5, dtype="f8")
     lists = ("--group-size", "2,3", "--block", "8,26", "--order-from", "own,previous")
-    flags = [word for name in ("causal", "scale") if name in options for word in (f"--{name}", options[name])]
+    flags = [word for name in ("causal", "scale", "softcap") if name in options
+             for word in (f"--{name}", options[name])]
     report = json.loads(compare(q, k, v, "--json", *lists, *flags, mask=options.get("mask")).stdout)
     assert len(report["rows"]) == 1 + 2 * 2 * 2 * 3
     for row in report["rows"][1:]:

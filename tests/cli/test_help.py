@@ -10,17 +10,17 @@ from strategies import STRATEGIES
 INPUTS = ["--q", "--k", "--v", "--mask", "--input"]
 GROUPING = ["--strategy", "--group-size", "--block", "--estimator", "--order-from",
             "--window", "--sinks", "--key-offset", "--skip", "--finish"]
-RUN = ["--causal", "--window-size", "--scale", "--seed", "--threads", "--device", "--dtype"]
+RUN = ["--causal", "--window-size", "--softcap", "--scale", "--seed", "--threads", "--device", "--dtype"]
 ATTEND = [*INPUTS, *GROUPING, *RUN, "--out", "--lse", "--order-out", "--halves-out", "--order", "--json",
           "--devices", "--chunk-heads"]
 COMPARE = [*INPUTS, *GROUPING, *RUN, "--plot", "--json", "--json-out"]
 INFO = ["--batch", "--heads", "--kv-heads", "--seq-q", "--seq-k", "--head-dim", "--head-dim-v", "--dtype", "--json"]
-BENCH = ["--seq", "--head-dim", "--dtypes", "--causal", "--window-size", "--op", "--heads", *GROUPING, "--threads",
-         "--json-out", "--nondeterministic", "--stream", "--devices", "--chunk-heads"]
+BENCH = ["--seq", "--head-dim", "--dtypes", "--causal", "--window-size", "--softcap", "--op", "--heads", *GROUPING,
+         "--threads", "--json-out", "--nondeterministic", "--stream", "--devices", "--chunk-heads"]
 COMMANDS = {
     "attend": ATTEND, "bench": BENCH, "blocks": ["--gpu", "--shared-memory", "--head-dim", "--json"],
     "compare": COMPARE, "errors": ["--trials", "--seed", "--plot", "--json", "--json-out"],
-    "info": [*INFO, *GROUPING, "--causal", "--window-size", "--device", "--mask"],
+    "info": [*INFO, *GROUPING, "--causal", "--window-size", "--softcap", "--device", "--mask"],
     "tune": ["--head-dim", "--group-size", "--block", "--seq", "--strategy", "--dtype", "--json", "--json-out"],
 }
 WORDS = {

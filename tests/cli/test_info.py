@@ -105,6 +105,9 @@ def test_problem_is_the_one_given(info):
     assert sliding["choice"] == "exact, as there is a sliding window, with which no approximation was measured"
     reasons = {kernel["name"]: kernel["reason"] for kernel in sliding["kernels"]}
     assert all("no sliding window" in reason for name, reason in reasons.items() if name.startswith("sm80/"))
+    capped = info("--softcap", "50", "--group-size", "2", "--seq-q", "4096")
+    assert capped["problem"]["softcap"] == 50 and report["problem"]["softcap"] is None
+    assert capped["choice"] == "exact, as no approximation has been measured with capped scores"
     masked = info("--mask", "float", "--strategy", "lsh", "--group-size", "4", "--block", "64")
     assert masked["problem"]["mask"] == "float"
     grouping = {"strategy": "lsh", "group_size": 4, "block": 64, "estimator": "mean", "order_from": "own"}

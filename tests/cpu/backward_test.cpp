@@ -33,7 +33,7 @@ TEST(CpuBackward, IsWithinToleranceOnEveryInstructionSet) {
   for (std::int64_t left = hwy::SupportedTargets(); left != 0; left &= left - 1) {
     const std::int64_t target = left & -left;
     hwy::SetSupportedTargetsForTest(target);
-    for (const char* name : {"odd sizes", "lsh, short last group", "energy, previous", "additive mask"}) {
+    for (const char* name : {"odd sizes", "lsh, short last group", "energy, previous", "additive mask", "softcap"}) {
       Instance instance(test::with_dtype(test::find(name), DType::f32));
       EXPECT_EQ(test::check_backward(backward, instance), "") << name << ", " << hwy::TargetName(target);
     }
@@ -93,7 +93,7 @@ TEST(CpuBackward, HasTheSameBitsForAnyNumberOfThreadsWithinItsWorkspace) {
 // Keys and rows that do not see each other do not touch each other's gradients, whatever they hold.
 TEST(CpuBackward, NanAndInfinityGoWhereTheyGoInExactAttention) {
   for (const char* name : {"odd sizes", "causal, square", "padding mask", "additive mask", "energy", "lsh, mean",
-                           "sliding window across tiles"}) {
+                           "sliding window across tiles", "softcap, causal, GQA"}) {
     for (const double value : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
       for (int which = 0; which < 3; ++which) {
         Instance instance(test::with_dtype(test::find(name), DType::f32));

@@ -33,7 +33,7 @@ TEST(CpuForward, NanAndInfinityGoWhereTheyGoInExactAttention) {
     hwy::SetSupportedTargetsForTest(target);
     SCOPED_TRACE(hwy::TargetName(target));
     for (const char* name : {"odd sizes", "causal, square", "padding mask", "additive mask", "energy", "lsh, mean",
-                             "sliding window across tiles"}) {
+                             "sliding window across tiles", "softcap, causal, GQA"}) {
       for (const double value : values) {
         for (int which = 0; which < 3; ++which) {
           Instance instance(test::with_dtype(test::find(name), DType::f32));

@@ -323,6 +323,11 @@ TEST(StreamedAttention, RefusesWhatItCannotTake) {
     EXPECT_EQ(words.substr(0, start.size()), start);
   };
   refused("there is a mask", [](Case& c, StreamOptions&) { c.problem.mask.kind = MaskKind::boolean; });
+  refused("lengths are data, which is not streamed", [](Case& c, StreamOptions&) {
+    c.problem.causal = Causal::none;
+    c.grouping = {.strategy = Strategy::exact};
+    c.problem.key_lengths = true;
+  });
   refused("chunk_heads is 3; allowed: 0, multiples of 2", [](Case&, StreamOptions& o) { o.chunk_heads = 3; });
   refused("chunk_heads is -2; allowed", [](Case&, StreamOptions& o) { o.chunk_heads = -2; });
   refused("devices are {}; allowed: {0} on the CPU", [](Case&, StreamOptions& o) { o.devices.clear(); });

@@ -267,9 +267,15 @@ class Session {
 template <class Tensors>
 Tensors place_inputs(Session& session, const Problem& p, const Grouping& g, const Tensors& host) {
   Tensors device;
-  device.q = session.input(host.q, elements(p, p.q, p.heads_q, p.seq_q, p.head_dim), "Q");
-  device.k = session.input(host.k, elements(p, p.k, p.heads_kv, p.seq_k, p.head_dim), "K");
-  device.v = session.input(host.v, elements(p, p.v, p.heads_kv, p.seq_k, p.head_dim_v), "V");
+  device.q = session.input(host.q, elements(p, p.q, p.heads_q, query_rows(p), p.head_dim), "Q");
+  device.k = session.input(host.k, elements(p, p.k, p.heads_kv, key_rows(p), p.head_dim), "K");
+  device.v = session.input(host.v, elements(p, p.v, p.heads_kv, key_rows(p), p.head_dim_v), "V");
+  const auto lengths = [&](const std::int32_t* from, std::int64_t count, const char* name) {
+    return static_cast<const std::int32_t*>(session.input(from, {{{count, 1}}, sizeof(std::int32_t)}, name));
+  };
+  device.lengths = {lengths(host.lengths.keys, p.batch, "the lengths of the keys"),
+                    lengths(host.lengths.starts_q, p.batch + 1, "the starts of the sequences of Q"),
+                    lengths(host.lengths.starts_k, p.batch + 1, "the starts of the sequences of K")};
   if (p.mask.kind != MaskKind::none) {
     device.mask = session.input(host.mask, mask_elements(p, false), "the mask");
   }
@@ -285,8 +291,8 @@ Tensors place_inputs(Session& session, const Problem& p, const Grouping& g, cons
 
 GroupingTensors place(Session& session, const Problem& p, const Grouping& g, const GroupingTensors& host) {
   GroupingTensors device;
-  device.q = session.input(host.q, elements(p, p.q, p.heads_q, p.seq_q, p.head_dim), "Q");
-  device.k = session.input(host.k, elements(p, p.k, p.heads_kv, p.seq_k, p.head_dim), "K");
+  device.q = session.input(host.q, elements(p, p.q, p.heads_q, query_rows(p), p.head_dim), "Q");
+  device.k = session.input(host.k, elements(p, p.k, p.heads_kv, key_rows(p), p.head_dim), "K");
   device.order = static_cast<std::int32_t*>(session.output(host.order, order_elements(p, g), "the order"));
   if (needs_key_means(g)) {
     device.key_means =
@@ -297,7 +303,7 @@ GroupingTensors place(Session& session, const Problem& p, const Grouping& g, con
 
 ForwardTensors place(Session& session, const Problem& p, const Grouping& g, const ForwardTensors& host) {
   ForwardTensors device = place_inputs(session, p, g, host);
-  device.o = session.output(host.o, elements(p, p.o, p.heads_q, p.seq_q, p.head_dim_v), "O");
+  device.o = session.output(host.o, elements(p, p.o, p.heads_q, query_rows(p), p.head_dim_v), "O");
   device.lse = session.output(host.lse, rows_of(p), "LSE");
   device.halves = static_cast<std::int32_t*>(session.output(host.halves, halves_elements(p), "the counts of halves"));
   return device;
@@ -305,14 +311,14 @@ ForwardTensors place(Session& session, const Problem& p, const Grouping& g, cons
 
 BackwardTensors place(Session& session, const Problem& p, const Grouping& g, const BackwardTensors& host) {
   BackwardTensors device = place_inputs(session, p, g, host);
-  const Elements o = elements(p, p.o, p.heads_q, p.seq_q, p.head_dim_v);
+  const Elements o = elements(p, p.o, p.heads_q, query_rows(p), p.head_dim_v);
   device.o = session.input(host.o, o, "O");
   device.lse = session.input(host.lse, rows_of(p), "LSE");
   device.d_o = session.input(host.d_o, o, "dO");
   device.d_lse = session.input(host.d_lse, rows_of(p), "dLSE");
-  device.d_q = session.sum(host.d_q, elements(p, p.q, p.heads_q, p.seq_q, p.head_dim), "dQ");
-  device.d_k = session.output(host.d_k, elements(p, p.k, p.heads_kv, p.seq_k, p.head_dim), "dK");
-  device.d_v = session.output(host.d_v, elements(p, p.v, p.heads_kv, p.seq_k, p.head_dim_v), "dV");
+  device.d_q = session.sum(host.d_q, elements(p, p.q, p.heads_q, query_rows(p), p.head_dim), "dQ");
+  device.d_k = session.output(host.d_k, elements(p, p.k, p.heads_kv, key_rows(p), p.head_dim), "dK");
+  device.d_v = session.output(host.d_v, elements(p, p.v, p.heads_kv, key_rows(p), p.head_dim_v), "dV");
   device.d_mask = session.output(host.d_mask, mask_elements(p, true), "dMask");
   return device;
 }

@@ -54,12 +54,20 @@ struct Elements {
   bool empty = false;
 };
 
+// Rows of Q and of K that a batch entry has, or all entries where they are packed.
+inline std::int64_t query_rows(const Problem& p) { return p.packed.has_value() ? p.packed->total_q : p.seq_q; }
+inline std::int64_t key_rows(const Problem& p) { return p.packed.has_value() ? p.packed->total_k : p.seq_k; }
+
 inline Elements elements(const Problem& p, const Strides& s, std::int64_t heads, std::int64_t rows,
                          std::int64_t columns) {
-  return {{{p.batch, s.batch}, {heads, s.head}, {rows, s.row}, {columns, 1}}, size_of(p.dtype)};
+  return {{{p.packed.has_value() ? 1 : p.batch, s.batch}, {heads, s.head}, {rows, s.row}, {columns, 1}},
+          size_of(p.dtype)};
 }
 
-inline Elements rows_of(const Problem& p) { return {{{p.batch * p.heads_q * p.seq_q, 1}}, size_of(p.lse_dtype())}; }
+inline Elements rows_of(const Problem& p) {
+  const std::int64_t batch = p.packed.has_value() ? 1 : p.batch;
+  return {{{batch * p.heads_q * query_rows(p), 1}}, size_of(p.lse_dtype())};
+}
 
 inline Elements order_elements(const Problem& p, const Grouping& g) {
   const auto shape = order_shape(p, g);

@@ -9,6 +9,7 @@
 
 #include "gpu/device_run.h"
 #include "gpu/large_strides.h"
+#include "gpu/lengths_property.h"
 #include "support/oracle.h"
 
 namespace distr::test {
@@ -317,7 +318,8 @@ std::vector<Property<ForwardKernel>> properties() {
           {"masks of any strides", masks_of_any_strides},
           {"rows far apart", check_large_strides},
           {"an infinity stays in its head", infinities_stay_in_their_head},
-          {"causal with previous never sees the future", causal_never_sees_the_future}};
+          {"causal with previous never sees the future", causal_never_sees_the_future},
+          {"lengths are clamped", lengths_are_clamped}};
 }
 
 std::string check_unsupported() {

@@ -5,7 +5,6 @@
 #include <atomic>
 #include <cstdio>
 #include <functional>
-#include <limits>
 #include <map>
 #include <mutex>
 #include <span>
@@ -16,6 +15,7 @@
 #include "gpu/device_api.h"
 #include "gpu/device_run.h"
 #include "gpu/forced_tiles.h"
+#include "gpu/judge.h"
 #include "gpu/large_cases.h"
 #include "gpu/merge_check.h"
 #include "gpu/properties.h"
@@ -23,6 +23,7 @@
 #include "gpu/stream_check.h"
 #include "gpu/time_inputs.h"
 #include "gpu/watchdog.h"
+#include "support/lengths.h"
 #include "support/magnitudes.h"
 #include "support/oracle.h"
 
@@ -37,50 +38,6 @@ constexpr const char* kPublic = "public functions";
 // Cases that are about the forward. Their textbook gradients, anew for each of four kernels, would take minutes.
 bool is_of_forward_alone(const Case& test_case) {
   return test_case.grouping.skip > 0 || test_case.name.find("large, many") != std::string::npos;
-}
-
-// The kernel that this thread has under test: check_forward() and check_backward() take plain functions.
-thread_local const ForwardKernel* tested_forward = nullptr;
-thread_local const BackwardKernel* tested_backward = nullptr;
-
-void run_tested_forward(const Problem& p, const Grouping& g, const ForwardTensors& tensors, const Execution&) {
-  run_on_device(*tested_forward, p, g, tensors);
-}
-void run_tested_backward(const Problem& p, const Grouping& g, const BackwardTensors& tensors, const Execution&) {
-  run_on_device(*tested_backward, p, g, tensors);
-}
-
-std::string judge(const GroupingKernel& kernel, Instance instance) {
-  std::vector<std::int32_t> order(instance.order.size(), -1);
-  std::vector<float> key_means(instance.key_means.size(), -1.0F);
-  run_on_device(kernel, instance.test_case.problem, instance.test_case.grouping,
-                {instance.q_data(), instance.k_data(), order.data(), key_means.data()});
-  return check_grouping(instance, order, key_means);
-}
-std::string judge(const ForwardKernel& kernel, Instance instance) {
-  tested_forward = &kernel;
-  if (rounds_the_scale(kernel.name, instance.test_case)) {
-    Instance alone = instance;
-    const std::string fault = check_forward_without_lse(run_tested_forward, alone, Precision::plain_with_scale);
-    if (!fault.empty()) {
-      return "without LSE: " + fault;
-    }
-  }
-  return check_forward(run_tested_forward, instance);
-}
-std::string judge(const BackwardKernel& kernel, Instance instance) {
-  tested_backward = &kernel;
-  return check_backward(run_tested_backward, instance);
-}
-
-// Tensor cores leave out rows with a huge LSE (include/distr/attention.h): their gradients are finite.
-std::string judge_own(const BackwardKernel& kernel, Instance instance) {
-  for (const ForwardKernel& forward : cuda_backend().forward) {
-    tested_forward = std::string(forward.name) == "plain/forward" ? &forward : tested_forward;
-  }
-  tested_backward = &kernel;
-  return check_own_backward(run_tested_forward, run_tested_backward, instance,
-                            needs_finite_values(kernel.name) ? std::numeric_limits<double>::infinity() : 0);
 }
 
 struct Tally {
@@ -136,11 +93,8 @@ class Checker {
     for (const Instance& instance : with_large_values(test_case)) {
       const Watchdog::Guard guard(watchdog_, label(instance.test_case));
       const auto check_one = [&](const ForwardKernel& kernel) {
-        tested_forward = &kernel;
-        Instance own = instance;
         if (wanted(kernel.name) && kernel.supports(test_case.problem, test_case.grouping).empty()) {
-          record(kernel.name, label(own.test_case),
-                 caught([&own] { return check_forward_of_large_values(run_tested_forward, own); }));
+          record(kernel.name, label(instance.test_case), caught([&] { return judge_large_values(kernel, instance); }));
         }
       };
       std::ranges::for_each(cuda_backend().forward, check_one);
@@ -249,9 +203,7 @@ class Checker {
     for (const auto& kernel : backend.forward) {
       check(kernel, instance);
     }
-    for (const auto& kernel : forced_tiles()) {
-      check(kernel, instance);
-    }
+    for (const auto& kernel : forced_tiles()) check(kernel, instance);
     for (const auto& kernel : backend.backward) {
       if (!is_of_forward_alone(instance.test_case)) {
         check(kernel, instance);
@@ -275,6 +227,7 @@ class Checker {
   void check(const Kernel& kernel, const Instance& instance) {
     if (!wanted(kernel.name)) return;
     const Case& test_case = instance.test_case;
+    if constexpr (!std::is_same_v<Kernel, GroupingKernel>) check_with_lengths(kernel, instance);
     const std::string reason = kernel.supports(test_case.problem, test_case.grouping);
     if (!reason.empty()) {
       const std::lock_guard lock(mutex_);
@@ -282,6 +235,19 @@ class Checker {
       return;
     }
     record(kernel.name, label(test_case), caught([&] { return judge(kernel, instance); }));
+  }
+
+  template <class Kernel>
+  void check_with_lengths(const Kernel& kernel, const Instance& instance) {
+    const Case& test_case = instance.test_case;
+    for (const LengthsAs kind : {LengthsAs::keys, LengthsAs::packed}) {
+      const bool asks = std::is_same_v<Kernel, ForwardKernel> || kind == LengthsAs::packed;
+      if (asks && can_have_lengths(test_case, kind) &&
+          kernel.supports(with_lengths(test_case.problem, kind), test_case.grouping).empty()) {
+        record(kernel.name, label(test_case) + ", " + name_of(kind),
+               caught([&] { return judge_with_lengths(kernel, kind, instance); }));
+      }
+    }
   }
 
   void record(const std::string& kernel, const std::string& what, const std::string& fault) {

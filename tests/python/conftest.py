@@ -66,6 +66,7 @@ def textbook_attention(
     skip=0.0,
     finish=False,
     window_size=(-1, -1),
+    softcap=0.0,
 ):
     """(out, lse) by the method's equations over N x N scores, differentiable in q, k, v and mask; the order and the
     means of the keys are given. With `skip` also how many halves of tiles were kept, and how many there are.
@@ -100,6 +101,8 @@ def textbook_attention(
     wide = torch.float64 if q.dtype == torch.float64 else torch.float32
     scale = 1 / math.sqrt(d) if scale is None else scale
     scores, of_all = torch.cat(rows, 2).to(wide) * scale, (q @ k.transpose(2, 3)).to(wide) * scale
+    if softcap:
+        scores, of_all = (softcap * torch.tanh(s / softcap) for s in (scores, of_all))
     near = None
     if window is not None or sinks > 0:
         offset = m - n if causal == "bottom_right" else key_offset or 0

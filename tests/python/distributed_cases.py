@@ -149,7 +149,7 @@ def _leave(found, rank, folder):
 def _run(rank, folder, world, kind, found):
     limit = datetime.timedelta(seconds=SECONDS)
     store = f"file://{folder}/store"
-    backend = "gloo" if kind == "cpu" else "nccl"
+    backend = "gloo" if kind == "cpu" else "cpu:gloo,cuda:nccl"  # by gloo processes agree, and learn of a death
     if kind == "cuda":
         torch.cuda.set_device(rank)
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=world, timeout=limit)
@@ -165,6 +165,11 @@ def _run(rank, folder, world, kind, found):
             found[name] = _shards(CASES[name], groups[CASES[name].ranks], kind)
     if kind == "cpu":
         _run_the_rest(rank, folder, limit, groups, found)
+    elif world > 1:
+        pair = dist.new_group([0, 1], timeout=limit)
+        if rank < 2:
+            found["faults"] = {name: _fault(rank, FAULTS[name], pair, kind) for name in FAULTS_OF_PAIRS}
+            _call_as_one_dies("before the call", rank, 1, found, pair, folder, kind)
 
 
 def _run_the_rest(rank, folder, limit, groups, found):
@@ -281,20 +286,26 @@ FAULTS = {
 }  # fmt: skip
 
 
-def _fault(rank, fault, group):
+# Of two ranks the second is the last one, which may have fewer rows.
+FAULTS_OF_PAIRS = [name for name in FAULTS if name != "rows"]
+
+
+def _fault(rank, fault, group, kind="cpu"):
     tensors, keywords = fault() if rank == 1 else (_small(), {})
-    started = time.monotonic()
     keywords = {"strategy": "energy", "group_size": 2, "block_size": 16, **keywords}
+    if "order" in keywords:
+        keywords["order"] = keywords["order"].to(kind)
+    started = time.monotonic()
     try:
-        attention(*tensors, group=group, **keywords)
+        attention(*(tensor.to(kind) for tensor in tensors), group=group, **keywords)
     except Exception as error:
         return type(error).__name__, str(error), time.monotonic() - started
     return "none", "", time.monotonic() - started
 
 
-def _call_as_one_dies(when, rank, dying, found, group, folder):
+def _call_as_one_dies(when, rank, dying, found, group, folder, kind="cpu"):
     """Rank `dying` of all dies, and leaves what it has found; what the others of the group get, and after how long."""
-    tensors = _small()
+    tensors = [tensor.to(kind) for tensor in _small()]
     attention(*tensors, group=group)  # now all of them are connected
     if rank == dying and when == "before the call":
         _leave(found, rank, folder)

@@ -44,6 +44,7 @@ def test_times_and_errors_of_each_call(tmp_path):
     for row in rows:
         assert row["rel_error_out"] < 1e-5 and row["ms"] > 0
         assert row["share_of_ideal"] == pytest.approx(row["ms_one"] / (2 * row["ms"]))
+        assert row["share_of_busy_ideal"] == pytest.approx(row["ms_one_each"] / (2 * row["ms"]))
         assert ("ms_model" in row) == (row["layout"] != "ulysses")
         assert "ms_model" not in row or row["ms_model"] >= row["ms_compute"]
     assert f"N 512 d 16 {CALLS[0]}, forward: {rows[0]['ms']:.2f} ms" in done.stdout

@@ -8,7 +8,7 @@ import distributed_cases
 import pytest
 import torch
 import torch.distributed as dist
-from test_distributed import check
+from test_distributed import EXPECTED, check
 from test_distributed_parts import check_merge
 
 from distrattention import Settings, ops, scaled_dot_product_attention
@@ -35,6 +35,23 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize("name", NAMES)
 def test_equals_one_process(found, name, textbook, no_worse_than):
     check(found, name, textbook, no_worse_than)
+
+
+@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+@pytest.mark.parametrize("name", distributed_cases.FAULTS_OF_PAIRS)
+def test_both_ranks_are_told_what_differs(found, name):
+    for rank in range(2):
+        kind, message, seconds = found[rank]["faults"][name]
+        assert EXPECTED[name][-1 if rank == 1 else 0] in message
+        assert kind in ("DifferenceError", "ValueError") or rank == 1
+        assert seconds < distributed_cases.SECONDS
+
+
+@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+def test_the_other_is_told_of_a_death(found):
+    kind, message, seconds = found[0]["death before the call"]
+    assert kind == "RuntimeError" and seconds < 2 * distributed_cases.SECONDS
+    assert "not all 2 ranks of the group took part" in message
 
 
 @pytest.fixture

@@ -165,7 +165,46 @@ def test_flash_functions_and_lengths_on_the_gpu():
     out = distrattention.flash_attn_varlen_func(q, k, v, starts, starts, 45, 45, causal=True, strategy="exact")
     for begin, end in ((0, 25), (25, 70)):
         one = (tensor[None, begin:end] for tensor in (q, k, v))
-        assert torch.equal(out[begin:end], distrattention.flash_attn_func(*one, causal=True, strategy="exact")[0])
+        alone = distrattention.flash_attn_func(*one, causal=True, strategy="exact")[0]
+        torch.testing.assert_close(out[begin:end], alone, rtol=0.02, atol=0.02)
+
+
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dtype", [BF16, torch.float32])
+def test_packed_sequences_are_each_by_itself_with_gradients(causal, dtype):
+    lengths_q, lengths_k = (25, 0, 130, 3), (40, 7, 90, 0)
+    starts = [torch.tensor([0, *torch.tensor(of).cumsum(0)], dtype=torch.int32, device=DEVICE)
+              for of in (lengths_q, lengths_k)]  # fmt: skip
+    q = torch.randn(sum(lengths_q), 8, 64, device=DEVICE, dtype=dtype, requires_grad=True)
+    k, v = (torch.randn(sum(lengths_k), 2, 64, device=DEVICE, dtype=dtype, requires_grad=True) for _ in range(2))
+    longest = max(lengths_q), max(lengths_k)
+    out, lse, _ = distrattention.flash_attn_varlen_func(
+        q, k, v, *starts, *longest, causal=causal, return_attn_probs=True
+    )
+    parts = [
+        distrattention.flash_attn_func(*(x[None] for x in part), causal=causal, return_attn_probs=True)
+        for part in zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k))
+    ]
+    alone, lse_alone = torch.cat([part[0][0] for part in parts]), torch.cat([part[1][0] for part in parts], 1)
+    close = dict(rtol=0.02, atol=0.02) if dtype == BF16 else dict(rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(out, alone, **close)
+    torch.testing.assert_close(lse, lse_alone, **close)
+    weight = torch.randn_like(out)
+    grads = [torch.autograd.grad((of * weight).sum(), (q, k, v)) for of in (out, alone)]
+    for one, other in zip(*grads):
+        torch.testing.assert_close(one, other, **{key: 3 * value for key, value in close.items()})
+
+
+def test_lengths_out_of_range_are_clamped_on_the_gpu():
+    q, k, v = (torch.randn(2, rows, heads, 64, device=DEVICE, dtype=BF16) for rows, heads in ((1, 8), (90, 2), (90, 2)))
+    wrong, right = ([-5, 1000], [0, 90])
+    found = [
+        distrattention.flash_attn_with_kvcache(
+            q, k, v, cache_seqlens=torch.tensor(lengths, dtype=torch.int32, device=DEVICE)
+        )
+        for lengths in (wrong, right)
+    ]
+    assert torch.equal(*found) and (found[0][0] == 0).all()
 
 
 def test_a_step_against_a_cache_is_captured_and_replayed_with_other_lengths():

@@ -119,20 +119,51 @@ def test_varlen_is_each_sequence_by_itself(lengths, causal, strategy):
             torch.testing.assert_close(actual, wanted)
 
 
-def test_varlen_sequences_do_not_see_each_other():
+@pytest.mark.parametrize("causal", [False, True])
+def test_lengths_are_data_to_a_compiled_graph(causal):
+    """Which has no break, is not made anew for others, and has gradients."""
+    step = torch.compile(flash_attn_varlen_func, fullgraph=True, backend="aot_eager")
+    for number, lengths in enumerate([((7, 13), (11, 9)), ((12, 8), (3, 17))]):
+        (q, k, v), (starts_q, starts_k, *_) = packed(*lengths)
+        with torch.compiler.set_stance("fail_on_recompile" if number else "default"):
+            out, lse, _ = step(q, k, v, starts_q, starts_k, 20, 20, causal=causal, return_attn_probs=True)
+        expected = flash_attn_varlen_func(q, k, v, starts_q, starts_k, 20, 20, causal=causal, return_attn_probs=True)
+        assert torch.equal(out, expected[0]) and torch.equal(lse, expected[1])
+        loss, wanted = ((o.sin().sum() + s.sin().sum()) for o, s in ((out, lse), expected[:2]))
+        for one, other in zip(torch.autograd.grad(loss, (q, k, v)), torch.autograd.grad(wanted, (q, k, v))):
+            assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("strategy", ["exact", "energy"])
+def test_varlen_sequences_do_not_see_each_other(strategy):
     (q, k, v), where = packed((20, 30), (20, 30))
-    out = flash_attn_varlen_func(q, k, v, *where, strategy="energy")
+    out = flash_attn_varlen_func(q, k, v, *where, strategy=strategy)
     with torch.no_grad():
         k[20:] = v[20:] = float("nan")
-    again = flash_attn_varlen_func(q, k, v, *where, strategy="energy")
+    again = flash_attn_varlen_func(q, k, v, *where, strategy=strategy)
     assert torch.equal(out[:20], again[:20]) and again[20:].isnan().any()
+
+
+@pytest.mark.parametrize("causal", [False, True])
+def test_softcap(causal, textbook):
+    q, k, v = rows_first(grad=False)
+    out, lse, _ = flash_attn_func(q, k, v, causal=causal, softcap=1.5, return_attn_probs=True)
+    corner = "bottom_right" if causal else "none"
+    expected = textbook(*(x.transpose(1, 2) for x in (q, k, v)), causal=corner, softcap=1.5)
+    torch.testing.assert_close(out.transpose(1, 2), expected[0], atol=3e-6, rtol=1e-5)
+    torch.testing.assert_close(lse, expected[1], atol=3e-6, rtol=1e-5)
+    (q, k, v), where = packed((20, 30), (20, 30))
+    out = flash_attn_varlen_func(q, k, v, *where, causal=causal, softcap=1.5)
+    parts = zip(q.split((20, 30)), k.split((20, 30)), v.split((20, 30)))
+    expected = [flash_attn_func(*(x[None] for x in part), causal=causal, softcap=1.5)[0] for part in parts]
+    assert torch.equal(out, torch.cat(expected))
 
 
 REFUSED = {
     "dropout_p": (0.1, NotImplementedError, "dropout_p is 0.1; allowed: 0"),
     "window_size": ((-2, 0), ValueError, "window_size is -2; allowed: -1 to"),
     "window_size, a number": (128, TypeError, r"window_size is 128; allowed: \(left, right\)"),
-    "softcap": (30.0, NotImplementedError, "softcap is 30.0; allowed: 0"),
+    "softcap": (-30.0, ValueError, "softcap is -30.0; allowed: 0"),
     "alibi_slopes": (torch.ones(4), NotImplementedError, "alibi_slopes was given; allowed: None"),
     "learnable_sink": (torch.ones(3), ValueError, r"learnable_sink is \[3\]; allowed: \[4\]"),
     "learnable_sink, a number": (1.0, TypeError, "learnable_sink is float; allowed: a tensor"),
@@ -192,15 +223,23 @@ def test_lengths_are_checked():
     for changes, message in (
         (dict(starts_q=starts_q.long()), "cu_seqlens_q is torch.int64"),
         (dict(starts_q=torch.tensor([[0, 11]], dtype=int32)), r"cu_seqlens_q is torch.int32 \(1, 2\); allowed: int32"),
-        (dict(starts_k=torch.tensor([0, 5, 10], dtype=int32)), r"cu_seqlens_k is \[0, 5, 10\]; allowed: from 0 to 11"),
-        (dict(starts_k=torch.tensor([1, 5, 11], dtype=int32)), "allowed: from 0 to 11"),
-        (dict(starts_k=torch.tensor([0, 12, 11], dtype=int32)), "never falling"),
         (dict(starts_k=torch.tensor([0, 11], dtype=int32), max_k=11), "cu_seqlens_k has 1 sequence; allowed: 2"),
-        (dict(max_q=5), "max_seqlen_q is 5; allowed: 6"),
+        (dict(max_q=-1), "max_seqlen_q is -1; allowed: 0 to"),
     ):
         arguments = dict(starts_q=starts_q, starts_k=starts_k, max_q=max_q, max_k=max_k) | changes
         with pytest.raises(ValueError, match=message):
             flash_attn_varlen_func(q, k, v, *arguments.values())
+    for changes, exact, read in (  # the library reads them on the CPU, and approximations here
+        (dict(starts_k=torch.tensor([0, 5, 10], dtype=int32)), r"starts_k\[2\] is 10; allowed: 11", r"is \[0, 5, 10\]"),
+        (dict(starts_k=torch.tensor([1, 5, 11], dtype=int32)), r"starts_k\[0\] is 1; allowed: 0", "from 0 to 11"),
+        (dict(starts_k=torch.tensor([0, 12, 11], dtype=int32)), r"starts_k\[1\] is 12; allowed: 0 to", "never falling"),
+        (dict(max_q=5), r"starts_q\[2\] - starts_q\[1\] is 6; allowed: 0 to 5", "max_seqlen_q is 5; allowed: 6"),
+    ):
+        arguments = dict(starts_q=starts_q, starts_k=starts_k, max_q=max_q, max_k=max_k) | changes
+        with pytest.raises(RuntimeError, match=exact):
+            flash_attn_varlen_func(q, k, v, *arguments.values())
+        with pytest.raises(ValueError, match=read):
+            flash_attn_varlen_func(q, k, v, *arguments.values(), strategy="energy")
     with pytest.raises(TypeError, match="cu_seqlens_k is of type list; allowed: a torch.Tensor, int32"):
         flash_attn_varlen_func(q, k, v, starts_q, starts_k.tolist(), max_q, max_k)
     with pytest.raises(TypeError, match="max_seqlen_q is None; allowed: an int"):

@@ -4,7 +4,7 @@
 import pytest
 import torch
 
-from distrattention import flash_attn_with_kvcache
+from distrattention import flash_attn_func, flash_attn_with_kvcache
 
 F64 = torch.float64
 B, S, HQ, H, D, DV = 3, 40, 6, 2, 8, 5
@@ -15,19 +15,21 @@ def drawn(*shape):
     return torch.randn(shape, dtype=F64)
 
 
-def spelled_out(q, k_cache, v_cache, filled, causal, sink=None):
+def spelled_out(q, k_cache, v_cache, filled, causal, sink=None, window=(-1, -1)):
     """(out, lse), sequence by sequence and row by row."""
+    left, right = (S + 9 if side == -1 else side for side in window)
     out = torch.zeros(*q.shape[:3], v_cache.shape[3], dtype=F64)
     lse = torch.full((B, HQ, q.shape[1]), -torch.inf, dtype=F64)
     for b in range(B):
         for i in range(q.shape[1]):
-            seen = int(filled[b]) - (q.shape[1] - 1 - i if causal else 0)
-            for h in range(HQ if seen > 0 or sink is not None else 0):
-                seen = max(seen, 0)
-                scores = k_cache[b, :seen, h * H // HQ] @ q[b, i, h] / D**0.5
+            beside = int(filled[b]) - q.shape[1] + i
+            end = min(beside + min(right, 0 if causal else S) + 1, int(filled[b]))
+            seen = slice(max(beside - left, 0), max(end, 0))
+            for h in range(HQ if seen.stop > seen.start or sink is not None else 0):
+                scores = k_cache[b, seen, h * H // HQ] @ q[b, i, h] / D**0.5
                 scores = scores if sink is None else torch.cat((scores, sink[h : h + 1]))
                 lse[b, h, i] = scores.logsumexp(0)
-                out[b, i, h] = scores.softmax(0)[:seen] @ v_cache[b, :seen, h * H // HQ]
+                out[b, i, h] = scores.softmax(0)[: max(seen.stop - seen.start, 0)] @ v_cache[b, seen, h * H // HQ]
     return out, lse
 
 
@@ -43,6 +45,29 @@ def test_is_attention_to_the_filled_rows(rows, causal, lengths, sink):
     filled = lengths if isinstance(lengths, torch.Tensor) else torch.full((B,), S if lengths is None else lengths)
     for one, other in zip(found, spelled_out(q, k_cache, v_cache, filled, causal, logits)):
         torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("rows", [1, 4])
+@pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("lengths", [21, LENGTHS])
+@pytest.mark.parametrize("window", [(6, 2), (3, -1), (-1, 1)])
+def test_windows_count_from_the_filled_rows(rows, causal, lengths, window):
+    q, k_cache, v_cache = drawn(B, rows, HQ, D), drawn(B, S, H, D), drawn(B, S, H, DV)
+    options = {"cache_seqlens": lengths, "causal": causal, "window_size": window, "return_softmax_lse": True}
+    found = flash_attn_with_kvcache(q, k_cache, v_cache, **options)
+    filled = lengths if isinstance(lengths, torch.Tensor) else torch.full((B,), lengths)
+    for one, other in zip(found, spelled_out(q, k_cache, v_cache, filled, causal, window=window)):
+        torch.testing.assert_close(one, other)
+
+
+def test_what_lies_behind_the_filled_rows_is_not_read():
+    q, k_cache, v_cache = drawn(B, 1, HQ, D), drawn(B, S, H, D), drawn(B, S, H, DV)
+    wanted = flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=LENGTHS)
+    for b, length in enumerate(LENGTHS.tolist()):
+        k_cache[b, length:] = v_cache[b, length:] = torch.nan
+    assert torch.equal(flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=LENGTHS), wanted)
+    with pytest.raises(RuntimeError, match=f"the length of the keys of entry 1 is {S + 1}; allowed: 0 to {S}"):
+        flash_attn_with_kvcache(q, k_cache, v_cache, cache_seqlens=torch.tensor([0, S + 1, 0]))
 
 
 @pytest.mark.parametrize("lengths", [30, LENGTHS])
@@ -73,12 +98,19 @@ def test_lengths_of_a_tensor_are_not_read():
         torch.testing.assert_close(found, spelled_out(q, *caches, lengths + 1, True)[0])
 
 
+def test_softcap():
+    q, caches = drawn(B, 1, HQ, D), (drawn(B, S, H, D), drawn(B, S, H, DV))
+    expected = flash_attn_func(q, *caches, softcap=1.5)
+    torch.testing.assert_close(flash_attn_with_kvcache(q, *caches, softcap=1.5), expected)
+    assert not torch.allclose(expected, flash_attn_func(q, *caches), atol=1e-3)
+
+
 @pytest.mark.parametrize(
     ("changes", "error", "words"),
     [
         ({"block_table": torch.zeros(1)}, NotImplementedError, "block_table was given; allowed: None"),
-        ({"softcap": 30.0}, NotImplementedError, "softcap is 30.0; allowed: 0"),
-        ({"window_size": (4, 0)}, NotImplementedError, r"window_size is \(4, 0\); allowed: \(-1, -1\)"),
+        ({"softcap": -30.0}, ValueError, "softcap is -30.0; allowed: 0"),
+        ({"window_size": (-2, 0)}, ValueError, "window_size is -2; allowed: -1 to"),
         ({"cache_seqlens": S + 1}, ValueError, f"cache_seqlens is {S + 1}; allowed: 0 to {S}"),
         ({"cache_seqlens": LENGTHS[:2]}, ValueError, rf"cache_seqlens is \[2\]; allowed: \[{B}\]"),
         ({"cache_seqlens": LENGTHS.float()}, TypeError, "cache_seqlens is torch.float32 on cpu; allowed"),

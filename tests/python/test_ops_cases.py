@@ -86,12 +86,11 @@ def settings_of(case):
     ) | ({"key_offset": case["window_offset"]} if "window_offset" in case else {})
 
 
-def window_of(case):
-    """What the operator has behind the settings for a sliding window, and what the textbook has."""
-    if "window_size" not in case:
-        return (), {}
-    sides = case["window_size"]
-    return (True, None, None, *(None if side < 0 else side for side in sides)), {"window_size": sides}
+def others_of(case):
+    """What the operator has behind the settings for a sliding window and a cap, and what the textbook has."""
+    found = {name: case[name] for name in ("window_size", "softcap") if name in case}
+    sides = (None if side < 0 else side for side in found.get("window_size", (-1, -1)))
+    return (True, None, None, *sides, found.get("softcap", 0.0)) if found else (), found
 
 
 def columns_of(case, q, k, settings):
@@ -119,8 +118,8 @@ def test_case(case, textbook):
     if mask is not None and mask.dtype != torch.bool and with_gradients:
         leaves = (q, k, v, mask.requires_grad_())
     order, key_means = columns_of(case, q, k, settings)
-    window, of_textbook = window_of(case)
-    inputs = (q, k, v, mask, order, key_means, causal, scale, *settings.values(), *window)
+    others, of_textbook = others_of(case)
+    inputs = (q, k, v, mask, order, key_means, causal, scale, *settings.values(), *others)
     options = dict(causal=causal, scale=scale, order=order, key_means=key_means) | settings | of_textbook
     expected = textbook(q, k, v, mask, **options)
     weight = torch.randn(*q.shape[:3], v.shape[3], dtype=q.dtype)

@@ -17,8 +17,8 @@ N, MULTIPLE = 700, 128  # 6 of 8 chunks for 4 ranks, the last one shorter
 NEAR = {"none": (None, 0), "window": (100, 0), "sinks": (None, 200)}
 
 
-def settings_of(strategy, order_from, near):
-    return strategy, 1 if strategy == "exact" else 2, 64, "mean", order_from, *NEAR[near], None, 0.0, False
+def settings_of(strategy, order_from, near, block):
+    return strategy, 1 if strategy == "exact" else 2, block, "mean", order_from, *NEAR[near], None, 0.0, False
 
 
 def in_parts(q, k, v, grad_out, grad_lse, order, means, causal, options):
@@ -30,7 +30,7 @@ def in_parts(q, k, v, grad_out, grad_lse, order, means, causal, options):
         for rows in pieces:
             mine, of_rank = positions(rows, q.device), [rows, *(other for other in pieces if other is not rows)]
             call = ring.Call(None, of_rank, causal, None, options, True)
-            blocks = (mine[::64] // 64).unique() if options[0] != "exact" else None
+            blocks = (mine // options[2]).unique() if options[0] != "exact" else None
             columns = ring.Columns()
             if order is not None:
                 columns = ring.Columns(order[:, :, blocks], means if means is None or means.shape[2] == 1 else
@@ -63,14 +63,15 @@ def positions(pieces, device):
 @pytest.mark.parametrize(("strategy", "near"), [("exact", "none"), ("lsh", "none"), ("lsh", "window"),
                                                 *(("energy", near) for near in NEAR)])  # fmt: skip
 @pytest.mark.parametrize("order_from", ["own", "previous"])
-def test_parts_are_the_whole(strategy, order_from, near, device, dtype, problem, textbook, no_worse_than):
+@pytest.mark.parametrize("block", [64, 128])
+def test_parts_are_the_whole(block, strategy, order_from, near, device, dtype, problem, textbook, no_worse_than):
     causal = "top_left" if order_from == "previous" else "none"
-    options = settings_of(strategy, order_from, near)
+    options = settings_of(strategy, order_from, near, block)
     q, k, v = (tensor.to(device) for tensor in problem(batch=1, heads=2, heads_kv=1, n=N, d=64, dtype=dtype))
     grad_out, grad_lse = torch.randn_like(q), torch.randn(q.shape[:3], device=device)
     order = means = None
     if strategy != "exact":
-        grouping = strategy, 2, 64, order_from, 0, False, *NEAR[near]
+        grouping = strategy, 2, block, order_from, 0, False, *NEAR[near]
         order, means = ops.make_grouping(q, k, causal, *grouping)
         means = means if means.numel() else None
     actual = in_parts(q, k, v, grad_out, grad_lse, order, means, causal != "none", options)
@@ -80,7 +81,7 @@ def test_parts_are_the_whole(strategy, order_from, near, device, dtype, problem,
         window, sinks = NEAR[near] if strategy != "exact" else (None, 0)
         out, lse = textbook(
             *leaves, causal=causal, order=None if order is None else order.cpu(), strategy=strategy, group_size=2,
-            block_size=64, order_from=order_from, key_means=None if means is None else means.cpu(), window=window,
+            block_size=block, order_from=order_from, key_means=None if means is None else means.cpu(), window=window,
             sinks=sinks,
         )  # fmt: skip
         of_results = grad_out.cpu().to(wide), grad_lse.cpu().to(lse.dtype)

@@ -243,6 +243,15 @@ def test_calls_with_a_sliding_window_run_as_they_are():
     assert torch.equal(seen[0], distrattention.flash_attn_func(x, x, x, window_size=(5, 0)))
 
 
+def test_calls_with_capped_scores_run_as_they_are():
+    class Capped(nn.Module):
+        def forward(self, x):  # [B, N, H, d]
+            return distrattention.flash_attn_func(distrattention.flash_attn_func(x, x, x, softcap=1.0), x, x)
+
+    found = report(Capped().eval(), normal(1, 60, 2, 32), [Settings("energy", 2, 16)], repeats=1)
+    assert [layer.left_out for layer in found.layers] == ["its scores are capped, which is not measured", None]
+
+
 @pytest.mark.parametrize("bias, corner", [(causal_upper_left, "top_left"), (causal_lower_right, "bottom_right")])
 def test_a_causal_bias_of_torch_is_its_corner(bias, corner):
     class Biased(nn.Module):

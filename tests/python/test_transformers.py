@@ -160,7 +160,7 @@ def test_masks_of_other_shapes_are_refused(shape):
 @pytest.mark.parametrize(
     ("name", "value", "error"),
     [
-        ("softcap", 30.0, NotImplementedError),
+        ("softcap", -30.0, ValueError),
         ("sink_logits", torch.zeros(HQ + 1), TypeError),
         ("sinks", torch.zeros(HQ), NotImplementedError),
         ("head_mask", torch.ones(HQ), NotImplementedError),

@@ -290,11 +290,48 @@ def test_gpt_oss_has_its_sink_logits_and_its_windows():
         torch.testing.assert_close(one, layer.self_attn.sinks.grad, atol=1e-4, rtol=1e-3)
 
 
+def gemma2(**changes):
+    config = {"num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 20}
+    config |= {"attn_logit_softcapping": 2.0, "pad_token_id": 0, "eos_token_id": None, **changes}
+    return build(transformers.Gemma2ForCausalLM, transformers.Gemma2Config, **config)
+
+
+@pytest.mark.parametrize("padding", [None, "left", "right"])
+def test_gemma_2_has_its_capped_scores_and_its_windows(padding):
+    model, inputs = gemma2(), tokens(padding)
+    assert model.config.layer_types == ["sliding_attention", "full_attention"]
+    real = inputs.get("attention_mask", torch.ones(2, ROWS)) > 0
+    ours, eager = (run(model, inputs, name) for name in ("distr", "eager"))
+    torch.testing.assert_close(ours[real], eager[real], rtol=1e-4, atol=1e-5)
+    uncapped = gemma2(attn_logit_softcapping=None)
+    assert not torch.allclose(run(uncapped, inputs, "distr")[real], eager[real], rtol=1e-2, atol=1e-2)
+    if padding is None:
+        of_ours, of_eager = (gradients(model, inputs, name) for name in ("distr", "eager"))
+        for name, gradient in of_ours.items():
+            torch.testing.assert_close(gradient, of_eager[name], rtol=1e-3, atol=1e-3, msg=name)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_gemma_2_generates_as_eager(cache):
+    model, inputs = gemma2(), tokens()
+    found = []
+    for name in ("distr", "eager"):
+        model.set_attn_implementation(name)
+        options = {"cache_implementation": cache, "return_dict_in_generate": True, "output_logits": True}
+        found.append(model.generate(**inputs, max_new_tokens=6, do_sample=False, **options))
+    assert torch.equal(found[0].sequences, found[1].sequences)
+    torch.testing.assert_close(torch.stack(found[0].logits), torch.stack(found[1].logits), rtol=1e-4, atol=1e-4)
+
+
+@torch.no_grad()
+def test_gemma_2_can_be_approximated():
+    model = gemma2()
+    energy, eager = (run(model, tokens(), name) for name in ("distr_energy", "eager"))
+    assert torch.isfinite(energy).all() and not torch.allclose(energy, eager, rtol=1e-3, atol=1e-3)
+
+
 def test_what_models_ask_for_and_we_lack_is_refused():
-    gemma = {"num_key_value_heads": 2, "head_dim": 8}
-    model = build(transformers.Gemma2ForCausalLM, transformers.Gemma2Config, **gemma)
-    with pytest.raises(NotImplementedError, match="softcap"):
-        run(model, tokens(), "distr")
     model = bert(attention_probs_dropout_prob=0.1).train()
     with pytest.raises(NotImplementedError, match="dropout"):
         run(model, tokens(), "distr")

@@ -197,6 +197,23 @@ TEST(ReferenceBackward, EqualsFiniteDifferencesForEveryMask) {
   }
 }
 
+TEST(ReferenceBackward, EqualsFiniteDifferencesWithCappedScores) {
+  for (const Strategy strategy : {Strategy::exact, Strategy::lsh, Strategy::energy}) {
+    for (const double softcap : {0.3, 2.0}) {
+      for (const auto& mask : {Mask{}, additive_mask({2, 1, 6, 9}), additive_mask({9})}) {
+        Case test_case = small(6, 9);
+        test_case.grouping.strategy = strategy;
+        test_case.grouping.group_size = strategy == Strategy::exact ? 1 : 2;
+        test_case.problem.softcap = softcap;
+        test_case.problem.mask = mask;
+        SCOPED_TRACE(testing::Message() << "strategy " << static_cast<int>(strategy) << ", softcap " << softcap
+                                        << ", mask of rank " << mask.rank);
+        expect_gradients(test_case, true);
+      }
+    }
+  }
+}
+
 TEST(ReferenceBackward, FullyHiddenRowsHaveFiniteGradients) {
   Case test_case = small(6, 3);
   test_case.problem.causal = Causal::bottom_right;  // rows 0 .. 2 see nothing

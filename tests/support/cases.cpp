@@ -70,15 +70,14 @@ Case parse_case(const Json& json) {
   problem.seq_k = json.value("seq_k", problem.seq_q);
   problem.head_dim = json.at("dim");
   problem.head_dim_v = json.value("dim_v", problem.head_dim);
-  if (json.contains("scale")) {
-    problem.scale = json.at("scale").get<double>();
-  }
+  if (json.contains("scale")) problem.scale = json.at("scale").get<double>();
   problem.causal = parse<Causal>(
       json, "causal", {{"top_left", Causal::top_left}, {"bottom_right", Causal::bottom_right}}, Causal::none);
   const auto [left, right] = json.value("window_size", std::array<std::int64_t, 2>{-1, -1});  // -1: unlimited
   problem.window_left = left < 0 ? std::nullopt : std::optional(left);
   problem.window_right = right < 0 ? std::nullopt : std::optional(right);
   if (const auto offset = json.find("window_offset"); offset != json.end()) problem.window_offset = *offset;
+  problem.softcap = json.value("softcap", 0.0);
   const std::string layout = json.value("layout", "contiguous");
   result.packed = layout == "packed";
   problem.q = strides_of(layout, problem.heads_q, problem.seq_q, problem.head_dim);

@@ -109,12 +109,20 @@ std::vector<double> TextbookRows::products(const std::vector<double>& q, const s
   return result;
 }
 
-// Scales, and adds the mask.
-void TextbookRows::finish_scores(const TextbookRow& row, std::vector<double>& s) const {
-  const double scale = round_.sum(instance_.test_case.problem.softmax_scale());
+// Scales, caps, and adds the mask.
+void TextbookRows::finish_scores(TextbookRow& row, std::vector<double>& s) const {
+  const Problem& p = instance_.test_case.problem;
+  const double scale = round_.sum(p.softmax_scale());
+  row.slopes.assign(s.size(), 1);
   for (std::size_t j = 0; j < s.size(); ++j) {
     const double bias = mask_at(instance_, row.b, row.h, row.i, static_cast<std::int64_t>(j));
-    s[j] = bias == -kInfinity ? -kInfinity : round_.sum(round_.sum(s[j] * scale) + bias);
+    double score = round_.sum(s[j] * scale);
+    if (p.softcap != 0) {
+      const double t = round_.sum(std::tanh(round_.sum(score / p.softcap)));
+      row.slopes[j] = round_.sum(1 - t * t);
+      score = round_.sum(p.softcap * t);
+    }
+    s[j] = bias == -kInfinity ? -kInfinity : round_.sum(score + bias);
   }
 }
 

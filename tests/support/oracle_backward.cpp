@@ -134,7 +134,7 @@ Gradients make_textbook_backward(const Instance& instance, const Result& forward
       if (p.mask.kind == MaskKind::additive) {
         add(result.d_mask[size(mask_index(p.mask, {row.b, row.h, row.i, j}))], d_s);
       }
-      const double scaled = round.operand(round.sum(d_s * p.softmax_scale()));
+      const double scaled = round.operand(round.sum(round.sum(d_s * row.slopes[size(j)]) * p.softmax_scale()));
       double* const d_k = result.d_k.data() + key * p.head_dim;
       if (row.is_near[size(j)] != 0) {
         round.add(dq_near.size(), scaled, rows.k.data() + size(j) * dq_near.size(), dq_near.data());

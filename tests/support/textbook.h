@@ -140,10 +140,11 @@ inline bool is_near(const Instance& instance, std::int64_t i, std::int64_t j) {
 // One query row: its position, q_hat, and the scores of all keys (-inf where a key is hidden or skipped).
 struct TextbookRow {
   std::int64_t b, h, i, h_kv;
-  std::vector<double> q_hat;  // [r]
-  std::vector<double> q;      // [d]
-  std::vector<double> s;      // [Nk]
-  std::vector<char> is_near;  // [Nk]
+  std::vector<double> q_hat;   // [r]
+  std::vector<double> q;       // [d]
+  std::vector<double> s;       // [Nk]
+  std::vector<double> slopes;  // [Nk]: of the cap on the scores, 1 without
+  std::vector<char> is_near;   // [Nk]
 };
 
 // What is skipped for 64 rows of a head, decided in float64.
@@ -173,7 +174,7 @@ class TextbookRows {
   void read_keys(const TextbookRow& row);
   [[nodiscard]] TextbookRow unskipped_row(std::int64_t n);
   [[nodiscard]] std::vector<double> products(const std::vector<double>& q, const std::vector<double>& k) const;
-  void finish_scores(const TextbookRow& row, std::vector<double>& s) const;
+  void finish_scores(TextbookRow& row, std::vector<double>& s) const;
   void decide(std::int64_t first, std::int64_t end);
 
   const Instance& instance_;

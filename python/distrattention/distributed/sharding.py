@@ -34,7 +34,7 @@ def _tell_calls_apart_by_all(operator):
     propagator.register_op_strategy(operator, propagator.op_strategy_funcs[operator], by_all)
 
 
-def _attend(q, k, v, mask, scale, settings, near, key_offset, skip, seed, window_size, lse):
+def _attend(q, k, v, mask, scale, settings, near, key_offset, skip, seed, window_size, lse, softcap=0.0):
     _, strategy, group_size, *_ = unpack(settings)
     window, sinks, _ = unpack_near(near)
     groups = strategy != "exact" and group_size > 1

@@ -64,8 +64,8 @@ def report(
     to is in `outputs`. Exact attention is timed twice: the speed of a time that differs from the nearer of these two by
     no more than they differ from each other is None. Nothing needs gradients or keeps a layer's tensors; P is held in
     chunks of 4 million scores. Padded queries count as any others. Calls that this package refuses (dropout, say) or
-    does not approximate (sliding windows) run as they are, and are listed with the reason. Compiled models run
-    uncompiled here.
+    does not measure (sliding windows, capped scores) run as they are, and are listed with the reason. Compiled models
+    run uncompiled here.
 
     Raises ValueError where the model is in training mode, makes no attention call that can be met, or a setting does
     not fit it; ValueError or TypeError for the other arguments.
@@ -113,8 +113,13 @@ class _Meeting(replace_sdpa):
 
     def __torch_function__(self, function, types, args=(), kwargs=None):
         if function in (ops.forward, ops.forward.default):
-            if any(side is not None for side in args[_SIDES:]):
-                self.leave_out(_call_of(*args), "it has a sliding window, in which report measures no approximation")
+            left_out = None
+            if any(side is not None for side in args[_SIDES : _SIDES + 2]):
+                left_out = "it has a sliding window, in which report measures no approximation"
+            elif any(args[_SIDES + 2 :]):
+                left_out = "its scores are capped, which is not measured"
+            if left_out is not None:
+                self.leave_out(_call_of(*args), left_out)
                 return function(*args)
             return self.attend_here(*args)
         return super().__torch_function__(function, types, args, kwargs)
@@ -227,7 +232,7 @@ def _call_of(q, k, v, mask=None, order=None, key_means=None, causal="none", scal
 
 
 _KEY_OFFSET = 7  # its place among the settings of `forward` that follow the scale
-_SIDES = 21  # where those of a sliding window begin among the arguments of `forward`
+_SIDES = 21  # where those of a sliding window begin among the arguments of `forward`; the cap on scores is behind
 
 
 @contextlib.contextmanager

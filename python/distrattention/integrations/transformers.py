@@ -53,7 +53,6 @@ PerLayer = Mapping[int, Settings] | Callable[[nn.Module], Settings | None]
 
 # What changes the result and is not offered here: refused by name, unless None.
 REFUSED = {
-    "softcap": "a cap on the scores",
     "sinks": "attention sinks",
     "head_mask": "a mask on heads",
     "layer_head_mask": "a mask on heads",
@@ -154,6 +153,7 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
         overrides = {name: kwargs.pop(name) for name in FIELDS if name in kwargs and not _is_of_model(kwargs, name)}
         position_bias = kwargs.pop("position_bias", None)
         sink_logits = kwargs.pop("s_aux", None)
+        softcap = kwargs.pop("softcap", None)
         _check_arguments(kwargs, harmless, dropout, attention_mask)
         if attention_mask is not None:
             _check_mask(attention_mask, query, key)
@@ -206,6 +206,7 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
             settings=settings,
             window_size=window_size,
             key_offset=key_offset,
+            softcap=softcap or 0.0,
             sink_logits=sink_logits,
         )
         return output.transpose(1, 2).contiguous(), None

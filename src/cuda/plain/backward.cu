@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The plain backward (method, 3), the order held constant, in fp32 and with every sum in a fixed order:
-//   D = rowsum(dO * O) - dLSE    P = e^(S - LSE)    dP = dO V^T    dS = P * (dP - D)
+//   D = rowsum(dO * O) - dLSE    P = e^(S - LSE)    dP = dO V^T    dS = P * (dP - D), times the slope of a cap
 //   dq_hat = scale dS k_hat      dK = scale sum over blocks of dS^T Q~      dV = P^T dO
 // where Q~ is q_hat spread over the d columns. dQ of a column is dq_hat of its group, or its share of it.
 //
@@ -16,6 +16,7 @@
 // The gradient of a mask is in mask_gradient.cu.
 #include <algorithm>
 
+#include "common/sequence.h"
 #include "cuda/launch.h"
 #include "cuda/mask_gradient.h"
 #include "cuda/plain/backward_near.cuh"
@@ -92,11 +93,12 @@ __device__ void spread_dq(const BackwardArguments& arguments, const Tile& tile, 
   }
 }
 
+// What the thread block `index` does.
 template <class T>
-__global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ BackwardArguments arguments) {
-  __shared__ BackwardShared shared;
+__device__ __forceinline__ void compute_dq(const BackwardArguments& arguments, std::int64_t index,
+                                           BackwardShared& shared) {
   const DeviceProblem& problem = arguments.problem;
-  const Tile tile = find_tile(problem, arguments.tiles, blockIdx.x);
+  const Tile tile = find_tile(problem, arguments.tiles, index);
   if (tile.rows <= 0) {
     return;
   }
@@ -111,7 +113,7 @@ __global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ Ba
   float r_dq[4][8] = {};
   for (std::int64_t first_key = keys.first; first_key < keys.end; first_key += kSide) {
     float r_s[4][4];
-    compute_score_gradients<T>(arguments, tile, groups, first_key, shared.staged, r_s);
+    compute_score_gradients<T, Means::none>(arguments, tile, groups, first_key, Slope::included, shared.staged, r_s);
     store_transposed(r_s, shared.weights);
     for (int staged = 0; staged < kSide; staged += kStagedRows) {
       const std::int64_t first = first_key + staged;
@@ -130,17 +132,22 @@ __global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ Ba
   spread_dq<T>(arguments, tile, groups, first_group, r_dq);
 }
 
+template <class T>
+__global__ void __launch_bounds__(kThreads) dq_kernel(const __grid_constant__ BackwardArguments arguments) {
+  __shared__ BackwardShared shared;
+  compute_dq<T>(arguments, blockIdx.x, shared);
+}
+
 // The keys and columns that a block of dK or dV owns.
 struct Owned {
   std::int64_t b, h_kv, first_key;
   int first_column;
 };
 
-__device__ Owned find_owned(const DeviceProblem& problem) {
-  const std::int64_t key_tiles = (problem.seq_k + kSide - 1) / kSide;
-  const std::int64_t head = blockIdx.x / key_tiles;
-  return {head / problem.heads_kv, head % problem.heads_kv, blockIdx.x % key_tiles * kSide,
-          static_cast<int>(blockIdx.y) * kColumns};
+__device__ Owned find_owned(const BackwardArguments& arguments, std::int64_t index) {
+  const std::int64_t heads = arguments.problem.heads_kv;
+  const std::int64_t head = index / arguments.key_tiles;
+  return {head / heads, head % heads, index % arguments.key_tiles * kSide, static_cast<int>(blockIdx.y) * kColumns};
 }
 
 // Calls visit(tile) for every tile of queries that reads the owned keys, in order.
@@ -174,17 +181,17 @@ __device__ void store_owned(const DeviceProblem& problem, const Owned& owned, T*
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) dv_kernel(const __grid_constant__ BackwardArguments arguments) {
-  __shared__ BackwardShared shared;
+__device__ __forceinline__ void compute_dv(const BackwardArguments& arguments, std::int64_t index,
+                                           BackwardShared& shared) {
   const DeviceProblem& problem = arguments.problem;
-  const Owned owned = find_owned(problem);
+  const Owned owned = find_owned(arguments, index);
   const int columns = min(kColumns, problem.head_dim_v - owned.first_column);
   float r_dv[4][8] = {};
   for_each_tile(arguments, owned, [&](const Tile& tile) {
     const TileGroups groups = load_groups(problem, tile, arguments.order, shared.order);
     const T* d_o = rows_at<T>(arguments.d_o, problem.o, tile.b, tile.h, tile.first) + owned.first_column;
     float r_p[4][4];
-    compute_probabilities<T>(arguments, tile, groups, owned.first_key, shared.staged, r_p);
+    compute_probabilities<T>(arguments, tile, groups, owned.first_key, Slope::none, shared.staged, r_p);
     store_as_it_is(r_p, shared.weights);
     for (int staged = 0; staged < kSide; staged += kStagedRows) {
       __syncthreads();
@@ -196,6 +203,12 @@ __global__ void __launch_bounds__(kThreads) dv_kernel(const __grid_constant__ Ba
   });
   store_owned(problem, owned, rows_at<T>(arguments.d_v, problem.v, owned.b, owned.h_kv, owned.first_key), problem.v.row,
               columns, 1.0F, r_dv);
+}
+
+template <class T>
+__global__ void __launch_bounds__(kThreads) dv_kernel(const __grid_constant__ BackwardArguments arguments) {
+  __shared__ BackwardShared shared;
+  compute_dv<T>(arguments, blockIdx.x, shared);
 }
 
 // Q~ of a row: what q_hat has for group g; 0 if the group was dropped.
@@ -210,10 +223,10 @@ __device__ float spread_q(const TileGroups& groups, bool mean, const T* row, int
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, 1) dk_kernel(const __grid_constant__ BackwardArguments arguments) {
-  __shared__ BackwardShared shared;
+__device__ __forceinline__ void compute_dk(const BackwardArguments& arguments, std::int64_t index,
+                                           BackwardShared& shared) {
   const DeviceProblem& problem = arguments.problem;
-  const Owned owned = find_owned(problem);
+  const Owned owned = find_owned(arguments, index);
   const int columns = min(kColumns, problem.head_dim - owned.first_column);
   float r_dk[4][8] = {};
   for_each_tile(arguments, owned, [&](const Tile& tile) {
@@ -223,7 +236,7 @@ __global__ void __launch_bounds__(kThreads, 1) dk_kernel(const __grid_constant__
     }
     const T* q = rows_at<T>(arguments.q, problem.q, tile.b, tile.h, tile.first);
     float r_s[4][4];
-    compute_score_gradients<T>(arguments, tile, groups, owned.first_key, shared.staged, r_s);
+    compute_score_gradients<T>(arguments, tile, groups, owned.first_key, Slope::included, shared.staged, r_s);
     store_as_it_is(r_s, shared.weights);
     bool finite_s = true;
     for (int element = 0; element < 16; ++element) {
@@ -247,13 +260,51 @@ __global__ void __launch_bounds__(kThreads, 1) dk_kernel(const __grid_constant__
               columns, arguments.scale, r_dk);
 }
 
+template <class T>
+__global__ void __launch_bounds__(kThreads, 1) dk_kernel(const __grid_constant__ BackwardArguments arguments) {
+  __shared__ BackwardShared shared;
+  compute_dk<T>(arguments, blockIdx.x, shared);
+}
+
+// The same of packed sequences (cuda/sequence.cuh).
+enum class Gradient : std::uint8_t { dq, dk, dv };
+
+template <class T, Gradient kOf>
+__global__ void __launch_bounds__(kThreads, 1) sequences_kernel(const __grid_constant__ BackwardArguments launched) {
+  __shared__ BackwardShared shared;
+  __shared__ OwnParameters<BackwardArguments> own;
+  const DeviceProblem& problem = launched.problem;
+  const std::int64_t blocks = kOf == Gradient::dq ? problem.heads_q * launched.tiles_of_head
+                                                  : problem.heads_kv * launched.key_tiles;  // of an entry
+  const BackwardArguments& arguments =
+      own.make(launched, [&](BackwardArguments& of_entry) { enter<T>(of_entry, blockIdx.x / blocks); });
+  const std::int64_t index = blockIdx.x % blocks;
+  if constexpr (kOf == Gradient::dq) {
+    compute_dq<T>(arguments, index, shared);
+  } else if (find_owned(arguments, index).first_key < arguments.problem.seq_k) {
+    kOf == Gradient::dk ? compute_dk<T>(arguments, index, shared) : compute_dv<T>(arguments, index, shared);
+  }
+}
+
 BackwardArguments arguments_of(const Problem& problem, const Grouping& grouping) {
   BackwardArguments result{};
   result.problem = tiled_problem(problem, grouping);
   result.tiles = tiles_of_block(result.problem);
   result.tiles_of_head = result.problem.blocks * result.tiles;
   result.scale = static_cast<float>(problem.softmax_scale());
+  result.lengths = DeviceLengths(problem);
+  result.lse_stride = lse_stride(result.lengths, result.problem);
+  result.key_tiles = common::ceil_div(problem.seq_k, kSide);
   return result;
+}
+
+// D is of all rows alike.
+BackwardArguments with_all_rows(BackwardArguments arguments) {
+  if (arguments.lengths.packed) {
+    arguments.problem.batch = 1;
+    arguments.problem.seq_q = arguments.lengths.total_q;
+  }
+  return arguments;
 }
 
 BackwardArguments with_tensors(BackwardArguments arguments, const BackwardTensors& tensors, float* delta) {
@@ -271,6 +322,7 @@ BackwardArguments with_tensors(BackwardArguments arguments, const BackwardTensor
   arguments.d_q = tensors.d_q;
   arguments.d_k = tensors.d_k;
   arguments.d_v = tensors.d_v;
+  arguments.lengths.of = tensors.lengths;
   return arguments;
 }
 
@@ -279,9 +331,8 @@ BackwardArguments with_tensors(BackwardArguments arguments, const BackwardTensor
 struct Work {
   std::int64_t delta_blocks, query_tiles, key_tiles, groups, head_dim, head_dim_v;
 
-  explicit Work(const DeviceProblem& problem)
-      : delta_blocks(
-            std::min(common::ceil_div(problem.batch * problem.heads_q * problem.seq_q, kWarps), kMaxDeltaBlocks)),
+  Work(const DeviceProblem& problem, std::int64_t rows)
+      : delta_blocks(std::min(common::ceil_div(rows, kWarps), kMaxDeltaBlocks)),
         query_tiles(delta_blocks == 0 ? 0 : num_tiles(problem)),
         key_tiles(problem.batch * problem.heads_kv * common::ceil_div(problem.seq_k, kSide)),
         // Rows that attend exactly have a group for each column, and so have near keys.
@@ -296,15 +347,19 @@ struct Work {
 
 template <class T>
 void launch_all(const BackwardArguments& arguments, const Work& work, void* stream) {
-  const auto run = [&](auto kernel, std::int64_t blocks, std::int64_t columns) {
+  const auto run = [&](auto kernel, std::int64_t blocks, std::int64_t columns, const BackwardArguments& with) {
     if (blocks > 0) {
-      launch(kernel, Work::grid(blocks, columns), kThreads, 0, stream, arguments);
+      launch(kernel, Work::grid(blocks, columns), kThreads, 0, stream, with);
     }
   };
-  run(delta_kernel<T>, work.delta_blocks, 1);
-  run(arguments.problem.near.has ? near_dq_kernel<T> : dq_kernel<T>, work.query_tiles, work.groups);
-  run(dk_kernel<T>, work.key_tiles, work.head_dim);
-  run(dv_kernel<T>, work.key_tiles, work.head_dim_v);
+  const bool packed = arguments.lengths.packed;
+  run(delta_kernel<T>, work.delta_blocks, 1, with_all_rows(arguments));
+  run(arguments.problem.near.has ? near_dq_kernel<T>
+      : packed                   ? sequences_kernel<T, Gradient::dq>
+                                 : dq_kernel<T>,
+      work.query_tiles, work.groups, arguments);
+  run(packed ? sequences_kernel<T, Gradient::dk> : dk_kernel<T>, work.key_tiles, work.head_dim, arguments);
+  run(packed ? sequences_kernel<T, Gradient::dv> : dv_kernel<T>, work.key_tiles, work.head_dim_v, arguments);
 }
 
 }  // namespace
@@ -313,9 +368,10 @@ KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping
                                           const Execution& /*execution*/) {
   KernelPlan<BackwardTensors> result;
   const BackwardArguments arguments = arguments_of(problem, grouping);
-  const Work work(arguments.problem);
+  const std::int64_t rows = common::count_rows(problem);
+  const Work work(arguments.problem, rows);
   const MaskGradient mask_gradient(problem, grouping);
-  const Part<float> delta(result.workspace, "D", problem.batch * problem.heads_q * problem.seq_q);
+  const Part<float> delta(result.workspace, "D", rows);
   const TileShape tile{kSide, kSide, problem.head_dim, arguments.problem.groups};
   const auto shape = [&](std::int64_t blocks, std::int64_t columns) {
     const dim3 grid = Work::grid(blocks, columns);

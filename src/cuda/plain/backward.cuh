@@ -3,6 +3,7 @@
 #pragma once
 
 #include "cuda/plain/tile.cuh"
+#include "cuda/sequence.cuh"
 
 namespace distr::cuda::plain {
 
@@ -37,7 +38,32 @@ struct BackwardArguments {
   void* d_v;                   // as v
   float* d_mask;               // [mask_shape], contiguous
   std::int64_t mask_shape[4];  // 1 along the axes that repeat
+  DeviceLengths lengths;       // where they are data
+  std::int64_t lse_stride;     // of a head of LSE, dLSE and D
+  std::int64_t key_tiles;      // of a KV head
 };
+
+// Those of batch entry b.
+template <class T>
+__device__ void enter(BackwardArguments& arguments, std::int64_t b) {
+  DeviceProblem& problem = arguments.problem;
+  const DeviceLengths& lengths = arguments.lengths;
+  const DeviceSequence sequence(problem, lengths, b);
+  const std::int64_t q = entry_offset(lengths, problem.q, b, sequence.first_row);
+  const std::int64_t k = entry_offset(lengths, problem.k, b, sequence.first_key);
+  const std::int64_t v = entry_offset(lengths, problem.v, b, sequence.first_key);
+  const std::int64_t rows = lse_offset(lengths, problem, b, sequence.first_row);
+  advance<T>(arguments.q, q);
+  advance<T>(arguments.k, k);
+  advance<T>(arguments.v, v);
+  advance<T>(arguments.d_o, entry_offset(lengths, problem.o, b, sequence.first_row));
+  advance<T>(arguments.d_q, q);
+  advance<T>(arguments.d_k, k);
+  advance<T>(arguments.d_v, v);
+  arguments.lse += rows;
+  arguments.delta += rows;
+  enter(problem, lengths, sequence);
+}
 
 // s [kDepth][kPitch] = columns first .. first + kDepth - 1 of up to kSide rows, transposed; 0 where there are none.
 template <class T>
@@ -59,34 +85,38 @@ __device__ inline void store_transposed(const float (&r_s)[4][4], float* s_weigh
   }
 }
 
-// r_p = P = e^(S - LSE) of this thread's 4 rows and 4 keys; 0 where LSE = -inf.
-template <class T>
+// Whether far scores may have the means of dropped columns, as near keys bring them.
+enum class Means : std::uint8_t { none, possible };
+
+// r_p = P = e^(S - LSE) of this thread's 4 rows and 4 keys, with its slope times that; 0 where LSE = -inf.
+template <class T, Means kMeans = Means::possible>
 __device__ void compute_probabilities(const BackwardArguments& arguments, const Tile& tile, const TileGroups& groups,
-                                      std::int64_t first_key, Staged& staged, float (&r_p)[4][4]) {
+                                      std::int64_t first_key, Slope slope, Staged& staged, float (&r_p)[4][4]) {
   const DeviceProblem& problem = arguments.problem;
   const T* q = rows_at<T>(arguments.q, problem.q, tile.b, tile.h, tile.first);
-  compute_scores(problem, arguments.scale, tile, groups, q,
-                 rows_at<T>(arguments.k, problem.k, tile.b, tile.h_kv, first_key), first_key, staged, r_p);
-  float r_dropped[4] = {};
-  if (problem.near.has_means && !tile.exact) {
-    dropped_scores(problem, arguments.scale, tile, groups, arguments.key_means, q, r_dropped);
-  }
+  compute_products(problem, tile, groups, q, rows_at<T>(arguments.k, problem.k, tile.b, tile.h_kv, first_key),
+                   first_key, staged, r_p);
+  const bool has_means = kMeans == Means::possible && problem.near.has_means && !tile.exact;
+  const auto dropped = [&](int row) {
+    return has_means ? dropped_score(problem, arguments.scale, tile, groups, arguments.key_means, q, row) : 0.0F;
+  };
+  finish_scores(problem, arguments.scale, tile, first_key, dropped, slope, r_p);
   const int y = static_cast<int>(threadIdx.x) / 16;
-  const float* lse = arguments.lse + (tile.b * problem.heads_q + tile.h) * problem.seq_q + tile.first;
+  const float* lse = arguments.lse + (tile.b * problem.heads_q + tile.h) * arguments.lse_stride + tile.first;
   for (int row = 0; row < 4; ++row) {
     const float of_row = 4 * y + row < tile.rows ? lse[4 * y + row] : kHidden;
     for (float& p : r_p[row]) {
-      p = p == kHidden || of_row == kHidden ? 0.0F : expf(p + r_dropped[row] - of_row);
+      p = p == kHidden || of_row == kHidden ? 0.0F : expf(p - of_row);
     }
   }
 }
 
 // r_s = dS = P * (dO V^T - D), likewise; 0 where P is 0, whatever V and dO are.
-template <class T>
+template <class T, Means kMeans = Means::possible>
 __device__ void compute_score_gradients(const BackwardArguments& arguments, const Tile& tile, const TileGroups& groups,
-                                        std::int64_t first_key, Staged& staged, float (&r_s)[4][4]) {
+                                        std::int64_t first_key, Slope slope, Staged& staged, float (&r_s)[4][4]) {
   const DeviceProblem& problem = arguments.problem;
-  compute_probabilities<T>(arguments, tile, groups, first_key, staged, r_s);
+  compute_probabilities<T, kMeans>(arguments, tile, groups, first_key, slope, staged, r_s);
   const T* d_o = rows_at<T>(arguments.d_o, problem.o, tile.b, tile.h, tile.first);
   const T* v = rows_at<T>(arguments.v, problem.v, tile.b, tile.h_kv, first_key);
   float d_p[4][4] = {};
@@ -98,7 +128,7 @@ __device__ void compute_score_gradients(const BackwardArguments& arguments, cons
     multiply(staged.a, staged.b, min(kDepth, problem.head_dim_v - first), d_p);
   }
   const int y = static_cast<int>(threadIdx.x) / 16;
-  const float* delta = arguments.delta + (tile.b * problem.heads_q + tile.h) * problem.seq_q + tile.first;
+  const float* delta = arguments.delta + (tile.b * problem.heads_q + tile.h) * arguments.lse_stride + tile.first;
   for (int row = 0; row < 4; ++row) {
     const float of_row = 4 * y + row < tile.rows ? delta[4 * y + row] : 0.0F;
     for (int key = 0; key < 4; ++key) {

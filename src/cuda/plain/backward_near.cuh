@@ -55,7 +55,7 @@ __global__ void __launch_bounds__(kThreads, 1) near_dq_kernel(const __grid_const
         continue;
       }
       float r_s[4][4];
-      compute_score_gradients<T>(arguments, with, groups, first_key, shared.staged, r_s);
+      compute_score_gradients<T>(arguments, with, groups, first_key, Slope::included, shared.staged, r_s);
       store_transposed(r_s, shared.weights);
       for (int staged = 0; staged < kSide; staged += kStagedRows) {
         const std::int64_t first = first_key + staged;

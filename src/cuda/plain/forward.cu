@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// The plain forward: O = softmax(scale q_hat k_hat^T + mask) V and LSE (paper, Equation 2 and Section 3.3) by online
-// softmax, tile by tile, in fp32.
+// The plain forward: O = softmax(cap(scale q_hat k_hat^T) + mask) V and LSE (paper, Equation 2 and Section 3.3) by
+// online softmax, tile by tile, in fp32.
 //
 // A block of 16 x 16 threads takes up to 64 rows of one block of Q (one order) and up to 128 columns of V; wider V is
 // shared by blocks along grid.y, each of which computes the scores anew. Thread (y, x) keeps rows 4 y .. 4 y + 3: their
@@ -19,10 +19,9 @@ namespace distr::cuda::plain {
 namespace {
 
 template <class T>
-__global__ void __launch_bounds__(kThreads, 2) forward_kernel(const __grid_constant__ ForwardArguments arguments) {
-  __shared__ ForwardShared shared;
+__device__ __forceinline__ void attend(const ForwardArguments& arguments, std::int64_t index, ForwardShared& shared) {
   const DeviceProblem& problem = arguments.problem;
-  const Tile tile = find_tile(problem, arguments.tiles, blockIdx.x);
+  const Tile tile = find_tile(problem, arguments.tiles, index);
   if (tile.rows <= 0) {
     return;
   }
@@ -38,8 +37,9 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const __grid_const
   RowState rows;
   for (std::int64_t first_key = keys.first; first_key < keys.end; first_key += kSide) {
     float r_s[4][4];
-    compute_scores(problem, arguments.scale, tile, groups, q, k + first_key * problem.k.row, first_key, shared.staged,
-                   r_s);
+    compute_products(problem, tile, groups, q, k + first_key * problem.k.row, first_key, shared.staged, r_s);
+    finish_scores(
+        problem, arguments.scale, tile, first_key, [](int) { return 0.0F; }, Slope::none, r_s);
     online_softmax(r_s, rows, shared);
     add_values(v + first_key * problem.v.row, problem.v.row, problem.seq_k - first_key, columns, shared, rows);
   }
@@ -53,6 +53,23 @@ __global__ void __launch_bounds__(kThreads, 2) forward_kernel(const __grid_const
   }
 }
 
+template <class T>
+__global__ void __launch_bounds__(kThreads, 2) forward_kernel(const __grid_constant__ ForwardArguments arguments) {
+  __shared__ ForwardShared shared;
+  attend<T>(arguments, blockIdx.x, shared);
+}
+
+// The same where lengths are data (cuda/sequence.cuh).
+template <class T>
+__global__ void __launch_bounds__(kThreads, 2)
+    sequences_forward_kernel(const __grid_constant__ ForwardArguments arguments) {
+  __shared__ ForwardShared shared;
+  __shared__ OwnParameters<ForwardArguments> own;
+  const std::int64_t tiles = arguments.problem.heads_q * arguments.problem.blocks * arguments.tiles;  // of an entry
+  attend<T>(own.make(arguments, [&](ForwardArguments& of_entry) { enter<T>(of_entry, blockIdx.x / tiles); }),
+            blockIdx.x % tiles, shared);
+}
+
 }  // namespace
 
 KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& grouping,
@@ -61,15 +78,18 @@ KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& 
   arguments.problem = tiled_problem(problem, grouping);
   arguments.tiles = tiles_of_block(arguments.problem);
   arguments.scale = static_cast<float>(problem.softmax_scale());
+  arguments.lengths = DeviceLengths(problem);
+  arguments.lse_stride = lse_stride(arguments.lengths, arguments.problem);
   const bool near = arguments.problem.near.has;
+  const bool sequences = common::has_lengths(problem);
   const std::int64_t tiles = near ? problem.batch * problem.heads_q * common::num_skip_rows(problem)  // of 64 rows
                                   : num_tiles(arguments.problem);
   const dim3 grid(static_cast<unsigned>(tiles), static_cast<unsigned>(common::ceil_div(problem.head_dim_v, kColumns)));
   KernelPlan<ForwardTensors> result;
   result.tiles = {{kSide, kSide, problem.head_dim, arguments.problem.groups}};
   result.launches = {{result.tiles.front(), std::int64_t{grid.x} * grid.y, kThreads, 0}};
-  result.run = [dtype = problem.dtype, arguments, grid, near](const ForwardTensors& tensors,
-                                                              const Execution& execution) {
+  result.run = [dtype = problem.dtype, arguments, grid, near, sequences](const ForwardTensors& tensors,
+                                                                         const Execution& execution) {
     ForwardArguments with = arguments;
     with.problem.mask.data = tensors.mask;
     with.q = tensors.q;
@@ -80,8 +100,12 @@ KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& 
     with.lse = static_cast<float*>(tensors.lse);
     with.key_means = tensors.key_means;
     with.halves = tensors.halves;
+    with.lengths.of = tensors.lengths;
     with_element(dtype, [&]<class T>(std::type_identity<T>) {
-      launch(near ? near_forward_kernel<T> : forward_kernel<T>, grid, kThreads, 0, execution.stream, with);
+      launch(near        ? near_forward_kernel<T>
+             : sequences ? sequences_forward_kernel<T>
+                         : forward_kernel<T>,
+             grid, kThreads, 0, execution.stream, with);
     });
   };
   return result;

@@ -4,6 +4,7 @@
 
 #include "cuda/plain/tile.cuh"
 #include "cuda/ptx.cuh"
+#include "cuda/sequence.cuh"
 
 namespace distr::cuda::plain {
 
@@ -19,7 +20,25 @@ struct ForwardArguments {
   void* o;                    // [batch, heads_q, seq_q, dv]
   float* lse;                 // [batch, heads_q, seq_q], or null
   std::int32_t* halves;       // [batch, heads_q, ceil(seq_q / 64), 2], or null
+  DeviceLengths lengths;      // where they are data
+  std::int64_t lse_stride;    // of a head
 };
+
+// Those of batch entry b.
+template <class T>
+__device__ void enter(ForwardArguments& arguments, std::int64_t b) {
+  DeviceProblem& problem = arguments.problem;
+  const DeviceLengths& lengths = arguments.lengths;
+  const DeviceSequence sequence(problem, lengths, b);
+  advance<T>(arguments.q, entry_offset(lengths, problem.q, b, sequence.first_row));
+  advance<T>(arguments.k, entry_offset(lengths, problem.k, b, sequence.first_key));
+  advance<T>(arguments.v, entry_offset(lengths, problem.v, b, sequence.first_key));
+  advance<T>(arguments.o, entry_offset(lengths, problem.o, b, sequence.first_row));
+  if (arguments.lse != nullptr) {
+    arguments.lse += lse_offset(lengths, problem, b, sequence.first_row);
+  }
+  enter(problem, lengths, sequence);
+}
 
 struct alignas(16) ForwardShared {
   union {
@@ -114,7 +133,7 @@ __device__ void store_o(const ForwardArguments& arguments, const Tile& tile, int
 __device__ inline void store_lse(const ForwardArguments& arguments, const Tile& tile, int row, float maximum,
                                  float sum) {
   const DeviceProblem& problem = arguments.problem;
-  arguments.lse[(tile.b * problem.heads_q + tile.h) * problem.seq_q + tile.first + row] =
+  arguments.lse[(tile.b * problem.heads_q + tile.h) * arguments.lse_stride + tile.first + row] =
       sum == 0 ? kHidden : maximum + logf(sum);
 }
 

@@ -106,12 +106,11 @@ __device__ void compute_dropped(const ForwardArguments& arguments, NearShared& s
     begin = shared.part_end[first];
     if (!part.exact) {
       const TileGroups groups = load_groups(problem, part, arguments.order, shared.forward.order);
-      float r_dropped[4];
-      dropped_scores(problem, arguments.scale, part, groups, arguments.key_means, q, r_dropped);
       for (int row = 0; row < 4; ++row) {
         const int of = row_of_thread(row);
+        const float dropped = dropped_score(problem, arguments.scale, part, groups, arguments.key_means, q, row);
         if (first <= of && of < begin && thread() % 16 == 0) {
-          shared.dropped[of] = r_dropped[row];
+          shared.dropped[of] = dropped;
         }
       }
     }
@@ -166,16 +165,17 @@ __device__ bool compute_scores_of(const ForwardArguments& arguments, bool near, 
     }
     const std::int64_t first_key = std::int64_t{key_half} * kSide;
     float r_s[4][4];
-    compute_scores(
-        problem, arguments.scale, tile, groups, rows_at<T>(arguments.q, problem.q, tile.b, tile.h, tile.first),
-        rows_at<T>(arguments.k, problem.k, tile.b, tile.h_kv, first_key), first_key, shared.forward.staged, r_s);
+    compute_products(problem, tile, groups, rows_at<T>(arguments.q, problem.q, tile.b, tile.h, tile.first),
+                     rows_at<T>(arguments.k, problem.k, tile.b, tile.h_kv, first_key), first_key, shared.forward.staged,
+                     r_s);
+    const auto dropped = [&](int row) { return all_columns ? 0.0F : shared.dropped[row_of_thread(row)]; };
+    finish_scores(problem, arguments.scale, tile, first_key, dropped, Slope::none, r_s);
     for (int row = 0; row < 4; ++row) {
       const int of = row_of_thread(row);
       const bool own = first <= of && of < begin;
       const bool hidden = !own || shared.near[of].has(key_tile) != near;
-      const float constant = all_columns ? 0.0F : shared.dropped[of];
       for (int key = 0; key < 4 && (own || !any); ++key) {
-        scores_of_key(shared, key)[row] = hidden || r_s[row][key] == kHidden ? kHidden : r_s[row][key] + constant;
+        scores_of_key(shared, key)[row] = hidden ? kHidden : r_s[row][key];
       }
     }
     any = true;

@@ -99,7 +99,7 @@ __global__ void __launch_bounds__(kThreads, 1)
           const Tile at = at_keys(problem, tile, key_tile * kSide);
           const TileGroups groups = load_groups(problem, at, arguments.order, shared.order);
           float r_s[4][4];
-          compute_score_gradients<T>(arguments, at, groups, key_tile * kSide, shared.staged, r_s);
+          compute_score_gradients<T>(arguments, at, groups, key_tile * kSide, Slope::none, shared.staged, r_s);
           for (int element = 0; element < 16; ++element) {
             r_sum[element / 4][element % 4] += r_s[element / 4][element % 4];
           }
@@ -155,6 +155,7 @@ void MaskGradient::write(const BackwardTensors& tensors, float* delta, void* str
   arguments.tiles = plain::tiles_of_block(problem_);
   arguments.tiles_of_head = problem_.blocks * arguments.tiles;
   arguments.scale = scale_;
+  arguments.lse_stride = problem_.seq_q;
   arguments.q = tensors.q;
   arguments.k = tensors.k;
   arguments.v = tensors.v;

@@ -233,22 +233,20 @@ __device__ inline float row_sum(float x) {
   return x;
 }
 
-// What the means over the keys add to far scores of this thread's 4 rows: scale * sum of q_c mean_c over the columns
-// that the groups drop. `q` is the tile's first row.
+// What the means over the keys add to far scores of this thread's n-th row of 4: scale * sum of q_c mean_c over the
+// columns that the groups drop. `q` is the tile's first row. The 16 threads of the row call it.
 template <class T>
-__device__ void dropped_scores(const DeviceProblem& problem, float scale, const Tile& tile, const TileGroups& groups,
-                               const float* key_means, const T* q, float (&r_dropped)[4]) {
+__device__ float dropped_score(const DeviceProblem& problem, float scale, const Tile& tile, const TileGroups& groups,
+                               const float* key_means, const T* q, int n) {
   const float* means = key_means + key_means_at(problem, tile.b, tile.h_kv, tile.block);
-  const int first = 4 * (static_cast<int>(threadIdx.x) / 16);
-  for (int row = 0; row < 4; ++row) {
-    float sum = 0;
-    const int end = first + row < tile.rows ? groups.columns : 0;
-    for (int position = groups.count + static_cast<int>(threadIdx.x) % 16; position < end; position += 16) {
-      const int c = groups.order[position];
-      sum = fmaf(to_float(q[(first + row) * problem.q.row + c]), means[c], sum);
-    }
-    r_dropped[row] = row_sum(sum) * scale;
+  const int row = 4 * (static_cast<int>(threadIdx.x) / 16) + n;
+  float sum = 0;
+  const int end = row < tile.rows ? groups.columns : 0;
+  for (int position = groups.count + static_cast<int>(threadIdx.x) % 16; position < end; position += 16) {
+    const int c = groups.order[position];
+    sum = fmaf(to_float(q[row * problem.q.row + c]), means[c], sum);
   }
+  return row_sum(sum) * scale;
 }
 
 // What is staged at a time for the scores of one tile of queries and one of keys.
@@ -257,11 +255,10 @@ struct Staged {
   float b[kDepth * kPitch];  // k_hat^T, or V^T
 };
 
-// r_s = the scores of this thread's 4 rows and 4 keys (natural units), hidden ones -inf. `q` is the tile's first row,
-// `k` the first key.
+// r_s = q_hat k_hat^T of this thread's 4 rows and 4 keys. `q` is the tile's first row, `k` the first key.
 template <class T>
-__device__ void compute_scores(const DeviceProblem& problem, float scale, const Tile& tile, const TileGroups& groups,
-                               const T* q, const T* k, std::int64_t first_key, Staged& staged, float (&r_s)[4][4]) {
+__device__ void compute_products(const DeviceProblem& problem, const Tile& tile, const TileGroups& groups, const T* q,
+                                 const T* k, std::int64_t first_key, Staged& staged, float (&r_s)[4][4]) {
   float product[4][4] = {};
   for (int first = 0; first < groups.count; first += kDepth) {
     __syncthreads();
@@ -269,6 +266,40 @@ __device__ void compute_scores(const DeviceProblem& problem, float scale, const 
     stage_k(groups, k, problem.k.row, problem.seq_k - first_key, first, staged.b);
     __syncthreads();
     multiply(staged.a, staged.b, min(kDepth, groups.count - first), product);
+  }
+  for (int element = 0; element < 16; ++element) {
+    r_s[element / 4][element % 4] = product[element / 4][element % 4];
+  }
+}
+
+// Whether probabilities are to be times the slope of the cap on their scores. Then its logarithm is a part of the
+// scores: there are no registers to keep it.
+enum class Slope : std::uint8_t { none, included };
+
+// r_s = softcap * tanh(r_s / softcap).
+__device__ inline void cap_scores(float softcap, Slope slope, float (&r_s)[4][4]) {
+  const float inverse = 1.0F / softcap;
+  for (int row = 0; row < 4; ++row) {
+    for (float& score : r_s[row]) {
+      const float t = tanhf(score * inverse);
+      score = softcap * t + (slope == Slope::included ? logf(fmaf(-t, t, 1.0F)) : 0.0F);
+    }
+  }
+}
+
+// r_s becomes scores in natural units from q_hat k_hat^T; hidden ones are -inf. `dropped`(row): what the means of the
+// keys add.
+template <class Dropped>
+__device__ void finish_scores(const DeviceProblem& problem, float scale, const Tile& tile, std::int64_t first_key,
+                              const Dropped& dropped, Slope slope, float (&r_s)[4][4]) {
+  for (int row = 0; row < 4; ++row) {
+    const float constant = dropped(row);
+    for (float& score : r_s[row]) {
+      score = score * scale + constant;
+    }
+  }
+  if (problem.softcap != 0) {
+    cap_scores(problem.softcap, slope, r_s);
   }
   const int y = static_cast<int>(ptx::opaque(threadIdx.x)) / 16;  // else what rows see is kept from tile to tile
   const int x = static_cast<int>(threadIdx.x) % 16;
@@ -283,7 +314,7 @@ __device__ void compute_scores(const DeviceProblem& problem, float scale, const 
     for (int key = 0; key < 4; ++key) {
       const int j = 4 * x + key;
       const bool is_seen = first <= j && j < end;
-      r_s[row][key] = is_seen ? masked_score(problem, tile, i, first_key + j, product[row][key] * scale) : kHidden;
+      r_s[row][key] = is_seen ? masked_score(problem, tile, i, first_key + j, r_s[row][key]) : kHidden;
     }
   }
 }

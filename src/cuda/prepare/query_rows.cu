@@ -96,21 +96,28 @@ __global__ void __launch_bounds__(kThreads)
   const std::int64_t index = std::int64_t{blockIdx.x} * kRows + own;
   const std::int64_t head = index / rows.stats_rows;  // of all batches
   const std::int64_t row = index % rows.stats_rows;
-  const bool valid = row < problem.seq_q;  // a warp's rows are of one head: the other rows of it stay for the shuffles
   const std::int64_t b = head / problem.heads_q;
   const std::int64_t h = head % problem.heads_q;
+  const DeviceLengths& lengths = rows.lengths;
+  const DeviceSequence sequence(problem, lengths, b);
+  const bool valid = row < sequence.rows;  // a warp's rows are of one head: the other rows of it stay for the shuffles
   const auto at = [&](const void* tensor, const Strides& strides) {
-    return static_cast<const T*>(tensor) + b * strides.batch + h * strides.head + row * strides.row;
+    return static_cast<const T*>(tensor) + entry_offset(lengths, strides, b, sequence.first_row) + h * strides.head +
+           row * strides.row;
   };
 
   if (rows.stats != nullptr) {
     constexpr float kLog2E = 1.4426950408889634F;
     const float product =
         dot(at(rows.o, problem.o), at(rows.d_o, problem.o), valid ? problem.head_dim_v : 0, aligned.o);
-    if (lane == 0 && !valid) {
-      store_stats(rows, index, -INFINITY, 0);
-    } else if (lane == 0) {
-      const std::int64_t line = head * problem.seq_q + row;
+    const std::int64_t place =
+        lengths.packed ? h * rows.padded_rows + padded_start(b, sequence.first_row) + row : index;
+    const bool has_place = !lengths.packed || row < (sequence.rows + kPaddedRows - 1) / kPaddedRows * kPaddedRows;
+    if (lane == 0 && !valid && has_place) {
+      store_stats(rows, place, -INFINITY, 0);
+    } else if (lane == 0 && valid) {
+      const std::int64_t line =
+          lse_offset(lengths, problem, b, sequence.first_row) + h * lse_stride(lengths, problem) + row;
       const float lse = rows.lse[line];
       const float d = product - (rows.d_lse == nullptr ? 0.0F : rows.d_lse[line]);
       const float lse_log2 = lse * kLog2E;
@@ -118,7 +125,7 @@ __global__ void __launch_bounds__(kThreads)
       const bool takes_part = is_lowest || !(fabsf(lse_log2) >= kMaxLse);
       // The lowest bias hides nothing: its LSE stays finite.
       const float shift = is_lowest ? FLT_MAX : -lse_log2;
-      store_stats(rows, index, takes_part ? shift : -INFINITY, takes_part ? d : 0);
+      store_stats(rows, place, takes_part ? shift : -INFINITY, takes_part ? d : 0);
       if (rows.delta != nullptr) {
         rows.delta[line] = d;
       }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "cuda/problem.h"
+#include "cuda/sequence.cuh"
 #include "cuda/workspace.h"
 #include "kernel.h"
 
@@ -14,6 +15,7 @@ namespace distr::cuda {
 
 // The rows of the statistics of a head: a multiple of every kernel's tile of queries.
 inline constexpr int kStatsRows = 128;
+static_assert(kStatsRows == kPaddedRows);
 // Of a thread block.
 inline constexpr int kPreprocessedRows = 32;
 
@@ -47,6 +49,8 @@ struct QueryRows {
   float* delta;   // D [B, Hq, Nq], or null
   void* spread;   // Q~ [B, Hq, Nq, d], packed (operand.h), or null: it is not wanted
   StatsLayout layout = StatsLayout::pairs;
+  DeviceLengths lengths{};
+  std::int64_t padded_rows = 0;  // of packed sequences: those of a head in `stats`, where padded_start() says
 };
 
 [[nodiscard]] std::int64_t stats_rows_of(const DeviceProblem& problem) noexcept;
@@ -59,6 +63,7 @@ struct QueryRows {
   rows.lse = static_cast<const float*>(tensors.lse);
   rows.d_lse = static_cast<const float*>(tensors.d_lse);
   rows.order = tensors.order;
+  rows.lengths.of = tensors.lengths;
   return rows;
 }
 

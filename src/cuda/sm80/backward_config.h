@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "cuda/problem.h"
+#include "cuda/sequence.cuh"
 #include "cuda/sm80/shared_tile.h"
 
 namespace distr::cuda::sm80 {
@@ -151,13 +152,35 @@ struct BackwardParameters {
   const void* v;              // [B, Hkv, Nk, dv]
   const void* d_o;            // [B, Hq, Nq, dv]
   const float2* stats;        // [B, Hq, stats_rows]: -LSE to the base 2, and D; -inf and 0 where no key counts
-  std::int64_t stats_rows;    // Nq, up to a multiple of kStatsRows: the rows of `stats` and of `dq_accum` of a head
+  std::int64_t stats_rows;    // Nq, up to a multiple of kStatsRows: the rows of `stats` and of `dq_accum` of a head; of
+                              // packed sequences padded_rows()
   const std::int32_t* order;  // [B, Hq, blocks, d]
   float scale;
   float* dq_accum;  // where dQ is added: dQ~ / scale, in fragments (backward_dq_atomics.cuh)
   void *d_q, *d_k, *d_v;
   Strides d_q_strides, d_k_strides, d_v_strides;  // any
   int interleaved;                                // heads, at a time (cuda/backward_scheduler.cuh)
+  DeviceLengths lengths;                          // of packed sequences
 };
+
+// Those of sequence b, which a thread block makes its own.
+template <class T>
+[[nodiscard]] __device__ inline const BackwardParameters& parameters_of(const BackwardParameters& launched,
+                                                                        OwnParameters<BackwardParameters>& own,
+                                                                        std::int64_t b) {
+  return own.make(launched, [&](BackwardParameters& p) {
+    const DeviceSequence sequence(p.problem, p.lengths, b);
+    const auto of = [&](const Strides& strides, int first) { return entry_offset(p.lengths, strides, b, first); };
+    advance<T>(p.q, of(p.problem.q, sequence.first_row));
+    advance<T>(p.k, of(p.problem.k, sequence.first_key));
+    advance<T>(p.v, of(p.problem.v, sequence.first_key));
+    advance<T>(p.d_o, of(p.problem.o, sequence.first_row));
+    advance<T>(p.d_q, of(p.d_q_strides, sequence.first_row));
+    advance<T>(p.d_k, of(p.d_k_strides, sequence.first_key));
+    advance<T>(p.d_v, of(p.d_v_strides, sequence.first_key));
+    p.stats += padded_start(b, sequence.first_row);
+    enter(p.problem, p.lengths, sequence);
+  });
+}
 
 }  // namespace distr::cuda::sm80

@@ -166,11 +166,18 @@ __device__ __forceinline__ void differentiate_keys(float (&s)[C::kKeyTiles][2][4
     }
   };
   float scale = problem.scale_log2;
+  const bool is_capped = C::kMasks && problem.softcap != 0;
+  if (is_capped) {
+    each([&](float& score, float& gradient, int rows, int) {
+      cap(problem, score, gradient, stats[thread % 4 * 2 + rows].y);
+    });
+    scale = 1;
+  }
   if (C::kMasks && problem.mask.kind != MaskKind::none) {
     const int of_row = row + thread % 4 * 2;
     const int of_key = first_key + thread / 32 * 16 * C::kKeyTiles + thread % 32 / 4;
     each([&](float& score, float&, int rows, int keys) {
-      score = under_mask(problem, score, batch, head, of_row + rows, of_key + keys);
+      score = under_mask(problem, score * scale, batch, head, of_row + rows, of_key + keys);
     });
     scale = 1;
   }
@@ -195,15 +202,16 @@ __device__ __forceinline__ void differentiate_keys(float (&s)[C::kKeyTiles][2][4
     for (int m = 0; m < C::kKeyTiles; ++m) {
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
-        differentiate<C>(s[m][n][i], dp[m][n][i], scale, i % 2 == 0 ? pair.x : pair.z, i % 2 == 0 ? pair.y : pair.w);
+        const float d = i % 2 == 0 ? pair.y : pair.w;
+        differentiate<C>(s[m][n][i], dp[m][n][i], scale, i % 2 == 0 ? pair.x : pair.z, is_capped ? 0.0F : d);
       }
     }
   }
 }
 
-template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
-    backward_dkdv(const __grid_constant__ BackwardParameters p) {
+// cta_of(block): the thread block's number among those of the problem.
+template <class C, class CtaOf>
+__device__ __forceinline__ void differentiate_by_keys(const BackwardParameters& p, const CtaOf& cta_of) {
   using T = typename C::Element;
   extern __shared__ __align__(1024) std::uint8_t shared[];
   static_assert(sizeof(typename C::Storage) <= kMaxSharedBytes);
@@ -213,7 +221,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
                          static_cast<unsigned>((problem.seq_k + C::kKeys - 1) / C::kKeys), p.interleaved);
   };
   const auto warp_key = [](unsigned thread) { return static_cast<int>(thread / 32) * 16 * C::kKeyTiles; };
-  const TileCoord coord = coord_of(blockIdx.x);
+  const TileCoord coord = coord_of(cta_of(blockIdx.x));
   const int first_key = coord.tile * C::kKeys;
   const int part = static_cast<int>(blockIdx.y);
   const int heads = static_cast<int>(problem.heads_q / problem.heads_kv);  // query heads that read the KV head
@@ -306,7 +314,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     }
   }
 
-  const TileCoord end = coord_of(ptx::opaque(blockIdx.x));
+  const TileCoord end = coord_of(cta_of(ptx::opaque(blockIdx.x)));
   const auto store = [&](void* to, const Strides& strides, int columns, float factor, const auto& sums) {
     T* const rows = static_cast<T*>(to) + end.batch * strides.batch + end.head * strides.head;
     store_rows(rows, strides.row, end.tile * C::kKeys + warp_key(ptx::opaque(threadIdx.x)), problem.seq_k,
@@ -314,6 +322,24 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
   };
   store(p.d_k, p.d_k_strides, problem.head_dim, p.scale, d_k);
   store(p.d_v, p.d_v_strides, problem.head_dim_v, 1.0F, d_v);
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
+    backward_dkdv(const __grid_constant__ BackwardParameters p) {
+  differentiate_by_keys<C>(p, [](unsigned block) { return block; });
+}
+
+// The same of packed sequences; `ctas`: of a sequence.
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
+    sequences_dkdv(const __grid_constant__ BackwardParameters launched, unsigned ctas) {
+  __shared__ OwnParameters<BackwardParameters> own;
+  static_assert(sizeof(typename C::Storage) + 1024 <= kMaxSharedBytes);  // the storage begins at a multiple of it
+  const BackwardParameters& p = parameters_of<typename C::Element>(launched, own, blockIdx.x / ctas);
+  if (blockIdx.x % ctas < p.problem.heads_kv * ((p.problem.seq_k + C::kKeys - 1) / C::kKeys)) {
+    differentiate_by_keys<C>(p, [=](unsigned block) { return block % ctas; });
+  }
 }
 
 }  // namespace distr::cuda::sm80

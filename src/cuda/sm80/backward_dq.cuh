@@ -66,9 +66,14 @@ __device__ __forceinline__ void differentiate_queries(float (&s)[C::kRowTiles][C
     }
   };
   float scale = problem.scale_log2;
+  const bool is_capped = C::kMasks && problem.softcap != 0;
+  if (is_capped) {
+    each([&](float& score, float& gradient, int rows, int) { cap(problem, score, gradient, stats[own_row + rows].y); });
+    scale = 1;
+  }
   if (C::kMasks && problem.mask.kind != MaskKind::none) {
     each([&](float& score, float&, int rows, int keys) {
-      score = under_mask(problem, score, coord.batch, coord.head, of_row + rows, of_key + keys);
+      score = under_mask(problem, score * scale, coord.batch, coord.head, of_row + rows, of_key + keys);
     });
     scale = 1;
   }
@@ -92,16 +97,16 @@ __device__ __forceinline__ void differentiate_queries(float (&s)[C::kRowTiles][C
       for (int n = 0; n < C::kKeysPerStep / 8; ++n) {
 #pragma unroll
         for (int i = half * 2; i < half * 2 + 2; ++i) {
-          differentiate<C>(s[m][n][i], dp[m][n][i], scale, own.x, own.y);
+          differentiate<C>(s[m][n][i], dp[m][n][i], scale, own.x, is_capped ? 0.0F : own.y);
         }
       }
     }
   }
 }
 
-template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
-    backward_dq(const __grid_constant__ BackwardParameters p) {
+// cta_of(block): the thread block's number among those of the problem.
+template <class C, class CtaOf>
+__device__ __forceinline__ void differentiate_by_queries(const BackwardParameters& p, const CtaOf& cta_of) {
   using T = typename C::Element;
   using Stage = typename C::Storage::Stage;
   using MainLoop = typename C::Storage::MainLoop;
@@ -116,7 +121,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     return coord;
   };
   const auto warp_row_of = [](unsigned thread) { return static_cast<int>(thread / 32) * 16 * C::kRowTiles; };
-  const TileCoord coord = coord_of(blockIdx.x);
+  const TileCoord coord = coord_of(cta_of(blockIdx.x));
   const int head_kv = coord.head / static_cast<int>(problem.heads_q / problem.heads_kv);
   const int first_row = coord.tile * C::kRows;
   const int warp_row = warp_row_of(threadIdx.x);
@@ -208,9 +213,27 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
   }
 
   ptx::cp_async_wait<0>();
-  const TileCoord end = coord_of(ptx::opaque(blockIdx.x));
+  const TileCoord end = coord_of(cta_of(ptx::opaque(blockIdx.x)));
   const int end_row = warp_row_of(ptx::opaque(threadIdx.x));
   store_dq<C>(p, end, end_row, storage, d_q);
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
+    backward_dq(const __grid_constant__ BackwardParameters p) {
+  differentiate_by_queries<C>(p, [](unsigned block) { return block; });
+}
+
+// The same of packed sequences; `ctas`: of a sequence.
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
+    sequences_dq(const __grid_constant__ BackwardParameters launched, unsigned ctas) {
+  __shared__ OwnParameters<BackwardParameters> own;
+  static_assert(sizeof(typename C::Storage) + 1024 <= kMaxSharedBytes);  // the storage begins at a multiple of it
+  const BackwardParameters& p = parameters_of<typename C::Element>(launched, own, blockIdx.x / ctas);
+  if (blockIdx.x % ctas < p.problem.heads_q * ((p.problem.seq_q + C::kRows - 1) / C::kRows)) {
+    differentiate_by_queries<C>(p, [=](unsigned block) { return block % ctas; });
+  }
 }
 
 }  // namespace distr::cuda::sm80

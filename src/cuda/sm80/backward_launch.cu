@@ -20,11 +20,11 @@ namespace {
 
 [[nodiscard]] const BackwardVariant* find(const Problem& problem) {
   const auto variants = problem.dtype == DType::f16 ? backward_variants_f16() : backward_variants_bf16();
-  const bool masks = problem.mask.kind != MaskKind::none;
+  const bool masks = changes_scores(problem);
   const bool window = problem.window_left.has_value() && common::has_window(problem);
   for (const BackwardVariant& variant : variants) {
     if (variant.dim >= std::max(problem.head_dim, problem.head_dim_v) && (variant.masks || !masks) &&
-        (variant.windows || !window)) {
+        (variant.windows || !window) && (variant.launch_sequences != nullptr || !problem.packed.has_value())) {
       return &variant;
     }
   }
@@ -58,17 +58,28 @@ class BackwardPlan {
 
 BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder order, WorkspaceLayout& workspace)
     : dtype_(p.dtype), variant_(*find(p)), dq_order_(variant_.launch_atomics == nullptr ? DqOrder::fixed : order) {
-  const Extent queries{p.batch, p.heads_q, p.seq_q, p.head_dim};
+  const bool packed = p.packed.has_value();
+  const std::int64_t batch = packed ? 1 : p.batch;  // of tensors
+  const std::int64_t keys = packed ? p.packed->total_k : p.seq_k;
+  const Extent queries{batch, p.heads_q, packed ? p.packed->total_q : p.seq_q, p.head_dim};
+  const auto input = [&](const char* name, Strides strides, const Extent& extent) {
+    strides.batch = packed ? 0 : strides.batch;
+    return Input::for_cp_async(name, strides, extent, workspace);
+  };
   DeviceProblem& problem = parameters_.problem;
   problem = device_problem(p, grouping);
   rows_.problem = problem;
+  rows_.lengths = parameters_.lengths = DeviceLengths(p);
   rows_.stats_rows = parameters_.stats_rows = stats_rows_of(problem);
-  stats_ = Part<float2>(workspace, "rows' statistics", p.batch * p.heads_q * rows_.stats_rows);
-  k_ = Input::for_cp_async("K", p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace);
-  v_ = Input::for_cp_async("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace);
-  d_o_ = Input::for_cp_async("dO", p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace);
+  if (packed) {
+    rows_.padded_rows = parameters_.stats_rows = padded_rows(p);
+  }
+  stats_ = Part<float2>(workspace, "rows' statistics", batch * p.heads_q * parameters_.stats_rows);
+  k_ = input("K", p.k, {batch, p.heads_kv, keys, p.head_dim});
+  v_ = input("V", p.v, {batch, p.heads_kv, keys, p.head_dim_v});
+  d_o_ = input("dO", p.o, {batch, p.heads_q, queries.rows, p.head_dim_v});
   if (is_exact(grouping)) {
-    q_ = Input::for_cp_async("Q", p.q, queries, workspace);
+    q_ = input("Q", p.q, queries);
     problem.q = q_.strides();
   } else {
     spread_ = Part<std::uint16_t>(workspace, "spread Q", packed_count(queries));
@@ -109,7 +120,10 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
   p.d_q = tensors.d_q;
   p.d_k = tensors.d_k;
   p.d_v = tensors.d_v;
-  (dq_order_ == DqOrder::fixed ? variant_.launch : variant_.launch_atomics)(p, stream);
+  p.lengths.of = tensors.lengths;
+  (p.lengths.packed              ? variant_.launch_sequences
+   : dq_order_ == DqOrder::fixed ? variant_.launch
+                                 : variant_.launch_atomics)(p, stream);
   if (tensors.d_mask != nullptr && mask_gradient_) {
     mask_gradient_->write(tensors, rows.delta, stream);
   }
@@ -155,8 +169,15 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   if (!(problem.softmax_scale() > 0)) {
     return "takes scales above 0";
   }
+  if (common::has_lengths(problem) && problem.window_left.has_value()) {
+    return "takes lengths that are data without a sliding window's left end";
+  }
+  if (common::has_lengths(problem) && problem.softcap != 0) {
+    return "takes lengths that are data where scores are not capped";
+  }
   if (find(problem) == nullptr) {
-    return "takes head_dim and head_dim_v up to 256";
+    return problem.packed.has_value() ? "takes packed sequences in bf16, of head_dim and head_dim_v up to 128"
+                                      : "takes head_dim and head_dim_v up to 256";
   }
   if (std::max(problem.seq_q, problem.seq_k) > std::numeric_limits<std::int32_t>::max() / 512) {
     return "takes sequences up to 4194303";

@@ -51,8 +51,15 @@ __device__ __forceinline__ void hide(float& score, float& gradient, bool hidden)
   if (row >= problem.seq_q || key >= problem.seq_k) {
     return -INFINITY;
   }
-  return masked(score * problem.scale_log2, mask,
-                batch * mask.batch + head * mask.head + row * mask.row + key * mask.key, kLog2E);
+  return masked(score, mask, batch * mask.batch + head * mask.head + row * mask.row + key * mask.key, kLog2E);
+}
+
+// Caps a score, q_hat k_hat^T, which becomes a logarithm to the base 2; its dP becomes the rest of dS, (dP - D) times
+// the cap's slope.
+__device__ __forceinline__ void cap(const DeviceProblem& problem, float& score, float& gradient, float d) {
+  const float t = tanh_of(score * problem.scale_log2, problem.softcap);
+  score = capped(t, problem.softcap);
+  gradient = (gradient - d) * fmaf(-t, t, 1.0F);
 }
 
 // Turns s into P = 2^(scale s + shift), and dp = dO V^T into dS = P (dp - d). Under a mask dS is 0 where P is 0, even

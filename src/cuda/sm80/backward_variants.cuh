@@ -43,6 +43,29 @@ void launch_backward(const BackwardParameters& parameters, void* stream) {
   }
 }
 
+// Packed sequences: as many thread blocks for each as the longest has tiles.
+template <class T, int kDim, Masks kServes>
+void launch_backward_of_sequences(const BackwardParameters& parameters, void* stream) {
+  using Keys = DkDvShape<T, kDim, kServes, Gradients::of_keys>;
+  using Queries = DqShape<T, kDim, kServes>;
+  BackwardParameters p = parameters;
+  const DeviceProblem& problem = p.problem;
+  const std::int64_t of_keys = problem.heads_kv * ((problem.seq_k + Keys::kKeys - 1) / Keys::kKeys);
+  const std::int64_t of_queries = problem.heads_q * ((problem.seq_q + Queries::kRows - 1) / Queries::kRows);
+  p.interleaved = 1;
+  const auto ctas = [&](std::int64_t of_sequence) { return static_cast<unsigned>(problem.batch * of_sequence); };
+  if (of_keys > 0) {
+    allow_shared_memory<sequences_dkdv<Keys>, sizeof(typename Keys::Storage)>();
+    launch(sequences_dkdv<Keys>, dim3(ctas(of_keys), Keys::kParts), Keys::kThreads, sizeof(typename Keys::Storage),
+           stream, p, static_cast<unsigned>(of_keys));
+  }
+  if (of_queries > 0) {
+    allow_shared_memory<sequences_dq<Queries>, sizeof(typename Queries::Storage)>();
+    launch(sequences_dq<Queries>, dim3(ctas(of_queries)), Queries::kThreads, sizeof(typename Queries::Storage), stream,
+           p, static_cast<unsigned>(of_queries));
+  }
+}
+
 template <class T, int kDim, Masks kServes>
 void launch_backward_atomics(const BackwardParameters& parameters, void* stream) {
   using Convert = ConvertDqShape<T, kDim>;
@@ -82,7 +105,12 @@ constexpr BackwardVariant backward_variant() {
                          {},
                          {},
                          &launch_backward<T, kDim, kServes>,
+                         nullptr,
                          nullptr};
+  if constexpr (kServes == Masks::none && kDim == 128 &&
+                std::is_same_v<T, __nv_bfloat16>) {  // narrower ones are padded
+    result.launch_sequences = &launch_backward_of_sequences<T, kDim, kServes>;
+  }
   if constexpr (kGives == Gradients::all) {
     using All = DkDvShape<T, kDim, kServes, Gradients::all>;
     using Convert = ConvertDqShape<T, kDim>;

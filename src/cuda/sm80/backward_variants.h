@@ -21,6 +21,8 @@ struct BackwardVariant {
   BackwardShape of_keys, of_queries;                                   // dK and dV; dQ
   BackwardShape of_all, convert;                                       // all, with dQ in sums; dQ from these
   void (*launch)(const BackwardParameters& parameters, void* stream);  // dK and dV, then dQ
+  void (*launch_sequences)(const BackwardParameters& parameters,
+                           void* stream);  // of packed ones; null: none is compiled
   void (*launch_atomics)(const BackwardParameters& parameters,
                          void* stream);  // all at once; dQ from dq_accum. Null: none is compiled
 };

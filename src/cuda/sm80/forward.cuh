@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// O = softmax(scale * q_hat k_hat^T + mask) V with mma.sync, for sm_80 and later (paper, Section 3.3).
+// O = softmax(cap(scale * q_hat k_hat^T) + mask) V with mma.sync, for sm_80 and later (paper, Section 3.3).
 //
 //   A thread block takes kRows queries of one head, and each of its 4 warps takes 16 * kRowTiles of them. It computes
 //     q_hat                                                          Queries (queries.cuh)
@@ -9,13 +9,17 @@
 //       O += P V                                [kRows, dv]          in registers
 //     O / rowsum and LSE; or, for one split of a tile's keys (split_kv.h), the partial results that combine_splits()
 //     combines.
+//   kSequences (sm80-sequences): a tile has the rows of all query heads of a KV head, which read K and V once, and a
+//   thread block makes its own parameters first (cuda/sequence.cuh). Warps that have no row compute nothing.
 //   In the first pass a row's maximum is that of its first tile and then fixed, or online under a mask tensor. Rows
 //   whose P or O left the number range with it are computed once more, in a second pass whose row max is online, and
-//   with kHeadroom for V. Shared memory: SharedStorage (storage.cuh). Q or q_hat, which both passes read; two stages of
-//   (k_hat, V), in whose place a copy of Q lies while q_hat is made from it; the row offsets of K^T; and the state that
-//   there are no registers for (CtaState). Pipeline: while the warps compute tile j, cp.async copies tile j + 1 to the
-//   other stage. Where columns of K must be summed (lsh), the copies go to a raw tile; each thread loads its members to
-//   registers before O += P V and stores their sums after it. There is one barrier for each tile.
+//   with kHeadroom for V.
+//   Shared memory: SharedStorage (storage.cuh). Q or q_hat, which both passes read; two stages of (k_hat, V), in whose
+//   place a copy of Q lies while q_hat is made from it; the row offsets of K^T; and the state that there are no
+//   registers for (CtaState).
+//   Pipeline: while the warps compute tile j, cp.async copies tile j + 1 to the other stage. Where columns of K must be
+//   summed (lsh), the copies go to a raw tile; each thread loads its members to registers before O += P V and stores
+//   their sums after it. There is one barrier for each tile.
 #pragma once
 
 #include "cuda/dependent_launch.cuh"
@@ -75,8 +79,10 @@ __device__ inline void store(const ForwardParameters& p, const Work& work, int w
   using T = typename C::Element;
   const DeviceProblem& problem = p.problem;
   const int lane = static_cast<int>(ptx::opaque(threadIdx.x) % 32);
-  T* const base = static_cast<T*>(p.o) + work.batch * problem.o.batch + work.head * problem.o.head;
-  const int width = vector_width(base, problem.o.row);
+  T* const base =
+      static_cast<T*>(p.o) + work.batch * problem.o.batch + (C::kSequences ? 0 : work.head * problem.o.head);
+  const int width = C::kSequences ? min(vector_width(base, problem.o.row), vector_width(base, problem.o.head))
+                                  : vector_width(base, problem.o.row);
 #pragma unroll
   for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
@@ -84,12 +90,13 @@ __device__ inline void store(const ForwardParameters& p, const Work& work, int w
       const std::int64_t row = work.row + warp_row + tile * 16 + half * 8 + lane / 4;
       const float sum = quad_sum(softmax.row_sum[tile][half]);
       const bool is_valid = row < p.row_end && (rows >> (tile * 2 + half) & 1) != 0;
+      const RowPlace at = place_of<C>(p, work.head, row);
       if (is_valid && p.lse != nullptr && lane % 4 == 0) {
-        p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] =
-            natural_lse(softmax.row_max[tile][half], sum);
+        p.lse[lse_index<C>(p, work.batch, at)] = natural_lse(softmax.row_max[tile][half], sum);
       }
       const float inverse = inverse_of(sum, headroom);
-      store_row<C::kDim>(base + row * problem.o.row, is_valid, problem.head_dim_v, width, [&](int n) {
+      T* const to = base + at.query * problem.o.row + (C::kSequences ? at.head * problem.o.head : 0);
+      store_row<C::kDim>(to, is_valid, problem.head_dim_v, width, [&](int n) {
         return make_float2(o[tile][n][half * 2] * inverse, o[tile][n][half * 2 + 1] * inverse);
       });
     }
@@ -148,6 +155,9 @@ __device__ __forceinline__ void exponentiate(
 #pragma unroll
       for (ScoreFragment<C>& part : s) {
         scale_scores(part, p.problem.scale_log2);
+        if (C::kMasks && p.problem.softcap != 0) {
+          cap_scores(part, p.problem.softcap);
+        }
       }
     }
     if (j >= state.unmasked || j < first_whole_tile<C>(p.problem, state.work)) {
@@ -192,14 +202,59 @@ __device__ __forceinline__ void accumulate(float (&o)[C::kRowTiles][C::kDim / 8]
   });
 }
 
+// Those of batch entry b.
+template <class T>
+__device__ inline void enter(ForwardParameters& p, std::int64_t b) {
+  const DeviceSequence sequence(p.problem, p.lengths, b);
+  advance<T>(p.q, entry_offset(p.lengths, p.problem.q, b, sequence.first_row));
+  advance<T>(p.k, entry_offset(p.lengths, p.problem.k, b, sequence.first_key));
+  advance<T>(p.v, entry_offset(p.lengths, p.problem.v, b, sequence.first_key));
+  advance<T>(p.o, entry_offset(p.lengths, p.problem.o, b, sequence.first_row));
+  if (p.lse != nullptr) {
+    p.lse += lse_offset(p.lengths, p.problem, b, sequence.first_row);
+  }
+  p.row_end = sequence.rows * static_cast<std::int64_t>(p.heads_of_row.value());
+  enter(p.problem, p.lengths, sequence);
+}
+
+// What a thread block reads: what was launched, or its own.
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __grid_constant__ ForwardParameters p) {
+[[nodiscard]] __device__ inline const ForwardParameters& parameters_of(const ForwardParameters& launched,
+                                                                       SharedStorage<C>& storage) {
+  if constexpr (C::kSequences) {
+    return storage.own.make(launched, [&](ForwardParameters& own) {
+      enter<typename C::Element>(own, launched.scheduler.at(launched.split.at(blockIdx.x).tile).batch);
+    });
+  } else {
+    return launched;
+  }
+}
+
+// This thread's rows that there are, a bit each.
+template <class C>
+[[nodiscard]] __device__ inline unsigned rows_there(const ForwardParameters& p, const Work& work, int warp_row) {
+  if constexpr (C::kSequences) {
+    unsigned rows = 0;
+    for (int bit = 0; bit < 2 * C::kRowTiles; ++bit) {
+      const int row = work.row + warp_row + bit * 8 + static_cast<int>(threadIdx.x) % 32 / 4;
+      rows |= row < p.row_end ? 1U << bit : 0;
+    }
+    return rows;
+  } else {
+    return kAllRows<C>;
+  }
+}
+
+template <class C>
+__global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
+    forward(const __grid_constant__ ForwardParameters launched) {
   extern __shared__ __align__(1024) std::uint8_t shared[];
   auto& storage = *reinterpret_cast<SharedStorage<C>*>(shared);
   const std::uint32_t base = ptx::shared_address(shared);
   static_assert(fits<C>());
   launch_dependent_grids();
   wait_on_dependent_grids();
+  const ForwardParameters& p = parameters_of<C>(launched, storage);
   const DeviceProblem& problem = p.problem;
   const auto warp_row_of = [](unsigned thread) { return static_cast<int>(thread / 32) * 16 * C::kRowTiles; };
   CtaState<C> own;
@@ -210,9 +265,11 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
   const auto thread = [] { return ptx::opaque(threadIdx.x); };
 
   const Work work = Work::of(blockIdx.x, p, C{});
-  state->set_unwritten(kAllRows<C>);
+  if (C::kSequences && work.row >= p.row_end) return;
+  const bool computes = !C::kSequences || work.row + warp_row_of(threadIdx.x) < p.row_end;  // the warp
+  state->set_unwritten(rows_there<C>(p, work, warp_row_of(threadIdx.x)));
   if (!C::kStateInShared || threadIdx.x == 0) {
-    const bool all_online = C::kMasks && problem.mask.kind != MaskKind::none;
+    const bool all_online = C::kMasks && changes_scores(problem);
     state->work = work;
     state->unmasked = unmasked_tiles<C>(p, work);
     state->online_end = all_online ? kAllTiles : max(work.first + 1, first_whole_tile<C>(problem, work));
@@ -270,6 +327,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
       }
       ptx::cp_async_commit();
 
+      if (!computes) continue;
       std::uint32_t probabilities[C::kParts][C::kPartKeys / 16][C::kRowTiles][4];
       is_plain = C::kPrefetchesState ? is_plain : state->is_plain(j);
       exponentiate<C>(p, *state, is_plain, keys, queries, warp_row_of(thread()), j, softmax, o, probabilities);

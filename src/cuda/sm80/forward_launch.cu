@@ -43,7 +43,7 @@ struct KernelRequest {
   return {.dim = std::max(problem.head_dim, problem.head_dim_v),
           .groups = exact ? problem.head_dim : num_groups(problem, grouping),
           .exact = exact,
-          .masks = problem.mask.kind != MaskKind::none,
+          .masks = changes_scores(problem) || (problem.window_left.has_value() && common::has_window(problem)),
           .members = is_fused_beforehand(problem, grouping) ? 1 : common::members_of(grouping),
           .block = exact || grouping.block >= problem.seq_q ? 0 : grouping.block};
 }

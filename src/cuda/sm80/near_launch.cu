@@ -64,6 +64,9 @@ std::string near_unsupported_reason(const Problem& problem, const Grouping& grou
   if (std::string reason = common::reason_against_window(problem); !reason.empty()) {
     return reason;
   }
+  if (problem.softcap != 0) {
+    return "has near keys where scores are not capped";  // what means add to far scores comes behind the product
+  }
   if (!is_exact(grouping) && common::members_of(grouping) > 1) {
     return "has near keys where groups are columns, not sums of them";
   }

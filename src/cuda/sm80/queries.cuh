@@ -63,6 +63,21 @@ template <class C>
          work.row * p.problem.q.row;
 }
 
+// The same where rows are those of several heads.
+template <class C>
+__device__ inline void copy_rows_of_heads(Tile<C::kDim> tile, const ForwardParameters& p, const Work& work) {
+  constexpr int kChunks = C::kDim / kChunk;
+  const DeviceProblem& problem = p.problem;
+  for (int n = static_cast<int>(threadIdx.x); n < C::kRows * kChunks; n += C::kThreads) {
+    const int row = n / kChunks;
+    const int chunk = n % kChunks;
+    const RowPlace at = place_of<C>(p, work.head, work.row + row);
+    const bool is_there = work.row + row < p.row_end && chunk * kChunk < problem.head_dim;
+    const std::int64_t offset = at.head * problem.q.head + at.query * problem.q.row + chunk * kChunk;
+    ptx::cp_async_16(tile.at(row, chunk), static_cast<const std::uint16_t*>(p.q) + (is_there ? offset : 0), is_there);
+  }
+}
+
 // Exact attention: Q itself.
 template <class C>
 class ExactQueries {
@@ -71,8 +86,12 @@ class ExactQueries {
       : start_(Tile<C::kDim>{ptx::shared_address(&storage)}.at(warp_row + static_cast<int>(threadIdx.x) % 16,
                                                                static_cast<int>(threadIdx.x) % 32 / 16)) {
     const Tile<C::kDim> tile{ptx::shared_address(&storage)};
-    copy_tile<C::kRows, C::kDim, C::kThreads>(tile, query_rows<C>(p, work), p.problem.q.row,
-                                              rows_left(work.row, p.row_end), p.problem.head_dim);
+    if constexpr (C::kSequences) {
+      copy_rows_of_heads<C>(tile, p, work);
+    } else {
+      copy_tile<C::kRows, C::kDim, C::kThreads>(tile, query_rows<C>(p, work), p.problem.q.row,
+                                                rows_left(work.row, p.row_end), p.problem.head_dim);
+    }
   }
 
   // Loads the columns 16 step .. 16 step + 15 of this warp's rows into `a`.

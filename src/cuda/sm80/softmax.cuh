@@ -118,7 +118,7 @@ template <class C>
   }
   std::int64_t keys = p.problem.seq_k;
   if (p.problem.causal) {
-    keys = min(keys, max(work.row + p.problem.causal_offset + 1, std::int64_t{0}));
+    keys = min(keys, max(query_of<C>(p, work.row) + p.problem.causal_offset + 1, std::int64_t{0}));
   }
   return static_cast<int>(keys / C::kKeys);
 }
@@ -126,7 +126,7 @@ template <class C>
 // The first tile all of whose keys come no earlier than the left end of a sliding window, for all rows.
 template <class C>
 [[nodiscard]] __device__ inline int first_whole_tile(const DeviceProblem& problem, const Work& work) {
-  if (!has_left_end(problem)) {
+  if (!C::kMasks || !has_left_end(problem)) {
     return 0;
   }
   return static_cast<int>((first_visible_key(problem, work.row + C::kRows - 1) + C::kKeys - 1) / C::kKeys);
@@ -181,6 +181,31 @@ __device__ __forceinline__ void scale_scores(ScoreFragment<C>& s, float scale) {
   }
 }
 
+// tanh(score / softcap) of a score as a logarithm to the base 2, and of that the capped score.
+[[nodiscard]] __device__ __forceinline__ float tanh_of(float score, float softcap) {
+  constexpr float kLn2 = 0.6931471805599453F;
+  return tanhf(score * (kLn2 / softcap));
+}
+
+[[nodiscard]] __device__ __forceinline__ float capped(float tanh, float softcap) {
+  constexpr float kLog2E = 1.4426950408889634F;
+  return softcap * tanh * kLog2E;
+}
+
+template <class C>
+__device__ __forceinline__ void cap_scores(ScoreFragment<C>& s, float softcap) {
+#pragma unroll
+  for (auto& tile : s.of) {
+#pragma unroll
+    for (auto& fragment : tile) {
+#pragma unroll
+      for (float& score : fragment) {
+        score = capped(tanh_of(score, softcap), softcap);
+      }
+    }
+  }
+}
+
 template <class C>
 __device__ __forceinline__ void apply_tensor(float (&s)[C::kPartKeys / 8][4], const ForwardParameters& p,
                                              const Work& work, int half, int row, int key, int left) {
@@ -209,8 +234,9 @@ __device__ __forceinline__ void apply_mask(ScoreFragment<C>& s, const ForwardPar
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const int row = work.row + warp_row + tile * 16 + half * 8 + lane / 4;
-      const int seen = problem.causal ? static_cast<int>(min(problem.seq_k, row + problem.causal_offset + 1))
-                                      : static_cast<int>(problem.seq_k);
+      const int seen = problem.causal
+                           ? static_cast<int>(min(problem.seq_k, query_of<C>(p, row) + problem.causal_offset + 1))
+                           : static_cast<int>(problem.seq_k);
       const int left = seen - first - lane % 4 * 2;
 #pragma unroll
       for (int n = 0; n < C::kPartKeys / 8; ++n) {
@@ -225,7 +251,7 @@ __device__ __forceinline__ void apply_mask(ScoreFragment<C>& s, const ForwardPar
           apply_tensor<C>(s.of[tile], p, work, half, row, first + lane % 4 * 2, left);
         }
       }
-      if (has_left_end(problem)) {
+      if (C::kMasks && has_left_end(problem)) {
         const int before = static_cast<int>(row + problem.first_offset) - first - lane % 4 * 2;
 #pragma unroll
         for (int n = 0; n < C::kPartKeys / 8; ++n) {

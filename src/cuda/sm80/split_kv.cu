@@ -17,7 +17,35 @@ namespace {
 
 constexpr int kThreads = 128;
 
+// The kernel that left the partial results, as far as place_of() and lse_index() ask.
+template <RowsOf kRowsOf>
+struct Rows {
+  static constexpr bool kSequences = kRowsOf == RowsOf::kv_head;
+};
+
+// Where a row of batch entry b goes.
 template <class T>
+struct Target {
+  T* o;  // of query 0 and head 0
+  float* lse;
+  std::int64_t row_end;
+};
+
+template <class C, class T>
+__device__ Target<T> target_of(const ForwardParameters& p, std::int64_t b) {
+  const DeviceProblem& problem = p.problem;
+  T* const o = static_cast<T*>(p.o);
+  if constexpr (C::kSequences) {
+    const DeviceSequence sequence(problem, p.lengths, b);
+    return {o + entry_offset(p.lengths, problem.o, b, sequence.first_row),
+            p.lse == nullptr ? nullptr : p.lse + lse_offset(p.lengths, problem, b, sequence.first_row),
+            sequence.rows * static_cast<std::int64_t>(p.heads_of_row.value())};
+  } else {
+    return {o + b * problem.o.batch, p.lse, p.row_end};
+  }
+}
+
+template <class T, class C>
 __global__ void __launch_bounds__(kThreads)
     combine_kernel(const __grid_constant__ ForwardParameters p, int rows, int dim) {
   launch_dependent_grids();
@@ -34,51 +62,61 @@ __global__ void __launch_bounds__(kThreads)
   }
   const WorkTile work = p.scheduler.at(split.begin + tile);
   const std::int64_t row = std::int64_t{work.row} + row_in_tile;
-  if (row >= p.row_end) {
+  const Target<T> target = target_of<C, T>(p, work.batch);
+  if (row >= target.row_end) {
     return;
   }
+  const RowPlace at = place_of<C>(p, work.head, row);
   const std::int64_t first = std::int64_t{tile} * split.num_splits * rows + row_in_tile;  // those of splits: rows apart
   const int column = static_cast<int>(threadIdx.x) % threads_per_row * kColumns;
 
   float row_max = -INFINITY;
+#pragma unroll 8
   for (unsigned n = 0; n < split.num_splits; ++n) {
     row_max = fmaxf(row_max, split.row_stats[first + std::int64_t{n} * rows].x);
   }
-  const auto share = [&](std::int64_t at) {
-    const float2 stats = split.row_stats[at];
+  const auto share = [&](std::int64_t of_split) {
+    const float2 stats = split.row_stats[of_split];
     return ptx::exp2(stats.x - row_max) * stats.y;
   };
   float row_sum = 0;
+#pragma unroll 4
   for (unsigned n = 0; n < split.num_splits; ++n) {
     row_sum += share(first + std::int64_t{n} * rows);
   }
   const float inverse = row_sum == 0.0F ? 0.0F : 1.0F / row_sum;
   float4 o{};
+#pragma unroll 8
   for (unsigned n = 0; n < split.num_splits; ++n) {
-    const std::int64_t at = first + std::int64_t{n} * rows;
-    const float scale = share(at) * inverse;
-    const float4 partial = *reinterpret_cast<const float4*>(split.o + at * dim + column);
+    const std::int64_t of_split = first + std::int64_t{n} * rows;
+    const float scale = share(of_split) * inverse;
+    const float4 partial = *reinterpret_cast<const float4*>(split.o + of_split * dim + column);
     o = {fmaf(scale, partial.x, o.x), fmaf(scale, partial.y, o.y), fmaf(scale, partial.z, o.z),
          fmaf(scale, partial.w, o.w)};
   }
 
-  if (p.lse != nullptr && column == 0) {
-    p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] = natural_lse(row_max, row_sum);
+  if (target.lse != nullptr && column == 0) {
+    target.lse[lse_index<C>(p, work.batch, at)] = natural_lse(row_max, row_sum);
   }
-  T* const to = static_cast<T*>(p.o) + work.batch * problem.o.batch + work.head * problem.o.head + row * problem.o.row;
+  T* const to = target.o + at.head * problem.o.head + at.query * problem.o.row;
   const float values[kColumns] = {o.x, o.y, o.z, o.w};
   for (int i = 0; i < kColumns && column + i < problem.head_dim_v; ++i) {
     to[column + i] = T(values[i]);
   }
 }
 
-}  // namespace
-
-void combine_splits(const ForwardParameters& p, DType dtype, int rows, int dim, void* stream) {
+template <class C>
+void combine(const ForwardParameters& p, DType dtype, int rows, int dim, void* stream) {
   const std::int64_t threads = std::int64_t{p.split.end - p.split.begin} * rows * (dim / 4);
   const auto blocks = static_cast<unsigned>((threads + kThreads - 1) / kThreads);
-  const auto kernel = dtype == DType::f16 ? combine_kernel<__half> : combine_kernel<__nv_bfloat16>;
+  const auto kernel = dtype == DType::f16 ? combine_kernel<__half, C> : combine_kernel<__nv_bfloat16, C>;
   launch_dependent(kernel, blocks, kThreads, 0, stream, p, rows, dim);
+}
+
+}  // namespace
+
+void combine_splits(const ForwardParameters& p, DType dtype, int rows, int dim, bool sequences, void* stream) {
+  (sequences ? combine<Rows<RowsOf::kv_head>> : combine<Rows<RowsOf::head>>)(p, dtype, rows, dim, stream);
 }
 
 }  // namespace distr::cuda::sm80

@@ -33,6 +33,7 @@ struct SplitKv {
 struct ForwardParameters;
 
 // O and LSE of the split tiles from their partial results, for tiles of `rows` queries and O padded to `dim` columns.
-void combine_splits(const ForwardParameters& parameters, DType dtype, int rows, int dim, void* stream);
+// sequences: Config::kSequences of the kernel that left them.
+void combine_splits(const ForwardParameters& parameters, DType dtype, int rows, int dim, bool sequences, void* stream);
 
 }  // namespace distr::cuda::sm80

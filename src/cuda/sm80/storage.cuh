@@ -27,11 +27,12 @@ struct Work {
   __device__ static Work of(unsigned cta, const ForwardParameters& p, C) {
     const SplitKv::Split split = p.split.at(cta);
     const WorkTile tile = p.scheduler.at(split.tile);
-    Work work{tile.batch, tile.head, tile.head_kv, tile.row, 0, 0};
-    const std::int64_t keys = visible_keys(p.problem, min(std::int64_t{work.row} + C::kRows, p.row_end) - 1);
+    Work work{C::kSequences ? 0 : tile.batch, tile.head, tile.head_kv, tile.row, 0, 0};
+    const std::int64_t row = min(std::int64_t{work.row} + C::kRows, p.row_end) - 1;
+    const std::int64_t keys = visible_keys(p.problem, place_of<C>(p, 0, row).query);
     unsigned tiles = (static_cast<unsigned>(keys) + C::kKeys - 1) / C::kKeys;
     int before = 0;  // the left end of a sliding window
-    if (has_left_end(p.problem)) {
+    if (C::kMasks && has_left_end(p.problem)) {
       before = min(static_cast<int>(first_visible_key(p.problem, work.row)) / C::kKeys, static_cast<int>(tiles));
       tiles -= static_cast<unsigned>(before);
     }
@@ -87,6 +88,7 @@ struct alignas(C::kThreadChunks % 4 == 0 ? 16 : C::kThreadChunks * 4) RowOffsets
 struct NoRawTile {};
 struct NoRowOffsets {};
 struct NoState {};
+struct NoOwnParameters {};
 
 // A thread block's shared memory.
 template <class C>
@@ -113,6 +115,7 @@ struct SharedStorage {
   };
   [[no_unique_address]] std::conditional_t<C::kExact, NoRowOffsets, AllRowOffsets> row_offsets;
   [[no_unique_address]] std::conditional_t<C::kStateInShared, CtaState<C>, NoState> state;
+  [[no_unique_address]] std::conditional_t<C::kSequences, OwnParameters<ForwardParameters>, NoOwnParameters> own;
 };
 
 // The address of the stages, which begin with the tiles of keys. All addresses are counted from that of the storage:

@@ -21,7 +21,7 @@ void launch_variant(const ForwardParameters& p, bool dependent, void* stream) {
     launch(forward<C>, ctas, C::kThreads, sizeof(SharedStorage<C>), stream, p);
   }
   if (p.split.ctas() > 0) {
-    combine_splits(p, kDTypeOf<typename C::Element>, C::kRows, C::kDim, stream);
+    combine_splits(p, kDTypeOf<typename C::Element>, C::kRows, C::kDim, C::kSequences, stream);
   }
 }
 
@@ -43,6 +43,10 @@ inline constexpr std::array kEveryType = {
     variant<Config<T, 128, 64, 128, 1>>(), variant<Config<T, 128, 64, 128, 2>>(),
     variant<Config<T, 128, 32, 128, 4>>(),
 };
+
+// For rows of several heads and lengths that are data (sequences_launch.cu). What is narrower is padded.
+template <class T, int... kDims>
+inline constexpr std::array kOfSequences = {variant<Config<T, kDims, kDims, 64, 1, Stages, RowsOf::kv_head>>()...};
 
 // For bf16, which is what is measured (docs/kernel-log.md): d = 32 and, where columns are grouped, d = 256, tiles of 64
 // queries and more r.

@@ -26,5 +26,8 @@ struct Variant {
 // In order of preference.
 std::span<const Variant> variants_f16();
 std::span<const Variant> variants_bf16();
+// Config::kSequences.
+std::span<const Variant> sequence_variants_f16();
+std::span<const Variant> sequence_variants_bf16();
 
 }  // namespace distr::cuda::sm80

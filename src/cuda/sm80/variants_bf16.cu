@@ -18,5 +18,6 @@ constexpr auto kVariants = [] {
 }  // namespace
 
 std::span<const Variant> variants_bf16() { return kVariants; }
+std::span<const Variant> sequence_variants_bf16() { return kOfSequences<__nv_bfloat16, 64, 128, 256>; }
 
 }  // namespace distr::cuda::sm80

@@ -4,5 +4,6 @@
 namespace distr::cuda::sm80 {
 
 std::span<const Variant> variants_f16() { return kEveryType<__half>; }
+std::span<const Variant> sequence_variants_f16() { return kOfSequences<__half, 128>; }
 
 }  // namespace distr::cuda::sm80

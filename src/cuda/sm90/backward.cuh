@@ -31,7 +31,8 @@
 //       so all of them have started.
 //     - The block of the smallest keys waits for none, and so gets through all of its tiles; then so does the next.
 //     - Who sees a tile are the first so many blocks, also where attention is causal: nobody in the order is left out.
-//       Where a launch has near or far tiles alone, only blocks that meet the tile count (KeyWork::turn).
+//       With a sliding window, and where a launch has near or far tiles alone, only blocks that meet the tile count
+//       (KeyWork::turn).
 //   As all blocks of a head go from the last tile to the first, each is behind the one before it by one hand-over and
 //   from then on runs beside it. Callers who let the order change have no semaphores, and sums that begin as zeros.
 #pragma once
@@ -42,6 +43,7 @@
 #include "cuda/sm90/backward_mma.cuh"
 #include "cuda/sm90/backward_producer.cuh"
 #include "cuda/sm90/pipeline.cuh"
+#include "cuda/softcap.cuh"
 
 namespace distr::cuda::sm90 {
 
@@ -59,6 +61,7 @@ class Consumer {
                                       const BackwardShared<C>& shared, int consumer, float (&d_k)[C::kColumns / 2],
                                       float (&d_v)[C::kValues / 2])
       : problem_(p.problem),
+        score_cap_(p.score_cap),
         work_(work),
         shared_(shared),
         consumer_(consumer),
@@ -107,8 +110,10 @@ class Consumer {
   __device__ __forceinline__ void visit_tile(int n) {
     const PipelineState<C::kStages> state(n);
     const int row = work_.row(n);
-    const bool edge = first_key_ + 64 > static_cast<int>(problem_.seq_k) ||
-                      (problem_.causal && first_key_ + 63 > row + static_cast<int>(problem_.causal_offset));
+    const bool edge =
+        first_key_ + 64 > static_cast<int>(problem_.seq_k) ||
+        (problem_.causal && first_key_ + 63 > row + static_cast<int>(problem_.causal_offset)) ||
+        (has_left_end(problem_) && first_key_ < row + C::kRows - 1 + static_cast<int>(problem_.first_offset));
 
     ptx::wgmma_wait<1>();  // for S^T. What was issued behind it is still under way: dP^T, or dQ of the tile before
     if (n > 0) {
@@ -116,6 +121,9 @@ class Consumer {
       // Every thread, not one of a warp: each has read LSE and D there, and racecheck knows no other order.
       ptx::barrier_arrive(shared_.queries_empty(stage));
       arrive_warp(shared_.d_o_empty(stage));
+    }
+    if (is_capped()) {
+      cap_scores(s_, score_cap_);
     }
     if (edge) {
       hide_where_unseen(s_, row, -INFINITY);
@@ -126,8 +134,12 @@ class Consumer {
     // Both at once: a load behind wgmma waits until that has begun.
     const QueryStats shift(shared_.stats(state.stage));
     const QueryStats d(shared_.stats(state.stage) + C::kStatsBytes / 2);
-    exponentials(s_, shift, problem_.scale_log2);
-    pack_probabilities<T>(s_, p_operand_);
+    if (is_capped()) {
+      capped_exponentials<T>(s_, p_operand_, shift, problem_.scale_log2, score_cap_.inverse);
+    } else {
+      exponentials(s_, shift, problem_.scale_log2);
+      pack_probabilities<T>(s_, p_operand_);
+    }
     finish_dp(n);
     differentiate(s_, dp_, d);
     if (edge) {
@@ -235,7 +247,10 @@ class Consumer {
   // 0, which the compiler does not know: else it would keep every descriptor of K and V in registers all along.
   __device__ __forceinline__ static unsigned opaque_zero(int n) { return static_cast<unsigned>(n) >> 20; }
 
+  [[nodiscard]] __device__ __forceinline__ bool is_capped() const { return C::kCapsScores && score_cap_.cap != 0; }
+
   const DeviceProblem& problem_;
+  const ScoreCap& score_cap_;
   const KeyWork<C>& work_;
   const BackwardShared<C>& shared_;
   const int consumer_, first_key_;

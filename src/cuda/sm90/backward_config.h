@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "cuda/problem.h"
+#include "cuda/score_cap.h"
 #include "cuda/sm90/backward_convert.h"
 #include "cuda/sm90/config.h"
 
@@ -45,6 +46,8 @@ struct BackwardConfig {
   template <class P>
   using LeftOperand =
       std::conditional_t<P::kColumns <= 64 && kColumns + kValues <= 160, RegisterOperand<P>, SharedOperandRows<P>>;
+
+  static constexpr bool kCapsScores = kColumns == kValues;  // where it is asked to: the shapes of exact attention
 
   static constexpr bool kSeparateDq = kColumns <= 64;  // registers for dQ beside dP^T
 
@@ -99,6 +102,7 @@ struct BackwardParameters {
   unsigned* dq_semaphore;  // [B, Hq, tiles of queries]: blocks of keys that have added to the tile; or null: any order
   unsigned* ticket;        // blocks that have started; null: any order, so it does not matter
   float scale;
+  ScoreCap score_cap;  // of kernels that cap scores
   // Where a KV head has one query head and columns are as they were given, dK and dV are written as they are wanted;
   // else (parts are not null) for each query head in fp32, in fragments of kKeyTileRows rows, without the scale.
   void *d_k, *d_v;

@@ -90,7 +90,7 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(const __grid_constant
 #pragma unroll 4  // loads on their way at the same time
     for (int n = 0; n < of_keys.columns / 8; ++n) {
       float4 x = make_float4(0, 0, 0, 0);
-      if (row >= r.first_row && row < r.rows) {
+      if (row >= r.first_row && row < r.end_row) {
         x = *reinterpret_cast<const float4*>(from + n * kFragment + lane * 4);
       }
       *reinterpret_cast<float2*>(&sums[lane / 4][n * 8 + lane % 4 * 2]) = make_float2(x.x, x.y);

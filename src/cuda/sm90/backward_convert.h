@@ -7,6 +7,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/near.cuh"
 #include "cuda/problem.h"
 
 namespace distr::cuda::sm90 {
@@ -23,6 +24,14 @@ inline constexpr int kKeyTileRows = 128;
 __host__ __device__ inline int first_query_tile(const DeviceProblem& problem, int key) {
   const std::int64_t row = problem.causal ? key - problem.causal_offset : 0;
   return static_cast<int>(row < 0 ? 0 : row > problem.seq_q ? problem.seq_q : row) / kQueryTileRows;
+}
+
+// Behind the last tile with one that sees a key before `end`, of a sliding window.
+__host__ __device__ inline int end_query_tile(const DeviceProblem& problem, std::int64_t end) {
+  const std::int64_t keys = end < problem.seq_k ? end : problem.seq_k;
+  const std::int64_t rows = has_left_end(problem) ? keys - problem.first_offset : problem.seq_q;
+  const std::int64_t clamped = rows < 0 ? 0 : rows > problem.seq_q ? problem.seq_q : rows;
+  return static_cast<int>((clamped + kQueryTileRows - 1) / kQueryTileRows);
 }
 
 // What a column of the result takes of the sum of its group.
@@ -55,11 +64,11 @@ struct Conversion {
   DType dtype;
   Sums sums[2];  // added in this order
   FarSums far;
-  std::int64_t padded_rows;   // a multiple of 16
-  std::int64_t first_row;     // there are no sums of those before it: zeros
-  std::int64_t blocks;        // of rows of the result, with orders of their own
-  std::int64_t block;         // rows of one: a multiple of kConvertedRows, or at least `rows`
-  bool first_block_is_exact;  // its columns are their own groups
+  std::int64_t padded_rows;         // a multiple of 16
+  std::int64_t first_row, end_row;  // there are no sums of those outside: zeros
+  std::int64_t blocks;              // of rows of the result, with orders of their own
+  std::int64_t block;               // rows of one: a multiple of kConvertedRows, or at least `rows`
+  bool first_block_is_exact;        // its columns are their own groups
   int groups, members;
   float scale;
   std::int64_t batch, heads;      // of the sums

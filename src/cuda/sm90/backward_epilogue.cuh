@@ -24,12 +24,15 @@ __device__ __forceinline__ void hide(float (&x)[32], const DeviceProblem& proble
     const int first = of_row >= static_cast<int>(problem.seq_k) ? INT_MAX
                       : problem.causal                          ? of_row - row - static_cast<int>(problem.causal_offset)
                                                                 : INT_MIN;
+    // The last one.
+    const int last = has_left_end(problem) ? of_row - row - static_cast<int>(problem.first_offset) : INT_MAX;
 #pragma unroll
     for (int n = 0; n < C::kRows / 8; ++n) {
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         float& element = x[n * 4 + half * 2 + i];
-        element = n * 8 + lane % 4 * 2 + i < first ? value : element;
+        const int column = n * 8 + lane % 4 * 2 + i;
+        element = column < first || column > last ? value : element;
       }
     }
   }
@@ -59,6 +62,24 @@ __device__ __forceinline__ void exponentials(float (&s)[32], const QueryStats& s
 #pragma unroll
   for (int i = 0; i < 32; ++i) {
     s[i] = ptx::exp2(fmaf(s[i], scale, shift[i]));
+  }
+}
+
+// The same of capped scores: P^T becomes an operand, and s the factor of dS^T that it is, P^T times the slope of the
+// cap, 1 - tanh^2 (method, 4). A hidden score gives NaN, where dS^T is hidden too.
+template <class T>
+__device__ __forceinline__ void capped_exponentials(float (&s)[32], std::uint32_t (&operand)[4][4],
+                                                    const QueryStats& shift, float scale, float inverse_cap) {
+#pragma unroll
+  for (int i = 0; i < 32; i += 2) {
+    float p[2];
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      const float tanh = s[i + j] * inverse_cap;
+      p[j] = ptx::exp2(fmaf(s[i + j], scale, shift[i + j]));
+      s[i + j] = p[j] * fmaf(-tanh, tanh, 1.0F);
+    }
+    operand[i / 8][i / 2 % 4] = ptx::pack(p[0], p[1], T{});
   }
 }
 

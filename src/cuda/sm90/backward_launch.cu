@@ -32,7 +32,8 @@ namespace {
 [[nodiscard]] const BackwardVariant& find(const Problem& problem, std::int64_t groups) {
   const auto variants = backward_variants();
   return *std::find_if(variants.begin(), variants.end(), [&](const BackwardVariant& variant) {
-    return variant.dtype == problem.dtype && variant.columns >= groups && variant.values >= problem.head_dim_v;
+    return variant.dtype == problem.dtype && variant.columns >= groups && variant.values >= problem.head_dim_v &&
+           (variant.caps_scores || problem.softcap == 0);
   });
 }
 
@@ -159,6 +160,7 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder o
   }
   plan_key_sums(p, workspace);
   parameters_.scale = static_cast<float>(p.softmax_scale());
+  parameters_.score_cap = score_cap_of(p);
   parameters_.d_k_strides = p.k;
   parameters_.d_v_strides = p.v;
   parameters_.interleaved =
@@ -215,6 +217,7 @@ void BackwardPlan::plan_conversions(const Problem& p) {
   r.far.count = device.near.means;
   r.far.heads_per_kv = p.heads_q / p.heads_kv;
   r.first_row = std::int64_t{first_query_tile(device, 0)} * kQueryTileRows;
+  r.end_row = std::min(std::int64_t{end_query_tile(device, p.seq_k)} * kQueryTileRows, p.seq_q);
   r.heads_per_result = 1;
   r.rows = p.seq_q;
   r.columns = static_cast<int>(p.head_dim);
@@ -222,6 +225,7 @@ void BackwardPlan::plan_conversions(const Problem& p) {
   convert_q_ = r;
 
   r.first_row = 0;
+  r.end_row = p.seq_k;
   r.heads_per_result = p.heads_q / p.heads_kv;
   r.rows = p.seq_k;
   r.padded_rows = key_rows_;
@@ -374,14 +378,14 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   if (problem.seq_q == 0) {
     return "takes at least one query";
   }
+  if (const std::string reason = softcap_reason(problem, grouping); !reason.empty()) {
+    return reason;
+  }
   if (is_by_blocks(problem, grouping) && grouping.block % kConvertedRows != 0) {
     return "takes blocks that 64 divides, or of at least seq_q rows";
   }
   if (const std::string reason = near_keys_reason(problem, grouping); !reason.empty() && !is_exact(grouping)) {
     return reason;
-  }
-  if (grouping.part.has_value() && common::has_key_means(grouping)) {  // its LSE is of other keys too
-    return "takes no part of a longer call whose far scores keep the means of dropped columns";
   }
   return unsupported_device_reason();
 }

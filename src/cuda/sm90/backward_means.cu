@@ -7,6 +7,9 @@
 // where O_n is attention to near keys alone and p their share of the row. The forward's launch of near keys makes both
 // anew, so the backward kernel needs no sum over keys. Rows that see no far key get 0.
 //
+// The keys of a part of a longer call do not sum to dLSE, those of all of a row's parts do. So each part gives what its
+// near keys leave of its share, 0 or, of the part with key 0, which every row sees, dLSE: the parts add up.
+//
 // A warp takes a row, a lane every 32nd column of O_n. Bound by memory, 6 bytes a column.
 #include "cuda/sm90/backward_means.h"
 
@@ -34,6 +37,7 @@ struct FarRows {
   int near_columns;  // of its O
   const void* d_o;
   const float* d_lse;  // or null
+  bool is_part;
   float2* far_stats;
   float* far_sums;
 };
@@ -76,7 +80,7 @@ __global__ void __launch_bounds__(kWarps * 32) far_rows_kernel(const __grid_cons
     const float share = near.y == 0.0F ? 0.0F : near.y * exp2f(fmaf(near.x, problem.scale_log2, shift));
     const float of_near = share == 0.0F ? 0.0F : share * (near_dot(p, at, d_o) - d);
     const float all = p.d_lse == nullptr ? 0.0F : p.d_lse[at];
-    far = tiles.near_count() < tiles.end ? all - of_near : 0.0F;
+    far = p.is_part || tiles.near_count() < tiles.end ? all - of_near : 0.0F;
   }
   if (threadIdx.x % 32 == 0) {
     float* const to = reinterpret_cast<float*>(p.far_stats) + place;
@@ -92,7 +96,11 @@ __global__ void __launch_bounds__(kWarps * 32) far_rows_kernel(const __grid_cons
 
 BackwardMeans::BackwardMeans(const Problem& p, const Grouping& grouping, const DeviceProblem& sizes,
                              WorkspaceLayout& workspace)
-    : dtype_(p.dtype), problem_(sizes), first_row_(common::count_exact_rows(p, grouping)) {
+    : dtype_(p.dtype),
+      problem_(sizes),
+      first_row_(common::count_exact_rows(p, grouping)),
+      is_part_(grouping.part.has_value()),
+      takes_d_lse_(!is_part_ || grouping.part->first_key == 0) {
   const std::int64_t rows = p.batch * p.heads_q * p.seq_q;
   near_ = launches_of(listed_variants(), p, sizes, {ScaleIn::softmax, p.head_dim, KeyLoad::listed_tma}, first_row_,
                       p.seq_q, kRowsOfTwo)
@@ -130,7 +138,8 @@ void BackwardMeans::run(const BackwardTensors& tensors, const Operand& q, const 
                      near,
                      near_.front().variant->values,
                      tensors.d_o,
-                     static_cast<const float*>(tensors.d_lse),
+                     takes_d_lse_ ? static_cast<const float*>(tensors.d_lse) : nullptr,
+                     is_part_,
                      far_stats_.in(workspace),
                      far_sums_.in(workspace)};
   launch_dependent(dtype_ == DType::f16 ? far_rows_kernel<__half> : far_rows_kernel<__nv_bfloat16>,

@@ -29,7 +29,9 @@ class BackwardMeans {
  private:
   DType dtype_;
   DeviceProblem problem_;
-  std::int64_t first_row_;    // that has dropped columns
+  std::int64_t first_row_;  // that has dropped columns
+  bool is_part_;            // of a longer call
+  bool takes_d_lse_;
   std::vector<Launch> near_;  // near keys alone
   Part<float> dropped_, near_o_;
   Part<float2> near_stats_, far_stats_;

@@ -38,6 +38,9 @@ struct KeyWork {
     result.key = coord.tile * C::kKeys;
     int end = static_cast<int>((problem.seq_q + C::kRows - 1) / C::kRows);
     int first = min(first_query_tile(problem, result.key), end);
+    if (has_left_end(problem)) {
+      end = max(end_query_tile(problem, std::int64_t{result.key} + C::kKeys), first);
+    }
     if (problem.near.has) {
       static_assert(C::kKeys == common::kNearTile && common::kNearTile % C::kRows == 0);
       const NearRows rows = near_rows(problem, result.number);
@@ -64,7 +67,8 @@ struct KeyWork {
   // How many blocks of the launch add to the n-th tile before this one.
   [[nodiscard]] __device__ unsigned turn(const BackwardParameters& p, int n) const {
     if (p.tiles == QueryTiles::all) {
-      return static_cast<unsigned>(number);
+      const std::int64_t first = has_left_end(p.problem) ? first_visible_key(p.problem, row(n)) / C::kKeys : 0;
+      return static_cast<unsigned>(number - static_cast<int>(first));
     }
     const NearTiles of_row = near_tiles(p.problem, row(n), p.problem.seq_k);
     return static_cast<unsigned>(p.tiles == QueryTiles::near ? of_row.near_before(number) : of_row.far_before(number));

@@ -28,6 +28,7 @@ constexpr BackwardVariant variant() {
   return {kDTypeOf<typename C::Element>,
           C::kColumns,
           C::kValues,
+          C::kCapsScores,
           C::kThreads,
           static_cast<int>(sizeof(BackwardStorage<C>)),
           &launch_backward<C>};

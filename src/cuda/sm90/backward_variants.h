@@ -10,7 +10,9 @@ namespace distr::cuda::sm90 {
 
 struct BackwardVariant {
   DType dtype;
-  int columns, values, threads, shared_bytes;  // BackwardConfig's
+  int columns, values;  // BackwardConfig's, as all that follow
+  bool caps_scores;
+  int threads, shared_bytes;
   void (*launch)(const BackwardParameters& parameters, void* stream);
 };
 

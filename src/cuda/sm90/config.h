@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "cuda/problem.h"
+#include "cuda/score_cap.h"
 #include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
@@ -97,6 +98,9 @@ struct Config {
   static constexpr bool kIsListed = is_listed(KeyLoader::kLoad);
   static constexpr bool kIsRuns = is_runs(KeyLoader::kLoad);
   static constexpr bool kTakesSome = kIsListed || kIsRuns;
+  // Whether it caps scores where it is asked to, as shapes of exact attention do.
+  static constexpr bool kCapsScores =
+      KeyLoader::kLoad == KeyLoad::tma && kScaleIn == ScaleIn::softmax && kColumns == kValues && kCtasPerSm == 1;
   static constexpr int kKeys =  // of a tile
       kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 ? 256 : 128;
   static constexpr int kHalf = kKeys / 2;
@@ -170,6 +174,7 @@ struct ForwardParameters {
   std::int64_t row_end;         // behind the last of them
   unsigned next_tile;           // tiles on, the one that an SM has next, more or less
   bool is_second;               // of two launches that may run side by side: it waits for the first at its end
+  ScoreCap score_cap;           // of kernels that cap scores
   ListedKeys listed;            // where the keys are listed
 };
 

@@ -37,12 +37,23 @@ namespace distr::cuda::sm90 {
   return unsupported_grid_reason(problem);
 }
 
+// Scores are capped where attention is exact.
+[[nodiscard]] inline std::string softcap_reason(const Problem& problem, const Grouping& grouping) {
+  return problem.softcap != 0 && (common::count_exact_rows(problem, grouping) < problem.seq_q || grouping.skip > 0)
+             ? "caps scores in exact attention alone"
+             : "";
+}
+
 // A thread block's queries have the same near keys.
 [[nodiscard]] inline std::string near_keys_reason(const Problem& problem, const Grouping& grouping) {
   constexpr std::int64_t kRows = 128;
-  return common::has_near_keys(grouping) && common::near_rows(problem, grouping) % kRows != 0
-             ? "takes near keys of blocks of a multiple of 128 rows"
-             : "";
+  if (!common::has_near_keys(grouping)) {
+    return "";
+  }
+  if (common::has_window(problem)) {
+    return "takes near keys without a sliding window";
+  }
+  return common::near_rows(problem, grouping) % kRows != 0 ? "takes near keys of blocks of a multiple of 128 rows" : "";
 }
 
 // Why the current device does not serve; empty: it does, or no kernel of this build can run, which is said elsewhere.

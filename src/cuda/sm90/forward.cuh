@@ -33,6 +33,7 @@
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/softmax.cuh"
+#include "cuda/softcap.cuh"
 #include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
@@ -121,9 +122,13 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
     ptx::wgmma_fence();
     issue_output_product<C>(o, probabilities, shared.values(state.stage), part);
   };
+  const ScoreCap& cap = pass.p.score_cap;
   // P of a half whose scores are there, with its mask and an online row max; then no product is under way.
   const auto exponentials_online = [&](auto part, const Hidden& hidden) {
     auto& scores = scores_of(part);
+    if (C::kCapsScores && cap.cap != 0) {
+      cap_scores(scores, cap);
+    }
     hidden.hide_with_mask(scores, pass.p.problem, row);
     float factor[2];
     const bool rescales = row_max != RowMax::none && softmax.update_row_max(scores, factor);
@@ -132,7 +137,7 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
       softmax.subtract_row_max(scores);
     }
     softmax.template exponentials<RowMax::online>(scores, subtracted);
-    if (kHeadroom<C> != 1 && row_max == RowMax::online) {
+    if (row_max == RowMax::online) {
       make_headroom<C>(scores);
     }
     ptx::wgmma_wait<0>();
@@ -150,7 +155,11 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
       free_keys(n);
     }
     hidden.hide(scores);
-    softmax.template exponentials<kFirstPass<C>>(scores);
+    if (C::kCapsScores && cap.cap != 0) {
+      softmax.capped_exponentials(scores, cap);
+    } else {
+      softmax.template exponentials<kFirstPass<C>>(scores);
+    }
     if constexpr (pending > 0) {
       ptx::wgmma_wait<pending - 1>();
     }
@@ -223,7 +232,7 @@ __device__ inline void init_barriers(const Shared<C>& shared) {
 template <class C>
 __device__ __forceinline__ void count_tiles(Pass<C>& pass) {
   const ForwardParameters& p = pass.p;
-  const std::int64_t keys_of_all = visible_keys(p.problem, pass.work.row);
+  [[maybe_unused]] const std::int64_t keys_of_all = visible_keys(p.problem, pass.work.row);
   if constexpr (C::kIsRuns) {
     constexpr int kOfTile = C::kKeys / common::kNearTile;
     pass.keys = KeyRuns(p.problem, p.listed.set, pass.work.row, seen_keys(p.problem, pass.work, C::kRows, p.row_end));
@@ -235,8 +244,9 @@ __device__ __forceinline__ void count_tiles(Pass<C>& pass) {
     pass.tiles = tiles(list.count(0));
     pass.masked = tiles(list.count(static_cast<int>(keys_of_all / kHalfKeys)));
   } else {
-    pass.tiles = static_cast<int>((seen_keys(p.problem, pass.work, C::kRows, p.row_end) + C::kKeys - 1) / C::kKeys);
-    pass.masked = pass.tiles - static_cast<int>(keys_of_all / C::kKeys);
+    pass.keys = KeyBand<C::kKeys>(p.problem, pass.work, C::kRows, p.row_end);
+    pass.tiles = pass.keys.count();
+    pass.masked = pass.keys.masked();
   }
 }
 

@@ -82,6 +82,7 @@ ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& gr
       k_(for_tma("K", p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace)),
       v_(for_tma("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)) {
   parameters_.problem = device_problem(p, grouping);
+  parameters_.score_cap = score_cap_of(p);
   if (p.batch == 0) {
     return;  // nothing runs
   }
@@ -293,6 +294,9 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping) {
   if (const std::string reason = near_keys_reason(problem, grouping); !reason.empty()) {
     return reason;
   }
+  if (const std::string reason = softcap_reason(problem, grouping); !reason.empty()) {
+    return reason;
+  }
   if (is_by_blocks(problem, grouping)) {
     return "takes one grouping for the whole sequence: blocks of at least seq_q rows";
   }
@@ -305,6 +309,9 @@ std::string forward_blocks_supports(const Problem& problem, const Grouping& grou
     return reason;
   }
   if (const std::string reason = near_keys_reason(problem, grouping); !reason.empty()) {
+    return reason;
+  }
+  if (const std::string reason = softcap_reason(problem, grouping); !reason.empty()) {
     return reason;
   }
   if (!is_by_blocks(problem, grouping)) {

@@ -7,6 +7,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "common/mask.h"
 #include "common/near.h"
 #include "cuda/heuristics.h"
 
@@ -59,6 +60,12 @@ enum class Product : std::uint8_t {
   constexpr std::int64_t kManyKeys = 2048;
   const std::int64_t tiles = problem.batch * problem.heads_q * common::ceil_div(problem.seq_q, kTileRows);
   return 4 * tiles < num_sms && problem.seq_k > kManyKeys;
+}
+
+// Keys that a row of a sliding window sees, the first and the last rows apart.
+[[nodiscard]] inline std::int64_t window_keys(const Problem& problem) noexcept {
+  const common::Band band = common::band_of(problem);
+  return std::min(band.last - band.first + 1, problem.seq_k);
 }
 
 // Queries of a thread block of two consumers, and of three.

@@ -11,8 +11,6 @@
 
 namespace distr::cuda::sm90 {
 
-struct AllKeys {};
-
 class KeyRuns {
  public:
   KeyRuns() = default;

@@ -17,7 +17,8 @@ namespace {
   for (const Variant& variant : variants) {
     const bool fits = variant.dtype == problem.dtype && variant.scale_in == request.scale_in &&
                       variant.load == request.load && variant.columns >= request.columns &&
-                      variant.values >= problem.head_dim_v && variant.rows == rows && variant.ctas_per_sm == blocks;
+                      (variant.caps_scores || problem.softcap == 0) && variant.values >= problem.head_dim_v &&
+                      variant.rows == rows && variant.ctas_per_sm == blocks;
     const auto width = [](const Variant& of) { return of.columns + of.values; };
     if (fits && (found == nullptr || width(variant) < width(*found))) {
       found = &variant;
@@ -50,7 +51,9 @@ Launches launches_of(std::span<const Variant> variants, const Problem& p, const 
     throw Error(Status::unsupported, "no compiled shape takes these sizes");
   }
   const std::int64_t num_sms = device_properties().num_sms;
-  const Waves waves{p.batch * p.heads_q, end - begin, p.seq_k, num_sms, p.causal != Causal::none};
+  const bool has_window = common::has_window(p);
+  const Waves waves{p.batch * p.heads_q, end - begin, has_window ? window_keys(p) : p.seq_k, num_sms,
+                    p.causal != Causal::none && !has_window};
   const bool shares = two == nullptr || (sharing != nullptr && sharing->columns == two->columns &&
                                          tile_rows != kRowsOfThree && waves.is_quicker_sharing());
   const std::int64_t rows_of_three = shares || three == nullptr || tile_rows == kRowsOfTwo ? 0

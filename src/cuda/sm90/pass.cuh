@@ -9,6 +9,7 @@
 
 #include "cuda/near.cuh"
 #include "cuda/sm90/config.h"
+#include "cuda/sm90/key_band.cuh"
 #include "cuda/sm90/key_runs.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/tile_scheduler.cuh"
@@ -67,10 +68,10 @@ class Shared : public KeyRing<C, SharedStorage<C>> {
   }
 };
 
-// One pass over the tiles of keys, from the last to the first, so that those with a mask come first.
+// One pass over the tiles of keys, those with a mask first.
 template <class C>
 struct Pass {
-  using Keys = std::conditional_t<C::kIsRuns, KeyRuns, AllKeys>;
+  using Keys = std::conditional_t<C::kIsRuns, KeyRuns, KeyBand<C::kKeys>>;
 
   const ForwardParameters& p;
   const WorkTile& work;  // the block's queries
@@ -85,11 +86,11 @@ struct Pass {
   }
   // The first of the keys that lie from `first` on in tile n.
   [[nodiscard]] __device__ __forceinline__ int first_key(int n, int first = 0) const {
-    const int key = (tiles - 1 - n) * C::kKeys + first;
     if constexpr (C::kIsRuns) {
-      return keys.key(key, std::bool_constant<(C::kKeys > common::kNearTile)>{});
+      return keys.key((tiles - 1 - n) * C::kKeys + first, std::bool_constant<(C::kKeys > common::kNearTile)>{});
+    } else {
+      return keys.tile(n) * C::kKeys + first;
     }
-    return key;
   }
 };
 

@@ -8,7 +8,9 @@
 #include <type_traits>
 
 #include "cuda/exp2.cuh"
+#include "cuda/near.cuh"
 #include "cuda/sm90/config.h"
+#include "cuda/softcap.cuh"
 #include "cuda/tile.cuh"
 
 namespace distr::cuda::sm90 {
@@ -103,14 +105,36 @@ struct Softmax {
       row_sum[i / 2 % 2] += s[i];
     }
   }
+
+  // The same of scores that are still to be capped, with a fixed row max.
+  __device__ void capped_exponentials(float (&s)[C::kHalf / 2], const ScoreCap& cap) {
+    const float shift[2] = {finite(row_max[0]) * scale, finite(row_max[1]) * scale};
+    const auto make_all = [&](auto has_large) {
+#pragma unroll
+      for (int i = 0; i < C::kHalf / 2; ++i) {
+        const float small = fmaf(s[i], cap_factor(s[i], cap.factor_log2), -shift[i / 2 % 2]);
+        s[i] = ptx::exp2(has_large && fabsf(s[i]) > cap.small ? fmaf(cap_large(s[i], cap), scale, -shift[i / 2 % 2])
+                                                              : small);
+        row_sum[i / 2 % 2] += s[i];
+      }
+    };
+    if (are_small(s, cap)) {
+      make_all(std::false_type{});
+    } else {
+      make_all(std::true_type{});
+    }
+  }
 };
 
 // Gives P its headroom. The row sums, and LSE with them, are without.
 template <class C>
 __device__ __forceinline__ void make_headroom(float (&s)[C::kHalf / 2]) {
+  constexpr float kFactor = 1.0F / kHeadroom<C>;
+  if constexpr (kFactor != 1) {
 #pragma unroll
-  for (float& p : s) {
-    p *= 1.0F / kHeadroom<C>;
+    for (float& p : s) {
+      p *= kFactor;
+    }
   }
 }
 
@@ -148,6 +172,26 @@ __device__ __forceinline__ void apply_mask(float (&s)[kCount], int from, const D
       for (int i = 0; i < 2; ++i) {
         float& score = s[from + n * 4 + half * 2 + i];
         score = n * 8 + i < left ? score : -INFINITY;
+      }
+    }
+  }
+}
+
+// The same of the keys before a row's first.
+template <int kKeys, int kCount>
+__device__ __forceinline__ void hide_before_window(float (&s)[kCount], const DeviceProblem& problem, int row,
+                                                   int first) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t hidden = first_visible_key(problem, std::int64_t{row} + half * 8) - first;
+    const int before = static_cast<int>(max(min(hidden, std::int64_t{kKeys}), std::int64_t{0})) - lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& score = s[n * 4 + half * 2 + i];
+        score = n * 8 + i < before ? -INFINITY : score;
       }
     }
   }

@@ -24,6 +24,7 @@ constexpr Variant variant() {
           C::kKeys,
           C::KeyLoader::kLoad,
           C::kCtasPerSm,
+          C::kCapsScores,
           C::kThreads,
           static_cast<int>(sizeof(SharedStorage<C>)),
           &launch_variant<C>};

@@ -13,7 +13,9 @@ struct Variant {
   ScaleIn scale_in;
   int columns, values, rows, keys;  // Config's, as all that follow
   KeyLoad load;
-  int ctas_per_sm, threads, shared_bytes;
+  int ctas_per_sm;
+  bool caps_scores;
+  int threads, shared_bytes;
   void (*launch)(const ForwardParameters& parameters, void* stream);
 };
 

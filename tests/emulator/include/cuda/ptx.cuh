@@ -88,6 +88,8 @@ inline float exp2(float x) {
   return std::fpclassify(y) == FP_SUBNORMAL ? 0.0F : y;
 }
 
+inline float reciprocal(float x) { return 1 / x; }
+
 inline float clamp(float x, float low, float high) { return x < low ? low : x > high ? high : x; }
 
 inline std::uint32_t pack(float low, float high, __half) { return emulator::packed<common::Float16>(low, high); }

@@ -1,0 +1,126 @@
+// SPDX-License-Identifier: Apache-2.0
+// Lengths that are data (on the host common/sequence.h): a thread block makes the problem of its own batch entry, in
+// shared memory, and goes on as if that were all there is.
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+#include "cuda/problem.h"
+#include "distr/attention.h"
+
+namespace distr::cuda {
+
+struct DeviceLengths {
+  bool packed = false;
+  bool at_bottom_right = false;  // causality and a window count from an entry's own lengths
+  std::int32_t total_q = 0, total_k = 0;
+  Lengths of{};
+
+  DeviceLengths() = default;
+  explicit DeviceLengths(const Problem& problem)
+      : packed(problem.packed.has_value()), at_bottom_right(problem.causal != Causal::top_left) {
+    if (packed) {
+      total_q = static_cast<std::int32_t>(problem.packed->total_q);
+      total_k = static_cast<std::int32_t>(problem.packed->total_k);
+    }
+  }
+};
+
+// The rows and the keys of one batch entry. Nothing has looked at the lengths before: they are clamped, so that nothing
+// is read outside of the tensors.
+struct DeviceSequence {
+  int first_row, rows;
+  int first_key, keys;
+
+  __device__ DeviceSequence(const DeviceProblem& problem, const DeviceLengths& lengths, std::int64_t b)
+      : first_row(0), rows(static_cast<int>(problem.seq_q)), first_key(0), keys(static_cast<int>(problem.seq_k)) {
+    if (lengths.packed) {
+      find(lengths.of.starts_q + b, lengths.total_q, first_row, rows);
+      find(lengths.of.starts_k + b, lengths.total_k, first_key, keys);
+    } else if (lengths.of.keys != nullptr) {
+      keys = min(max(lengths.of.keys[b], 0), keys);
+    }
+  }
+
+ private:
+  // From the longest length there may be to the sequence's own.
+  __device__ static void find(const std::int32_t* starts, int total, int& first, int& length) {
+    first = min(max(starts[0], 0), total);
+    length = min(min(max(starts[1], first), total) - first, length);
+  }
+};
+
+// Makes the problem of all entries that of one.
+__device__ inline void enter(DeviceProblem& problem, const DeviceLengths& lengths, const DeviceSequence& sequence) {
+  if (lengths.at_bottom_right) {
+    const std::int64_t shift = (sequence.keys - problem.seq_k) - (sequence.rows - problem.seq_q);
+    problem.causal_offset += shift;
+    problem.first_offset += shift;
+  }
+  problem.batch = 1;
+  problem.seq_q = sequence.rows;
+  problem.seq_k = sequence.keys;
+}
+
+// Where entry b begins in a tensor of these strides, in elements; `first`: its first row or key there.
+__device__ inline std::int64_t entry_offset(const DeviceLengths& lengths, const Strides& strides, std::int64_t b,
+                                            int first) {
+  return lengths.packed ? first * strides.row : b * strides.batch;
+}
+
+// The distance of LSE's heads, and where entry b begins there.
+[[nodiscard]] __host__ __device__ inline std::int64_t lse_stride(const DeviceLengths& lengths,
+                                                                 const DeviceProblem& problem) {
+  return lengths.packed ? lengths.total_q : problem.seq_q;
+}
+__device__ inline std::int64_t lse_offset(const DeviceLengths& lengths, const DeviceProblem& problem, std::int64_t b,
+                                          int first_row) {
+  return lengths.packed ? first_row : b * problem.heads_q * problem.seq_q;
+}
+
+// Vectors in which every packed sequence begins at a multiple of kPaddedRows: how many rows those of a head have, and
+// where sequence b begins. It has room for its rows up to such a multiple.
+inline constexpr std::int64_t kPaddedRows = 128;
+
+[[nodiscard]] inline std::int64_t padded_rows(const Problem& problem) noexcept {
+  return (problem.packed->total_q / kPaddedRows + problem.batch + 1) * kPaddedRows;
+}
+[[nodiscard]] __device__ inline std::int64_t padded_start(std::int64_t b, int first_row) {
+  return (first_row / kPaddedRows + b) * kPaddedRows;
+}
+
+// What a kernel that has lengths is launched with, in shared memory, where it is changed into what one entry has.
+template <class Parameters>
+struct OwnParameters {
+  alignas(16) std::uint8_t bytes[sizeof(Parameters)];
+
+  // All threads call it. change(parameters) is called by one of them, and all see what it did.
+  template <class Change>
+  __device__ const Parameters& make(const Parameters& launched, const Change& change) {
+    static_assert(sizeof(Parameters) % sizeof(std::uint32_t) == 0);
+    auto* const to = reinterpret_cast<std::uint32_t*>(bytes);
+    const auto* const from = reinterpret_cast<const std::uint32_t*>(&launched);
+    for (unsigned n = threadIdx.x; n < sizeof(Parameters) / sizeof(std::uint32_t); n += blockDim.x) {
+      to[n] = from[n];
+    }
+    __syncthreads();
+    auto& own = reinterpret_cast<Parameters&>(bytes);
+    if (threadIdx.x == 0) {
+      change(own);
+    }
+    __syncthreads();
+    return own;
+  }
+};
+
+template <class T>
+__device__ void advance(const void*& pointer, std::int64_t elements) {
+  pointer = static_cast<const T*>(pointer) + elements;
+}
+template <class T>
+__device__ void advance(void*& pointer, std::int64_t elements) {
+  pointer = static_cast<T*>(pointer) + elements;
+}
+
+}  // namespace distr::cuda
