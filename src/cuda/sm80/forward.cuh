@@ -313,7 +313,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
       const std::uint16_t* const all_keys = state->keys;
       const std::uint16_t* const all_values = state->values;
       const auto prefetched = keys.prefetched();
-      const bool repeats = kHeadroom<C> > 1 && state->online_end == kRepeated;
+      const bool repeats = kHeadroom<C> != 1 && state->online_end == kRepeated;
       bool is_plain = C::kPrefetchesState && state->is_plain(j);
       ptx::cp_async_wait<0>();
       __syncthreads();  // tile j has arrived, and no warp reads the other stage any more

@@ -138,8 +138,9 @@ template <class C>
 // Gives a tile of V its headroom, for all threads.
 template <class C>
 __device__ inline void make_headroom(SharedTile<C::kKeys, C::kDim>& values) {
-  if constexpr (kHeadroom < C >> 1) {
+  if constexpr (kHeadroom<C> != 1) {
     auto* const pairs = reinterpret_cast<__nv_bfloat162*>(values.bytes);
+#pragma unroll 1
     for (int n = static_cast<int>(threadIdx.x); n < C::kKeys * C::kDim / 2; n += C::kThreads) {
       const float2 pair = __bfloat1622float2(pairs[n]);
       pairs[n] = __floats2bfloat162_rn(pair.x / kHeadroom<C>, pair.y / kHeadroom<C>);
