@@ -1,13 +1,13 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Times on one GPU what current models ask of exact attention, against the same calls without: sliding windows, softcap.
+"""Times sliding windows and capped scores in exact attention on one GPU, against the same calls without.
 
 Beside them torch's flex_attention, compiled, which has both as well. One process, random data; each round calls every
 contender in an order of its own, as torch_gpu.py does. Checks the first head of each forward against float32 first.
 
 Writes {"meta", "rows"} (bench/results/<gpu>/features.json). `of_plain` is the time divided by that of causal attention
-without the feature, by the same implementation; rel_error_out is of O. Exit status: 0; 1 where ours errs more than twice
-as much as flex_attention.
+without the feature, by the same implementation; rel_error_out is of O. Exit status: 0; 1 where ours errs more than
+twice as much as flex_attention.
 """
 
 import argparse
@@ -129,8 +129,9 @@ def main():
         for ours, peer in zip(rows[::2], rows[1::2]):
             if op == "forward" and ours["rel_error_out"] > 2 * peer["rel_error_out"]:
                 failures.append(f"{shape}, {ours}: {peer['impl']} errs by {peer['rel_error_out']}")
-            print(f"{shape} {op} window {ours['window']} softcap {ours['softcap']}: {ours['ms']:.3f} ms, "
-                  f"{ours['of_plain']:.2f} of plain; {peer['impl']} {peer['ms']:.3f}, {peer['of_plain']:.2f}", flush=True)
+            times = ", ".join(f"{row['impl']} {row['ms']:.3f} ms, {row['of_plain']:.2f} of plain"
+                              for row in (ours, peer))  # fmt: skip
+            print(f"{shape} {op} window {ours['window']} softcap {ours['softcap']}: {times}", flush=True)
         result_file.write(options.out, result)
     print("\n".join(failures), file=sys.stderr)
     return 1 if failures else 0

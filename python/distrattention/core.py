@@ -18,8 +18,7 @@ _DTYPES_ANYWHERE = (torch.float16, torch.bfloat16, torch.float32)
 _DTYPES = (*_DTYPES_ANYWHERE, torch.float64)
 _NUMBERS = (numbers.Real, torch.SymInt, torch.SymFloat)
 _LEAST, _LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
-_LOG = logging.getLogger("distrattention")
-_logged = set()
+_LOG, _logged = logging.getLogger("distrattention"), set()
 _TENSORS = (torch.Tensor, torch.nn.Parameter)  # others may have a will of their own
 _SCALES = (type(None), float, int)
 
@@ -384,14 +383,10 @@ def is_under_way(function):
 
 
 def is_plain():
-    """Whether nothing looks on in eager code: no transform of torch.func, no mode and no tracer (torch.jit), which are
-    to meet the operators that compiled code has."""
-    return not (
-        torch._C._are_functorch_transforms_active()
-        or torch._C._get_tracing_state() is not None
-        or torch._C._len_torch_function_stack()
-        or torch._C._len_torch_dispatch_stack()
-    )
+    """Whether no transform of torch.func, mode or tracer looks on, which are to meet compiled code's operators."""
+    of = torch._C
+    traced = of._are_functorch_transforms_active() or of._get_tracing_state() is not None
+    return not (traced or of._len_torch_function_stack() or of._len_torch_dispatch_stack())
 
 
 def _log_choice(q, k, v, mask, *arguments):
@@ -400,6 +395,6 @@ def _log_choice(q, k, v, mask, *arguments):
     if problem not in _logged:
         _logged.add(problem)
         found = _explanation(*ops.explain(q, k, v, mask, *arguments))
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in found["kernels"].items())
-        text = f"choice: {found['choice']}; kernel: {found['kernel']}; {reasons}"
-        _LOG.info("q %s, k %s: %s", tuple(q.shape), tuple(k.shape), text)
+        text = f"choice: {found['choice']}; kernel: {found['kernel']}"
+        reasons = "; ".join([text, *(f"{name}: {reason}" for name, reason in found["kernels"].items())])
+        _LOG.info("q %s, k %s: %s", tuple(q.shape), tuple(k.shape), reasons)

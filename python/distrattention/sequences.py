@@ -22,7 +22,8 @@ def attend(q, k, v, starts_q, starts_k, longest_q, longest_k, causal, scale, sid
     """(out [Tq, Hq, dv], lse [Hq, Tq]) by attend_packed, with gradients; sides: of a sliding window."""
     ops.refuse_tangents((q, k, v))
     deterministic = deterministic or not is_nondeterministic_backward_allowed()
-    return attend_packed(q, k, v, starts_q, starts_k, longest_q, longest_k, causal, scale, *sides, softcap, deterministic)
+    settings = causal, scale, *sides, softcap, deterministic
+    return attend_packed(q, k, v, starts_q, starts_k, longest_q, longest_k, *settings)
 
 
 @torch.library.register_fake("distrattention::attend_packed")

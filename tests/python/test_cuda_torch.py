@@ -309,6 +309,36 @@ def test_models_through_replace_sdpa_and_the_integrations():
         assert len(grads) > 10 and all(grad.isfinite().all() for grad in grads), name
 
 
+@pytest.mark.parametrize("padded", [False, True])
+def test_a_sliding_window_that_a_mask_shows_takes_its_place(padded, monkeypatch):
+    """With padding the mask shows more than the window, and stays."""
+    transformers = pytest.importorskip("transformers")
+    from distrattention.integrations import transformers as integration
+
+    integration.register("distr_window", Settings("exact"))
+    sizes = dict(vocab_size=50, hidden_size=128, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
+    config = transformers.MistralConfig(**sizes, num_key_value_heads=1, sliding_window=100)
+    model = transformers.MistralForCausalLM(config).to(DEVICE).eval()
+    prompt = torch.randint(0, 50, (2, 400), device=DEVICE)
+    seen = torch.ones_like(prompt)
+    seen[1, : 30 * padded] = 0
+    given, attend = [], integration.attention_of_prompts
+
+    def noted(*tensors, **options):
+        given.append((options["attn_mask"] is None, options["window_size"]))
+        return attend(*tensors, **options)
+
+    monkeypatch.setattr(integration, "attention_of_prompts", noted)
+    outputs = {}
+    with torch.no_grad():
+        for name in ("eager", "distr_window"):
+            model.set_attn_implementation(name)
+            outputs[name] = model(prompt, attention_mask=seen).logits[seen.bool()]
+    assert set(given) == {(not padded, None if padded else (99, 0))}
+    torch.testing.assert_close(outputs["distr_window"], outputs["eager"], atol=1e-4, rtol=1e-3)
+
+
+
 def test_generation_with_a_cache():
     transformers = pytest.importorskip("transformers")
     from distrattention.integrations.transformers import register

@@ -24,8 +24,9 @@ or a mask, and so does the attention of a decoder to its encoder where the modul
 Near keys (`window`) of a chunk of a prompt are found by its mask: its rows stand at the end of the keys that the last
 row sees, in compiled code at the end of all keys.
 
-A sliding window (`sliding_window`) arrives in the mask. In exact attention on a CPU the keys outside are then not read,
-which takes as much less time, where the mask shows none of them.
+A sliding window (`sliding_window`) arrives in the mask. In exact attention the keys outside are then not read, which
+takes as much less time: on a CPU where the mask shows none of them, on CUDA where it shows the window and nothing else,
+so not with padding. Compiled code takes the mask.
 
 A row that sees no key (of padding at the left) is 0.
 """
@@ -195,6 +196,8 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
             window_size = (sliding - 1, -1)
         elif sliding is not None and causal and settings.is_exact and _shows_a_window(attention_mask, sliding):
             window_size, key_offset = (sliding - 1, 0), _key_offset(attention_mask, rows, key.shape[2])
+            if attention_mask.is_cuda:  # the mask shows the window and nothing else: quicker kernels need none
+                attention_mask = None
         output = attention_of_prompts(
             query,
             key,
@@ -241,18 +244,18 @@ _last_shown: tuple = (None, 0, 0, False)  # of the mask that was asked about las
 
 
 def _shows_a_window(mask: Tensor | None, sliding: int) -> bool:
-    """Whether no row sees a key behind it or `sliding` keys before it, by a boolean mask [B, H or 1, L, S] on the CPU,
-    where kernels are quicker with a window. Not where something looks on, as report() does: to it the mask is all."""
+    """Whether no row sees a key behind it or `sliding` keys before it, by a boolean mask [B, H or 1, L, S]; on CUDA,
+    whether it sees all between, too. Not where something looks on, as report() does: to it the mask is all."""
     global _last_shown
-    if mask is None or mask.dtype != torch.bool or mask.device.type != "cpu":
-        return False
-    if torch.compiler.is_compiling() or not is_plain():
+    if mask is None or mask.dtype != torch.bool or torch.compiler.is_compiling() or not is_plain():
         return False
     rows, keys = mask.shape[2:]
     known, version, window, answer = _last_shown
     if known is None or known() is not mask or version != mask._version or window != sliding:  # once for all layers
-        distance = torch.arange(keys) - (torch.arange(rows) + _key_offset(mask, rows, keys))[:, None]
-        answer = rows > 1 and not (mask & ((distance > 0) | (distance <= -sliding))).any()
+        first = torch.arange(rows, device=mask.device) + _key_offset(mask, rows, keys)
+        distance = torch.arange(keys, device=mask.device) - first[:, None]
+        band = (distance <= 0) & (distance > -sliding)
+        answer = rows > 1 and not (mask & ~band if mask.device.type == "cpu" else mask != band).any()
         _last_shown = weakref.ref(mask), mask._version, sliding, answer
     return answer
 

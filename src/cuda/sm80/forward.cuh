@@ -245,6 +245,17 @@ template <class C>
   }
 }
 
+// The state before the first pass, but for the rows that are not written.
+template <class C>
+__device__ __forceinline__ void begin(CtaState<C>& state, const ForwardParameters& p, const Work& work) {
+  const bool all_online = C::kMasks && changes_scores(p.problem);
+  state.work = work;
+  state.unmasked = unmasked_tiles<C>(p, work);
+  state.online_end = all_online ? kAllTiles : max(work.first + 1, first_whole_tile<C>(p.problem, work));
+  state.keys = C::Keys::source(p, work);
+  state.values = head_of(p.v, p.problem.v, work.batch, work.head_kv);
+}
+
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     forward(const __grid_constant__ ForwardParameters launched) {
@@ -269,12 +280,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
   const bool computes = !C::kSequences || work.row + warp_row_of(threadIdx.x) < p.row_end;  // the warp
   state->set_unwritten(rows_there<C>(p, work, warp_row_of(threadIdx.x)));
   if (!C::kStateInShared || threadIdx.x == 0) {
-    const bool all_online = C::kMasks && changes_scores(problem);
-    state->work = work;
-    state->unmasked = unmasked_tiles<C>(p, work);
-    state->online_end = all_online ? kAllTiles : max(work.first + 1, first_whole_tile<C>(problem, work));
-    state->keys = C::Keys::source(p, work);
-    state->values = head_of(p.v, problem.v, work.batch, work.head_kv);
+    begin<C>(*state, p, work);
   }
   __syncthreads();
   typename C::Queries queries(p, work, storage, warp_row_of(threadIdx.x));

@@ -372,14 +372,11 @@ KernelPlan<BackwardTensors> plan_with(DqOrder order, const Problem& problem, con
 }  // namespace
 
 std::string backward_supports(const Problem& problem, const Grouping& grouping) {
-  if (const std::string reason = unsupported_reason(problem); !reason.empty()) {
+  if (const std::string reason = unsupported_reason(problem, grouping); !reason.empty()) {
     return reason;
   }
   if (problem.seq_q == 0) {
     return "takes at least one query";
-  }
-  if (const std::string reason = softcap_reason(problem, grouping); !reason.empty()) {
-    return reason;
   }
   if (is_by_blocks(problem, grouping) && grouping.block % kConvertedRows != 0) {
     return "takes blocks that 64 divides, or of at least seq_q rows";

@@ -15,7 +15,7 @@
 namespace distr::cuda::sm90 {
 
 // Why the problem is not taken; empty: it is.
-[[nodiscard]] inline std::string unsupported_reason(const Problem& problem) {
+[[nodiscard]] inline std::string unsupported_reason(const Problem& problem, const Grouping& grouping) {
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
     return "takes f16 and bf16";
   }
@@ -34,14 +34,10 @@ namespace distr::cuda::sm90 {
   if (std::max(problem.seq_q, problem.seq_k) > std::numeric_limits<std::int32_t>::max() / 512) {
     return "takes sequences up to 4194303";
   }
+  if (problem.softcap != 0 && (common::count_exact_rows(problem, grouping) < problem.seq_q || grouping.skip > 0)) {
+    return "caps scores in exact attention alone";
+  }
   return unsupported_grid_reason(problem);
-}
-
-// Scores are capped where attention is exact.
-[[nodiscard]] inline std::string softcap_reason(const Problem& problem, const Grouping& grouping) {
-  return problem.softcap != 0 && (common::count_exact_rows(problem, grouping) < problem.seq_q || grouping.skip > 0)
-             ? "caps scores in exact attention alone"
-             : "";
 }
 
 // A thread block's queries have the same near keys.

@@ -126,9 +126,7 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   // P of a half whose scores are there, with its mask and an online row max; then no product is under way.
   const auto exponentials_online = [&](auto part, const Hidden& hidden) {
     auto& scores = scores_of(part);
-    if (C::kCapsScores && cap.cap != 0) {
-      cap_scores(scores, cap);
-    }
+    softmax.cap(scores, cap);
     hidden.hide_with_mask(scores, pass.p.problem, row);
     float factor[2];
     const bool rescales = row_max != RowMax::none && softmax.update_row_max(scores, factor);
@@ -137,9 +135,7 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
       softmax.subtract_row_max(scores);
     }
     softmax.template exponentials<RowMax::online>(scores, subtracted);
-    if (row_max == RowMax::online) {
-      make_headroom<C>(scores);
-    }
+    make_headroom<C>(scores, row_max);
     ptx::wgmma_wait<0>();
     if (rescales) {
       rescale(o, factor);
@@ -155,11 +151,7 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
       free_keys(n);
     }
     hidden.hide(scores);
-    if (C::kCapsScores && cap.cap != 0) {
-      softmax.capped_exponentials(scores, cap);
-    } else {
-      softmax.template exponentials<kFirstPass<C>>(scores);
-    }
+    softmax.template first_exponentials<kFirstPass<C>>(scores, cap);
     if constexpr (pending > 0) {
       ptx::wgmma_wait<pending - 1>();
     }

@@ -288,13 +288,10 @@ std::vector<LaunchShape> ForwardPlan::launches() const {
 }  // namespace
 
 std::string forward_supports(const Problem& problem, const Grouping& grouping) {
-  if (const std::string reason = unsupported_reason(problem); !reason.empty()) {
+  if (const std::string reason = unsupported_reason(problem, grouping); !reason.empty()) {
     return reason;
   }
   if (const std::string reason = near_keys_reason(problem, grouping); !reason.empty()) {
-    return reason;
-  }
-  if (const std::string reason = softcap_reason(problem, grouping); !reason.empty()) {
     return reason;
   }
   if (is_by_blocks(problem, grouping)) {
@@ -305,13 +302,10 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping) {
 }
 
 std::string forward_blocks_supports(const Problem& problem, const Grouping& grouping) {
-  if (const std::string reason = unsupported_reason(problem); !reason.empty()) {
+  if (const std::string reason = unsupported_reason(problem, grouping); !reason.empty()) {
     return reason;
   }
   if (const std::string reason = near_keys_reason(problem, grouping); !reason.empty()) {
-    return reason;
-  }
-  if (const std::string reason = softcap_reason(problem, grouping); !reason.empty()) {
     return reason;
   }
   if (!is_by_blocks(problem, grouping)) {

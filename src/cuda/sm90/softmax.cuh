@@ -106,6 +106,23 @@ struct Softmax {
     }
   }
 
+  // Caps scores, where they are to be.
+  __device__ void cap(float (&s)[C::kHalf / 2], const ScoreCap& cap) const {
+    if (C::kCapsScores && cap.cap != 0) {
+      cap_scores(s, cap);
+    }
+  }
+
+  // exponentials() of scores that are still to be capped, if they are, with a row max that is not online.
+  template <RowMax kRowMax>
+  __device__ void first_exponentials(float (&s)[C::kHalf / 2], const ScoreCap& cap) {
+    if (C::kCapsScores && cap.cap != 0) {
+      capped_exponentials(s, cap);
+    } else {
+      exponentials<kRowMax>(s);
+    }
+  }
+
   // The same of scores that are still to be capped, with a fixed row max.
   __device__ void capped_exponentials(float (&s)[C::kHalf / 2], const ScoreCap& cap) {
     const float shift[2] = {finite(row_max[0]) * scale, finite(row_max[1]) * scale};
@@ -126,11 +143,11 @@ struct Softmax {
   }
 };
 
-// Gives P its headroom. The row sums, and LSE with them, are without.
+// Gives P of a repeated pass its headroom. The row sums, and LSE with them, are without.
 template <class C>
-__device__ __forceinline__ void make_headroom(float (&s)[C::kHalf / 2]) {
+__device__ __forceinline__ void make_headroom(float (&s)[C::kHalf / 2], RowMax row_max) {
   constexpr float kFactor = 1.0F / kHeadroom<C>;
-  if constexpr (kFactor != 1) {
+  if (kFactor != 1 && row_max == RowMax::online) {
 #pragma unroll
     for (float& p : s) {
       p *= kFactor;
