@@ -25,7 +25,7 @@ import result_file
 ROOT = Path(__file__).resolve().parent.parent
 KERNELS = ROOT / "bench" / "results" / "h200" / "torch.json"
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128  # of one layer of a Llama of 8 billion weights, batch 1
-RANKS = (8, 64, 1024)
+RANKS = {"NVLink": (8,), "400 Gb/s": (64, 1024)}  # that are linked so
 ROWS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)  # n, of a rank
 STRATEGIES = (("exact", 1), ("energy", 2))
 OPERATIONS = ("forward", "forward_backward")  # a row of the latter has the step and the hop of the backward
@@ -106,7 +106,8 @@ def rows_of(kernels):
     """A row for each strategy, link, number of ranks, rows of a rank, and with and without a backward."""
     return [
         row_of(kernels, *strategy, link, ranks, n, op)
-        for strategy, link, ranks, n, op in itertools.product(STRATEGIES, LINKS, RANKS, ROWS, OPERATIONS)
+        for strategy, link in itertools.product(STRATEGIES, LINKS)
+        for ranks, n, op in itertools.product(RANKS[link], ROWS, OPERATIONS)
     ]
 
 
