@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "cuda/near.cuh"
 #include "cuda/problem.h"
 #include "distr/attention.h"
 
@@ -56,7 +57,7 @@ __device__ inline void enter(DeviceProblem& problem, const DeviceLengths& length
   if (lengths.at_bottom_right) {
     const std::int64_t shift = (sequence.keys - problem.seq_k) - (sequence.rows - problem.seq_q);
     problem.causal_offset += shift;
-    problem.first_offset += shift;
+    problem.first_offset += has_left_end(problem) ? shift : 0;
   }
   problem.batch = 1;
   problem.seq_q = sequence.rows;

@@ -315,7 +315,7 @@ def test_a_sliding_window_that_a_mask_shows_takes_its_place(padded, monkeypatch)
     transformers = pytest.importorskip("transformers")
     from distrattention.integrations import transformers as integration
 
-    integration.register("distr_window", Settings("exact"))
+    integration.register("distr_window", distrattention.Settings("exact"))
     sizes = dict(vocab_size=50, hidden_size=128, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
     config = transformers.MistralConfig(**sizes, num_key_value_heads=1, sliding_window=100)
     model = transformers.MistralForCausalLM(config).to(DEVICE).eval()
