@@ -14,6 +14,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import paper_tables  # noqa: E402
 from distributed_tables import distributed, ring_model, rings, streams  # noqa: E402
+from feature_tables import decode, features  # noqa: E402
 from near_tables import near_backward, near_cpu, near_gpu, near_small_models, smollm2, smollm2_alone  # noqa: E402
 from table_parts import ROOT, label, load, markdown, source  # noqa: E402
 
@@ -317,6 +318,7 @@ TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "s
           "torch_speed_zen4": lambda: torch_speed("cpu/torch_zen4.json"), "gpu_speed": gpu_speed,
           "gpu_gains": gpu_gains, "hopper": hopper, "gpu_free_order": gpu_free_order, "build_time": build_time,
           "ring_model": ring_model, "distributed": distributed, "streams": streams, "rings": rings,
+          "features": features, "decode": decode,
           **paper_tables.TABLES}
 
 
