@@ -195,10 +195,10 @@ def refuse_tangents(arguments):
     if forward_ad._current_level >= 0:  # which takes no time to ask
         tensors = (argument for argument in arguments if isinstance(argument, torch.Tensor))
         if any(forward_ad.unpack_dual(tensor).tangent is not None for tensor in tensors):
-            _refuse_forward_mode()
+            refuse_forward_mode()
 
 
-def _refuse_forward_mode(*_):
+def refuse_forward_mode(*_):
     raise NotImplementedError("there is no forward-mode differentiation of attention; allowed: reverse mode")
 
 
@@ -325,7 +325,7 @@ class _ForwardOfFunc(_Forward):
     """The operator with its gradient for torch.func, which looks for these methods."""
 
     generate_vmap_rule = True
-    jvp = staticmethod(_refuse_forward_mode)
+    jvp = staticmethod(refuse_forward_mode)
 
     @staticmethod
     def forward(*arguments):
@@ -339,7 +339,7 @@ class _ForwardOfFunc(_Forward):
 
 class _BackwardOfFunc(_Backward):
     generate_vmap_rule = True
-    jvp = staticmethod(_refuse_forward_mode)
+    jvp = staticmethod(refuse_forward_mode)
 
     @staticmethod
     def forward(*arguments):

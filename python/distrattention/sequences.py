@@ -22,8 +22,13 @@ def attend(q, k, v, starts_q, starts_k, longest_q, longest_k, causal, scale, sid
     """(out [Tq, Hq, dv], lse [Hq, Tq]) by attend_packed, with gradients; sides: of a sliding window."""
     ops.refuse_tangents((q, k, v))
     deterministic = deterministic or not is_nondeterministic_backward_allowed()
+    run = _ForwardOfFunc.apply if _is_in_func() else attend_packed
     settings = causal, scale, *sides, softcap, deterministic
-    return attend_packed(q, k, v, starts_q, starts_k, longest_q, longest_k, *settings)
+    return run(q, k, v, starts_q, starts_k, longest_q, longest_k, *settings)
+
+
+def _is_in_func():
+    return not torch.compiler.is_compiling() and torch._C._are_functorch_transforms_active()
 
 
 @torch.library.register_fake("distrattention::attend_packed")
@@ -80,7 +85,8 @@ def _gradients(ctx, grad_out, grad_lse):
     *settings, deterministic = ctx.settings
     deterministic = deterministic or torch.are_deterministic_algorithms_enabled()
     tensors = (grad_out, grad_lse, q, k, v, starts_q, starts_k, out, lse)
-    return *attend_packed_backward(*tensors, *settings, deterministic), *nothing
+    run = _BackwardOfFunc.apply if _is_in_func() else attend_packed_backward
+    return *run(*tensors, *settings, deterministic), *nothing
 
 
 torch.library.register_autograd("distrattention::attend_packed", _gradients, setup_context=_setup)
@@ -91,6 +97,33 @@ def _refuse_second_derivatives(ctx, *grads):
 
 
 torch.library.register_autograd("distrattention::attend_packed_backward", _refuse_second_derivatives)
+
+
+class _ForwardOfFunc(torch.autograd.Function):
+    """The operator with its gradient for torch.func, which does not take what register_autograd() is given."""
+
+    generate_vmap_rule = True
+    jvp = staticmethod(ops.refuse_forward_mode)
+    setup_context = staticmethod(_setup)
+    backward = staticmethod(_gradients)
+
+    @staticmethod
+    def forward(*arguments):
+        return attend_packed(*arguments)
+
+
+class _BackwardOfFunc(torch.autograd.Function):
+    generate_vmap_rule = True
+    jvp = staticmethod(ops.refuse_forward_mode)
+    backward = staticmethod(_refuse_second_derivatives)
+
+    @staticmethod
+    def forward(*arguments):
+        return attend_packed_backward(*arguments)
+
+    @staticmethod
+    def setup_context(ctx, inputs, output):
+        pass
 
 
 def _refuse_gradient(ctx, *grads):

@@ -27,10 +27,14 @@ struct ScoreCap {
   using Limits = std::numeric_limits<float>;
   const double cap = std::clamp<double>(problem.softcap / problem.softmax_scale(), Limits::min(), Limits::max());
   ScoreCap result{static_cast<float>(cap), static_cast<float>(1 / cap), static_cast<float>(cap / 2), {}, {}};
+  // Of a tiny cap they leave fp32's range, and a score of 0 times infinity would be NaN.
+  const auto finite = [](double x) {
+    return static_cast<float>(std::clamp<double>(x, Limits::lowest(), Limits::max()));
+  };
   double power = 1;
   for (int i = 0; i < 4; ++i) {
-    result.factor[i] = static_cast<float>(kTanh[i] * power);
-    result.factor_log2[i] = static_cast<float>(kTanh[i] * power * problem.softmax_scale() * kLog2E);
+    result.factor[i] = finite(kTanh[i] * power);
+    result.factor_log2[i] = finite(kTanh[i] * power * problem.softmax_scale() * kLog2E);
     power /= cap * cap;
   }
   return result;

@@ -47,6 +47,22 @@ def test_gradients_have_the_layout_of_their_tensors():
     assert grad.stride() == q.stride()
 
 
+def test_torch_func_gives_the_same():
+    leaves = [x.detach() for x in packed()]
+
+    def loss(*tensors):
+        out, lse = sequences.attend(*tensors, STARTS_Q, STARTS_K, 5, 5, "bottom_right", None, (2, None), 1.5)
+        return out.square().sum() + lse[:, 3:].sum()
+
+    given = [x.clone().requires_grad_() for x in leaves]
+    wanted = torch.autograd.grad(loss(*given), given)
+    gradients = torch.func.grad(loss, argnums=(0, 1, 2))
+    assert all(map(torch.equal, gradients(*leaves), wanted))
+    assert all(map(torch.equal, torch.func.vmap(gradients)(*(x[None] for x in leaves)), (x[None] for x in wanted)))
+    with pytest.raises(NotImplementedError, match="no second derivatives"):
+        torch.func.grad(lambda q: torch.func.grad(loss)(q, *leaves[1:]).sum())(leaves[0])
+
+
 def test_flops_are_those_of_the_longest():
     q, k, v = packed()
     with FlopCounterMode(display=False) as counter:

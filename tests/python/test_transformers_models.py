@@ -185,11 +185,12 @@ def test_a_prompt_in_chunks_is_attended_from_the_bottom_right():
     torch.testing.assert_close(torch.cat(chunks, 1), whole, rtol=1e-4, atol=1e-5)
 
 
-@torch.no_grad()
-def test_sliding_windows_arrive_as_masks():
+@pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
+def test_sliding_windows_arrive_as_masks(without_gradients):
     config = {"num_key_value_heads": 2, "sliding_window": 9}
     model = build(transformers.MistralForCausalLM, transformers.MistralConfig, **config)
-    outputs = {name: run(model, tokens(), name) for name in ("eager", "distr", "distr_energy")}
+    with without_gradients():
+        outputs = {name: run(model, tokens(), name) for name in ("eager", "distr", "distr_energy")}
     torch.testing.assert_close(outputs["distr"], outputs["eager"], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(outputs["distr_energy"], outputs["eager"], rtol=1e-3, atol=1e-3)
 

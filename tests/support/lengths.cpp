@@ -13,7 +13,8 @@ namespace {
 // Entry 2 b + 1 is the dense call's entry b; those between are neighbours.
 std::int64_t entry_of(std::int64_t b) { return 2 * b + 1; }
 
-constexpr std::int64_t kNeighbourRows[] = {5, 70, 0};
+// The longest is longer than most dense calls, by more than the keys are: then corners are to move either way.
+constexpr std::int64_t kNeighbourRows[] = {5, 170, 0};
 constexpr std::int64_t kNeighbourKeys[] = {0, 131, 3};
 
 std::int64_t rows_of_entry(const Problem& dense, std::int64_t entry) {

@@ -226,17 +226,22 @@ def _is_of_model(kwargs: dict, name: str) -> bool:
 _last_offset: tuple = (None, 0, 0)  # of the mask that was asked about last: (a reference to it, its version, offset)
 
 
+def _version(mask: Tensor) -> object:
+    """What differs when the mask's values do: in inference mode, where nothing counts that, always."""
+    return object() if mask.is_inference() else mask._version
+
+
 def _key_offset(mask: Tensor, rows: int, keys: int) -> int:
     """The key that stands beside the first of `rows` queries, by a causal mask [B or 1, Hq or 1, L or 1, S]."""
     global _last_offset
     if rows == keys or mask.shape[2] == 1 or torch.compiler.is_compiling():
         return keys - rows
     known, version, offset = _last_offset
-    if known is None or known() is not mask or version != mask._version:  # once for all layers: it waits for a GPU
+    if known is None or known() is not mask or version != _version(mask):  # once for all layers: it waits for a GPU
         last_row = mask[:, :, -1] if mask.dtype == torch.bool else mask[:, :, -1] > torch.finfo(mask.dtype).min
         seen = last_row.flatten(0, 1).any(0).nonzero()  # in a batch, some row is not padded
         offset = seen[-1].item() + 1 - rows if len(seen) else keys - rows
-        _last_offset = weakref.ref(mask), mask._version, offset
+        _last_offset = weakref.ref(mask), _version(mask), offset
     return offset
 
 
@@ -251,12 +256,12 @@ def _shows_a_window(mask: Tensor | None, sliding: int) -> bool:
         return False
     rows, keys = mask.shape[2:]
     known, version, window, answer = _last_shown
-    if known is None or known() is not mask or version != mask._version or window != sliding:  # once for all layers
+    if known is None or known() is not mask or version != _version(mask) or window != sliding:  # once for all layers
         first = torch.arange(rows, device=mask.device) + _key_offset(mask, rows, keys)
         distance = torch.arange(keys, device=mask.device) - first[:, None]
         band = (distance <= 0) & (distance > -sliding)
         answer = rows > 1 and not (mask & ~band if mask.device.type == "cpu" else mask != band).any()
-        _last_shown = weakref.ref(mask), mask._version, sliding, answer
+        _last_shown = weakref.ref(mask), _version(mask), sliding, answer
     return answer
 
 

@@ -251,7 +251,8 @@ __device__ __forceinline__ void begin(CtaState<C>& state, const ForwardParameter
   const bool all_online = C::kMasks && changes_scores(p.problem);
   state.work = work;
   state.unmasked = unmasked_tiles<C>(p, work);
-  state.online_end = all_online ? kAllTiles : max(work.first + 1, first_whole_tile<C>(p.problem, work));
+  // At a left end one tile more: the first key of a row may be the first of a tile that is whole.
+  state.online_end = all_online ? kAllTiles : max(work.first, first_whole_tile<C>(p.problem, work)) + 1;
   state.keys = C::Keys::source(p, work);
   state.values = head_of(p.v, p.problem.v, work.batch, work.head_kv);
 }
