@@ -254,6 +254,8 @@ def _shows_a_window(mask: Tensor | None, sliding: int) -> bool:
     global _last_shown
     if mask is None or mask.dtype != torch.bool or torch.compiler.is_compiling() or not is_plain():
         return False
+    if mask.is_cuda and torch.cuda.is_current_stream_capturing():  # nothing can be asked of the mask
+        return False
     rows, keys = mask.shape[2:]
     known, version, window, answer = _last_shown
     if known is None or known() is not mask or version != _version(mask) or window != sliding:  # once for all layers
