@@ -55,9 +55,7 @@ struct Sequence {
 template <class Pointer>
 void advance(Pointer& pointer, std::size_t element_bytes, std::int64_t elements) {
   using Byte = std::conditional_t<std::is_same_v<Pointer, const void*>, const std::byte, std::byte>;
-  if (pointer != nullptr) {
-    pointer = static_cast<Byte*>(pointer) + static_cast<std::ptrdiff_t>(element_bytes) * elements;
-  }
+  pointer = static_cast<Byte*>(pointer) + static_cast<std::ptrdiff_t>(element_bytes) * elements;
 }
 
 // Calls function(problem, tensors, b) for batch entry b: with what the call has, or where lengths are data, with the
@@ -84,10 +82,15 @@ void with_sequence(const Problem& problem, const Tensors& tensors, std::int64_t 
   advance(from.v, bytes, at(problem.v, sequence.first_key));
   advance(from.o, bytes, at(problem.o, sequence.first_row));
   const std::int64_t vectors = packed ? sequence.first_row : row_index(problem, b, 0, 0);
-  advance(from.lse, size_of(problem.lse_dtype()), vectors);
-  if constexpr (std::is_same_v<Tensors, BackwardTensors>) {
+  constexpr bool kIsBackward = std::is_same_v<Tensors, BackwardTensors>;
+  if (kIsBackward || from.lse != nullptr) {  // a forward may be asked for none
+    advance(from.lse, size_of(problem.lse_dtype()), vectors);
+  }
+  if constexpr (kIsBackward) {
     advance(from.d_o, bytes, at(problem.o, sequence.first_row));
-    advance(from.d_lse, size_of(problem.lse_dtype()), vectors);
+    if (from.d_lse != nullptr) {
+      advance(from.d_lse, size_of(problem.lse_dtype()), vectors);
+    }
     advance(from.d_q, bytes, at(problem.q, sequence.first_row));
     advance(from.d_k, bytes, at(problem.k, sequence.first_key));
     advance(from.d_v, bytes, at(problem.v, sequence.first_key));

@@ -108,8 +108,8 @@ TEST(Refusals, AreInWords) {
   const Grouping energy = grouping_of(Strategy::energy);
   const Problem f64 = problem_of(DType::f64);
   const char* const only_fp32 = "computes in fp32; f64 is for the reference";
-  Grouping part = near_of(Strategy::energy, 128);
-  part.part = Part{128, 256};
+  Problem capped = problem_of();
+  capped.softcap = 30;
   Problem many = problem_of(DType::bf16, 1);
   many.batch = std::int64_t{1} << 31;
   Problem long_sequence = problem_of(DType::bf16, 1);
@@ -162,8 +162,9 @@ TEST(Refusals, AreInWords) {
        "takes blocks that 64 divides, or of at least seq_q rows"},
       {"sm90/backward", Operation::backward, problem_of(), near_of(Strategy::lsh, 64),
        "takes near keys of blocks of a multiple of 128 rows"},
-      {"sm90/backward", Operation::backward, problem_of(), part,
-       "takes no part of a longer call whose far scores keep the means of dropped columns"},
+      {"sm90/forward", Operation::forward, capped, energy, "caps scores in exact attention alone"},
+      {"sm90/backward", Operation::backward, capped, energy, "caps scores in exact attention alone"},
+      {"sm80/sequences", Operation::forward, capped, exact, "caps no scores; softcap is for other kernels"},
       {"sm80/backward", Operation::backward, problem_of(), near_of(Strategy::energy, 128),
        "has no near keys; window and sinks are for other kernels"},
   };

@@ -125,15 +125,15 @@ WithLengths<Tensors>::WithLengths(LengthsAs kind, const Problem& dense, const Te
   const Strides own_rows =
       p.packed.has_value() ? Strides{0, p.packed->total_q, 1} : Strides{p.heads_q * p.seq_q, p.seq_q, 1};
   const Copy lse{nullptr, dense_rows, own_rows, p.heads_q, dense.seq_q, 1, false, size_of(p.lse_dtype()), {}};
-  constexpr bool is_forward = std::is_same_v<Tensors, ForwardTensors>;
+  constexpr bool kIsForward = std::is_same_v<Tensors, ForwardTensors>;
   outputs_.reserve(3);  // pointers into them must last
   inputs_.reserve(8);
   tensors_.q = place(tensors.q, q, true);
   tensors_.k = place(tensors.k, k, true);
   tensors_.v = place(tensors.v, v, true);
-  tensors_.o = place(tensors.o, o, !is_forward);
-  tensors_.lse = place(tensors.lse, lse, !is_forward);
-  if constexpr (!is_forward) {
+  tensors_.o = place(tensors.o, o, !kIsForward);
+  tensors_.lse = place(tensors.lse, lse, !kIsForward);
+  if constexpr (!kIsForward) {
     tensors_.d_o = place(tensors.d_o, o, true);
     tensors_.d_lse = place(tensors.d_lse, lse, true);
     tensors_.d_q = place(tensors.d_q, q, false);
