@@ -45,9 +45,18 @@ struct Sequences {
     require(q, "the starts of the sequences of k", of_k, ScalarType::Int, {of_q.size(0)});
   }
   [[nodiscard]] Lengths lengths() const { return {nullptr, lengths_data(starts_q), lengths_data(starts_k)}; }
+};
 
-  // q, k and v: with one entry.
-  void enter(Problem& problem, std::int64_t longest_q, std::int64_t longest_k) const {
+// The call that all rows as one entry would be, made that of the sequences. q, k and v: with unit rows.
+struct PackedCall {
+  Call call;
+  Sequences sequences;
+
+  PackedCall(const Tensor& q, const Tensor& k, const Tensor& v, const Tensor& starts_q, const Tensor& starts_k,
+             std::int64_t longest_q, std::int64_t longest_k, const Settings& settings)
+      : call(make_call(as_one_entry("q", q), as_one_entry("k", k), as_one_entry("v", v), settings)),
+        sequences(q, starts_q, starts_k) {
+    Problem& problem = call.problem;
     problem.packed = {problem.seq_q, problem.seq_k};
     problem.batch = starts_q.size(0) - 1;
     problem.seq_q = longest_q;
@@ -55,6 +64,21 @@ struct Sequences {
     problem.window_offset.reset();
   }
 };
+
+// `call` has the strides of O.
+void run_forward(Call& call, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& o, Tensor& lse,
+                 const Lengths& lengths) {
+  const Plan plan = plan_of(Operation::forward, call);
+  const OptionalTensor workspace = add_workspace(call, plan.workspace_bytes(), q);
+  ForwardTensors tensors;
+  tensors.q = q.const_data_ptr();
+  tensors.k = k.const_data_ptr();
+  tensors.v = v.const_data_ptr();
+  tensors.o = o.mutable_data_ptr();
+  tensors.lse = lse.mutable_data_ptr();
+  tensors.lengths = lengths;
+  plan.run(tensors, call.execution);
+}
 
 // Sequences one behind the other: q [Tq, Hq, d], k [Tk, H, d], v [Tk, H, dv], starts int32 [S + 1] on q's device.
 // Returns O [Tq, Hq, dv] and LSE [Hq, Tq]. `deterministic` is for the backward, which takes the settings of its
@@ -66,23 +90,13 @@ std::tuple<Tensor, Tensor> attend_packed(const Tensor& q_in, const Tensor& k_in,
                                          std::optional<std::int64_t> window_right, double softcap,
                                          bool /*deterministic*/) {
   const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
-  const Tensor one_q = as_one_entry("q", q), one_k = as_one_entry("k", k), one_v = as_one_entry("v", v);
-  Call call = make_call(one_q, one_k, one_v, exact(causal, scale, window_left, window_right, softcap));
-  const Sequences sequences(q, starts_q, starts_k);
-  sequences.enter(call.problem, longest_q, longest_k);
+  PackedCall with(q, k, v, starts_q, starts_k, longest_q, longest_k,
+                  exact(causal, scale, window_left, window_right, softcap));
+  Call& call = with.call;
   Tensor o = empty(q, {q.size(0), q.size(1), v.size(2)}, q.scalar_type());
   Tensor lse = empty(q, {q.size(1), q.size(0)}, lse_type(call.problem));
   call.problem.o = strides_of(as_one_entry("out", o));
-  const Plan plan = plan_of(Operation::forward, call);
-  const OptionalTensor workspace = add_workspace(call, plan.workspace_bytes(), q);
-  ForwardTensors tensors;
-  tensors.q = q.const_data_ptr();
-  tensors.k = k.const_data_ptr();
-  tensors.v = v.const_data_ptr();
-  tensors.o = o.mutable_data_ptr();
-  tensors.lse = lse.mutable_data_ptr();
-  tensors.lengths = sequences.lengths();
-  plan.run(tensors, call.execution);
+  run_forward(call, q, k, v, o, lse, with.sequences.lengths());
   return {std::move(o), std::move(lse)};
 }
 
@@ -95,10 +109,9 @@ std::tuple<Tensor, Tensor, Tensor> attend_packed_backward(
     bool deterministic) {
   Tensor d_q = dense_like(q_in), d_k = dense_like(k_in), d_v = dense_like(v_in);
   const Tensor q = laid_out_like(d_q, q_in), k = laid_out_like(d_k, k_in), v = laid_out_like(d_v, v_in);
-  const Tensor one_q = as_one_entry("q", q), one_k = as_one_entry("k", k), one_v = as_one_entry("v", v);
-  Call call = make_call(one_q, one_k, one_v, exact(causal, scale, window_left, window_right, softcap));
-  const Sequences sequences(q, starts_q, starts_k);
-  sequences.enter(call.problem, longest_q, longest_k);
+  PackedCall with(q, k, v, starts_q, starts_k, longest_q, longest_k,
+                  exact(causal, scale, window_left, window_right, softcap));
+  Call& call = with.call;
   const std::array o_shape{q.size(0), q.size(1), v.size(2)};
   const std::array lse_shape{q.size(1), q.size(0)};
   const ScalarType type_of_lse = lse_type(call.problem);
@@ -127,7 +140,7 @@ std::tuple<Tensor, Tensor, Tensor> attend_packed_backward(
   tensors.d_q = d_q.mutable_data_ptr();
   tensors.d_k = d_k.mutable_data_ptr();
   tensors.d_v = d_v.mutable_data_ptr();
-  tensors.lengths = sequences.lengths();
+  tensors.lengths = with.sequences.lengths();
   plan.run(tensors, call.execution);
   return {std::move(d_q), std::move(d_k), std::move(d_v)};
 }
@@ -147,16 +160,7 @@ std::tuple<Tensor, Tensor> attend_cache(const Tensor& q_in, const Tensor& k_in, 
   Tensor o = empty_rows_first(q, {q.size(0), q.size(1), q.size(2), v.size(3)});
   Tensor lse = empty(q, {q.size(0), q.size(1), q.size(2)}, lse_type(call.problem));
   call.problem.o = strides_of(o);
-  const Plan plan = plan_of(Operation::forward, call);
-  const OptionalTensor workspace = add_workspace(call, plan.workspace_bytes(), q);
-  ForwardTensors tensors;
-  tensors.q = q.const_data_ptr();
-  tensors.k = k.const_data_ptr();
-  tensors.v = v.const_data_ptr();
-  tensors.o = o.mutable_data_ptr();
-  tensors.lse = lse.mutable_data_ptr();
-  tensors.lengths = {lengths_data(lengths)};
-  plan.run(tensors, call.execution);
+  run_forward(call, q, k, v, o, lse, {lengths_data(lengths)});
   return {std::move(o), std::move(lse)};
 }
 
