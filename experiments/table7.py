@@ -15,7 +15,7 @@ from baselines import ksvd_loss
 from shared import models
 from shared.data import read_items, toy_items
 from shared.evaluate import answer_items, item_text, padded, perplexity
-from shared.results import DTYPES, Results, arguments, chosen, label, parsed
+from shared.results import DTYPES, Results, arguments, chosen, label, parsed, shard
 from shared.swap import swap
 from shared.training import train
 
@@ -43,6 +43,7 @@ def main():
     parser.add_argument("--batch", type=int, default=5)
     parser.add_argument("--rate", type=float, default=5e-6)
     parser.add_argument("--warm-up", type=int, default=1000, help="steps [%(default)s]")
+    parser.add_argument("--shard", type=shard, default=(0, 1), help="I/N: every N-th model [all]")
     parser.set_defaults(near="0,128")
     options = parsed(parser)
     items = toy_items() if options.quick else read_items(options.data)
@@ -78,6 +79,8 @@ def main():
                 row = {"method": label(method, options.device), "epochs": epochs, "seed": seed}
                 wanted = [n for n in lengths if results.wants(**row, length=n)]
                 if not wanted or epochs == 0 and seed > 0 and method in ("standard", "flash2", "exact"):
+                    continue
+                if not results.takes_turn():
                     continue
                 torch.manual_seed(seed)
                 model = copy.deepcopy(whole)

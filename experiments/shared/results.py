@@ -49,6 +49,14 @@ def arguments(doc, methods=(), model=None, data=None, dtype="bfloat16"):
     return parser
 
 
+def shard(text):
+    """(I, N) of I/N, as --shard takes it: every N-th of the rows that are wanted, from the I-th on."""
+    number, count = map(int, text.split("/"))
+    if not 0 <= number < count:
+        raise ValueError
+    return number, count
+
+
 def parsed(parser):
     options = parser.parse_args()
     if options.device == "cpu":
@@ -88,7 +96,7 @@ class Results:
 
     def __init__(self, options, key, **facts):
         self.path, self.key, self.limit = options.out, key, options.time_limit
-        self.begin = time.perf_counter()
+        self.begin, self.shard, self.turn = time.perf_counter(), getattr(options, "shard", (0, 1)), 0
         known = json.loads(self.path.read_text()) if self.path.exists() else {"rows": []}
         self.rows = known["rows"]
         cuda = options.device.startswith("cuda")
@@ -127,17 +135,25 @@ class Results:
             return False
         return True
 
+    def takes_turn(self):
+        """Whether the next of the rows that are wanted falls to this process, of those that --shard names."""
+        self.turn += 1
+        return (self.turn - 1) % self.shard[1] == self.shard[0]
+
     def is_over(self):
         """Whether --time-limit has passed."""
         return time.perf_counter() - self.begin > self.limit
 
     def add(self, row):
         self.rows.append(row)
-        self.path.parent.mkdir(parents=True, exist_ok=True)
-        result_file.write(self.path, {"meta": self.meta, "rows": self.rows})
+        self.write()
         line = {name: f"{value:.4g}" if isinstance(value, float) else value for name, value in row.items()
                 if not isinstance(value, list | dict)}  # fmt: skip
         self.log("  ".join(f"{name} {value}" for name, value in line.items()))
+
+    def write(self):
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        result_file.write(self.path, {"meta": self.meta, "rows": self.rows})
 
     def log(self, text):
         print(f"{time.perf_counter() - self.begin:5.0f} s  {text}", flush=True)

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """The scripts of the paper's evaluation: all of `experiments/run --quick`, and the loaders of real data and models."""
 
+import argparse
 import importlib.machinery
 import importlib.util
 import json
@@ -17,7 +18,8 @@ import transformers
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 sys.path.insert(0, str(EXPERIMENTS))
-from shared import data, evaluate, models, training  # noqa: E402
+from shared import data, evaluate, models, shards, training  # noqa: E402
+from shared import results as results_module  # noqa: E402
 
 
 def command(name):
@@ -268,3 +270,39 @@ def test_what_is_missing_is_said(tmp_path):
             importlib.import_module("table5").main()
         finally:
             sys.argv = arguments
+
+
+SHARDED = """
+import argparse, json, pathlib
+parser = argparse.ArgumentParser()
+parser.add_argument("--out", type=pathlib.Path)
+parser.add_argument("--shard")
+parser.add_argument("--fail", action="store_true")
+options = parser.parse_args()
+known = json.loads(options.out.read_text())["rows"] if options.out.exists() else []
+number, count = map(int, options.shard.split("/"))
+rows = known + [{"row": row} for row in range(len(known), 7) if row % count == number]
+options.out.write_text(json.dumps({"meta": {}, "rows": rows}))
+assert not (options.fail and number == 1)
+"""
+
+
+def test_shards_share_the_rows_and_lose_none(tmp_path):
+    script, out = tmp_path / "script.py", tmp_path / "part.json"
+    script.write_text(SHARDED)
+    left = out.with_suffix(".shard5.json")  # of a run that was cut off
+    left.write_text(json.dumps({"meta": {}, "rows": [{"row": 0}]}))
+    with pytest.raises(SystemExit, match=r"the shards \[1\] failed; what the others measured is in"):
+        shards.run_shards(script, ["--fail"], out, 3)
+    assert sorted(row["row"] for row in json.loads(out.read_text())["rows"]) == list(range(7))
+    assert not shards.shard_files(out)
+
+
+def test_shards_are_checked_and_take_turns(tmp_path):
+    of = [results_module.shard(f"{number}/3") for number in range(3)]
+    options = argparse.Namespace(out=tmp_path / "x.json", time_limit=9, device="cpu", dtype="float32")
+    each = [results_module.Results(argparse.Namespace(shard=shard, **vars(options)), ("row",)) for shard in of]
+    assert [[one.takes_turn() for _ in range(6)] for one in each] == [[n % 3 == i for n in range(6)] for i in range(3)]
+    for text in ("3/3", "-1/3", "1", "a/b"):
+        with pytest.raises(ValueError):
+            results_module.shard(text)
