@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figure 8: draws the loss curves of fine-tuning out of result files of table5.py.
 
-    python3 experiments/fig8.py docs/paper_losses.png bench/results/h200/paper/table5.json ..."""
+    python3 experiments/fig8.py docs/paper_losses.png bench/results/h100/paper/table5_*.json"""
 
 import argparse
 import json
@@ -12,6 +12,8 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
+
+COLOURS = ("black", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9")  # of Okabe and Ito; then dashed
 
 
 def main():
@@ -24,13 +26,14 @@ def main():
         curves.setdefault((row["data"], row["regime"]), {}).setdefault(row["method"], []).append(row["losses"])
     figure, panels = plt.subplots(1, len(curves), figsize=(4 * len(curves), 3.5), squeeze=False, layout="constrained")
     for axes, ((data, regime), methods) in zip(panels[0], sorted(curves.items())):
-        for method, losses in methods.items():
+        for number, (method, losses) in enumerate(sorted(methods.items())):
             means = [sum(of_epoch) / len(of_epoch) for of_epoch in zip(*losses)]
-            axes.plot(range(1, len(means) + 1), means, label=method)
+            style = {"color": COLOURS[number % len(COLOURS)], "linestyle": ("-", "--")[number // len(COLOURS) % 2]}
+            axes.plot(range(1, len(means) + 1), means, label=method, **style)
         axes.set_title(f"{data}, {regime}", fontsize=10)
         axes.set_xlabel("epoch")
     panels[0][0].set_ylabel("training loss")
-    panels[0][-1].legend(fontsize=7)
+    figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.savefig(options.picture, dpi=120)
 
 

@@ -40,27 +40,36 @@ def smollm2_alone() -> str:
         name, meta, f'CUDA {meta["cuda"]}', f'torch {meta["torch"]}')
 
 
-def near_cpu() -> str:
-    """Times on a CPU relative to exact attention, on captured and on planted inputs."""
-    name = "cpu/near.json"
-    meta, rows = (load(name)[part] for part in ("meta", "rows"))
-    cases = {}
-    for row in rows:
-        inputs = "SmolLM2" if row["input"].startswith("captured") else "planted"
-        case = inputs, row["seq"], row["head_dim"], row["causal"]
-        cases.setdefault(case, {}).setdefault(row["setting"], []).append(row)
+def times_near(*names: str) -> str:
+    """Times relative to exact attention, on captured and on planted inputs, by bench/near.py."""
     near = " window=512 sinks=128"
     wanted = [f"exact{near} skip=0.0025", "energy G=2", f"energy G=2{near}", f"energy G=2{near} skip=0.0025",
               f"energy G=4{near} skip=0.0025 finish"]
-    lines = []
-    for (inputs, seq, dim, causal), of_settings in cases.items():
-        kept = statistics.fmean(row["kept_share"] for row in of_settings[wanted[0]])
-        times = [statistics.fmean(row["time_of_exact"] for row in of_settings[setting]) for setting in wanted]
-        case = [inputs, str(dim), str(seq), "yes" if causal else "no"]
-        lines.append([*case, f"{kept:.0%}", *(f"{time:.2f}" for time in times)])
-    head = ["inputs", "d", "N", "causal", "kept by `exact`", "`exact`, skip", "`energy` G = 2", "with near keys",
-            "and skip", "G = 4, skip, finish"]
-    return markdown(head, lines) + "\n\n" + source(name, meta, f'torch {meta["torch"]}')
+    lines, sources = [], []
+    for name in names:
+        meta, rows = (load(name)[part] for part in ("meta", "rows"))
+        sources.append(source(name, meta, f'torch {meta["torch"]}'))
+        cases = {}
+        for row in rows:
+            inputs = "SmolLM2" if row["input"].startswith("captured") else "planted"
+            case = inputs, row["batch"], row["heads"], row["seq"], row["head_dim"], row["causal"]
+            cases.setdefault(case, {}).setdefault(row["setting"], []).append(row)
+        for (inputs, batch, heads, seq, dim, causal), of_settings in cases.items():
+            kept = statistics.fmean(row["kept_share"] for row in of_settings[wanted[0]])
+            times = [statistics.fmean(row["time_of_exact"] for row in of_settings[setting]) for setting in wanted]
+            case = [inputs, f"{batch}, {heads}", str(dim), str(seq), "yes" if causal else "no"]
+            lines.append([*case, f"{kept:.0%}", *(f"{time:.2f}" for time in times)])
+    head = ["inputs", "B, H", "d", "N", "causal", "kept by `exact`", "`exact`, skip", "`energy` G = 2",
+            "with near keys", "and skip", "G = 4, skip, finish"]
+    return markdown(head, lines) + "\n\n" + "\n".join(sources)
+
+
+def near_cpu() -> str:
+    return times_near("cpu/near.json")
+
+
+def near_gpu() -> str:
+    return times_near("h100/near.json", "h100/near_b4_h16.json")
 
 
 def near_small_models() -> str:
@@ -81,28 +90,6 @@ def near_small_models() -> str:
         lines.append([f"`{setting}`", *(bits if setting == "exact" else map(loss, of_models))])
     head = ["setting", *(f'd = {dim}, {"causal" if causal else "both ways"}' for causal, dim in models)]
     return markdown(head, lines) + "\n\n" + source(name, result["meta"], f'torch {result["meta"]["torch"]}')
-
-
-def near_gpu() -> str:
-    """Times on a GPU relative to exact attention, where some of the far halves hold a key that matters."""
-    name = "h200/experiments/near.json"
-    meta, rows = (load(name)[part] for part in ("meta", "rows"))
-    wanted = [("exact", 1, 0.0025, False), ("energy", 2, 0, False), ("energy", 2, 0.0025, False),
-              ("energy", 4, 0.0025, True)]
-    found = {}
-    for row in rows:
-        case = row["head_dim"], row["causal"], row["planted_share"]
-        setting = row["strategy"], row["group_size"], row["skip"], row["finish"]
-        found.setdefault(case, {})[setting, row["window"] >= 0] = row
-    lines = []
-    for (dim, causal, share), of in found.items():
-        if share < 1:
-            times = [of[wanted[0], True], of[wanted[1], False], *(of[setting, True] for setting in wanted[1:])]
-            lines.append([str(dim), "yes" if causal else "no", f'{of[wanted[0], True]["kept_share"]:.0%}',
-                          *(f'{row["time_of_exact"]:.2f}' for row in times)])
-    head = ["d", "causal", "kept by `exact`", "`exact`, skip", "`energy` G = 2", "with near keys", "and skip",
-            "G = 4, skip, finish"]
-    return markdown(head, lines) + "\n\n" + source(name, meta, f'CUDA {meta["cuda"]}')
 
 
 def near_backward() -> str:

@@ -48,7 +48,7 @@ TABLE9 = {"flash2": (1299, 1768, 1471), "lsh-sample": (846, 1361, 1359)}  # ms o
 
 def load(part):
     """(path from bench/results, meta, rows) of a part of experiments/run, measured on a GPU or, failing that, a CPU."""
-    for folder in ("h200", "cpu"):
+    for folder in ("h200", "h100", "cpu"):
         path = RESULTS / folder / f"paper/{part}.json"
         if path.exists():
             result = json.loads(path.read_text())

@@ -228,9 +228,7 @@ def row_of(shape, contender, op, times, kernel):
     row |= {"group_size": contender.group_size, "block": contender.block(shape.n) if grouped else None}
     row["order_from"] = contender.order_from(shape.causal) if grouped else None
     row |= {"ms": ms, "ms_min": min(times), "ms_max": max(times), "runs": len(times)}
-    if op != "grouping":
-        row["tflops_exact_flops"] = shape.flops(op) / ms / 1e9
-    return row
+    return row | {"tflops_exact_flops": shape.flops(op) / ms / 1e9}
 
 
 def measure(shape, op, options, skipped):
@@ -260,16 +258,16 @@ def measure(shape, op, options, skipped):
     graph_times = in_graphs(calls, len(sets)) if takes_graphs else {}
     rows = []
     for name, (contender, call) in calls.items():
-        op_of_row = "grouping" if name.startswith("grouping") else op
-        operation = "backward" if op == "forward_backward" else op_of_row
-        kernel = kernel_of(contender, operation, *sets[0][:3], shape.causal)
-        row = row_of(shape, contender, op_of_row, times[name], kernel)
+        if name.startswith("grouping"):  # the kernels alone: grouping.json
+            continue
+        kernel = kernel_of(contender, "backward" if op == "forward_backward" else op, *sets[0][:3], shape.causal)
+        row = row_of(shape, contender, op, times[name], kernel)
         row["calls_in_a_row"] = in_a_row
         row["rel_error_out"] = errors.get(name)
         for key, of in (("ratio_to_flash", "sdpa_flash"), ("ratio_to_exact", "distr exact G=1")):
-            if of in times and op_of_row != "grouping":
+            if of in times:
                 row[key] = statistics.median(times[of]) / row["ms"]
-        if op_of_row == "forward" and contender.strategy in ("lsh", "energy"):
+        if op == "forward" and contender.strategy in ("lsh", "energy"):
             row["ms_grouping"] = statistics.median(times[grouping_of(contender)])
         if name in graph_times:
             row["ms_graph"] = graph_times[name]

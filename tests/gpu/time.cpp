@@ -14,7 +14,7 @@
 #include "gpu/ablations.h"
 #include "gpu/device_values.h"
 #include "gpu/time_inputs.h"
-#include "gpu/time_near.h"
+#include "gpu/time_near_backward.h"
 #include "support/cases.h"
 
 namespace distr::test {
@@ -349,9 +349,6 @@ int time_kernels(const TimeOptions& options) {
   });
   if (wanted("grouping")) {
     for_each_shape(grouping_shapes(options.quick), [](Shape& shape) { shape.time_grouping(); });
-  }
-  if (named("near")) {
-    time_near(options.filter, options.strategy, stream, rows);
   }
   if (named("near_backward")) {
     time_near_backward(options.filter, options.strategy, stream, rows);

@@ -10,8 +10,8 @@ struct TimeOptions {
   std::string filter;      // only shapes whose label contains it, "B1 H10 d128 N16384 causal" for instance
   std::string kernel;      // only kernels whose name contains it
   std::string strategy;    // only this one; empty: all
-  std::string operations;  // "forward,backward,grouping", or some of them; empty: all. By name alone "near" and
-                           // "near_backward" (time_near.h)
+  std::string operations;  // "forward,backward,grouping", or some of them; empty: all. By name alone "near_backward"
+                           // (time_near_backward.h)
   std::string out;         // result file; empty: none
   std::string commit;      // for the result file
   std::string driver;      // likewise

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
+#include "gpu/time_near_backward.h"
+
 #include <cstdio>
 #include <utility>
 
 #include "distr/plan.h"
 #include "gpu/stopwatch.h"
 #include "gpu/time_inputs.h"
-#include "gpu/time_near.h"
 
 namespace distr::test {
 namespace {
