@@ -195,6 +195,23 @@ def test_sliding_windows_arrive_as_masks(without_gradients):
     assert not torch.allclose(outputs["distr_energy"], outputs["eager"], rtol=1e-3, atol=1e-3)
 
 
+@torch.no_grad()
+def test_near_keys_of_sliding_windows():
+    """Rows from 256 on do not see key 55, and the near keys of the first tile only while their windows have it."""
+    config = {"num_key_value_heads": 2, "sliding_window": 200, "num_hidden_layers": 1}
+    model = build(transformers.MistralForCausalLM, transformers.MistralConfig, **config)
+    for name, near in {"distr_near": {"window": 0}, "distr_all": {"window": 200}, "distr_sinks": {"sinks": 1}}.items():
+        register(name, **ENERGY, **near)
+    inputs = tokens(rows=400)
+    names = ("eager", "distr", "distr_energy", "distr_near", "distr_sinks", "distr_all")
+    found = {name: run(model, inputs, name) for name in names}
+    for name in ("distr", "distr_all"):
+        torch.testing.assert_close(found[name], found["eager"], rtol=1e-4, atol=1e-5)
+    errors = {name: (found[name] - found["eager"])[:, 200:].norm() for name in names}
+    assert 0 < errors["distr_near"] < errors["distr_energy"]
+    assert 0 < errors["distr_sinks"] < errors["distr_energy"]
+
+
 @pytest.mark.parametrize(
     ("training", "settings", "sees_none"), [(True, {}, True), (False, {}, True), (False, {"order_from": "own"}, False)]
 )

@@ -3,10 +3,8 @@
 //
 //   A thread block takes the rows 64 i .. 64 i + 63 of a head, which skip together, and each of its 4 warps 16 of them.
 //   Keys are met 64 at a time, half a tile: the near ones first, then the far ones.
-//     S = Q K^T    from all columns where keys are near, else from those that the grouping keeps. Rows of K^T lie in
-//     the order
-//                  of the grouping, the kept ones first, so both are the same product of more or fewer steps of 16
-//                  columns.
+//     S = Q K^T    from all columns where keys are near, else from those that the grouping keeps, which come first in
+//                  K^T, so both are the same product of more or fewer steps of 16 columns.
 //     vote         a far half in which no row has a score above L_i + log2 p is left at that: no V, no exponentials
 //     P, O += P V  an online row max; with `finish` behind scores from all columns
 //   What the means of dropped columns add to a row's far scores is a constant: it is taken from the row max before the
@@ -67,12 +65,19 @@ struct Halves {
   __device__ Halves(const NearTiles& near_tiles, int halves)
       : tiles(near_tiles),
         near(2 * near_tiles.near_count() - (halves % 2 != 0 && near_tiles.has(halves / 2) ? 1 : 0)),
-        all(halves) {}
+        all(max(halves - 2 * near_tiles.begin, 0)) {}
 
   [[nodiscard]] __device__ int at(int n) const {
     const int far = n - near;
     return n < near ? 2 * tiles.near(n / 2) + n % 2 : 2 * tiles.far(far / 2) + far % 2;
   }
+};
+
+// Those all of whose keys every row of the block sees.
+struct WholeHalves {
+  int first, end;
+
+  [[nodiscard]] __device__ bool has(int half) const { return half >= first && half < end; }
 };
 
 // The state of one thread block.
@@ -167,7 +172,7 @@ class NearTask {
   }
 
   // S from the first 16 steps positions, hidden keys -inf.
-  __device__ void scores(Scores& s, int warp_row, int half, int stage, int steps, int unmasked) const {
+  __device__ void scores(Scores& s, int warp_row, int half, int stage, int steps, const WholeHalves& whole) const {
     const int lane = thread() % 32;
     const std::uint32_t q = Tile<C::kDim>{ptx::shared_address(&storage_)}.at(warp_row + lane % 16, lane / 16);
     const std::uint32_t k = keys(stage).at(lane % 16, lane / 16);
@@ -190,7 +195,7 @@ class NearTask {
         }
       }
     }
-    if (half < unmasked) {
+    if (whole.has(half)) {
       return;
     }
 #pragma unroll
@@ -294,7 +299,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kDim == 64 ? 3 : 2)
   const Work work = Work::of(blockIdx.x, p, C{});
   const bool exact = problem.exact || (problem.first_block_is_exact && work.row < problem.block);
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
-  const int unmasked = unmasked_tiles<C>(p, work);
+  const WholeHalves whole{first_whole_tile<C>(problem, work), unmasked_tiles<C>(p, work)};
   NearTask<C> task(parameters, work, storage, exact);
   task.load_queries(exact);
   float dropped[2] = {};
@@ -337,7 +342,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kDim == 64 ? 3 : 2)
         begin_far_keys<C>(p, work.row + warp_row, dropped, softmax, limit);
       }
       ScoreFragment<C> s[C::kParts];
-      task.scores(s, warp_row, half_tile, stage, steps_of(n), unmasked);
+      task.scores(s, warp_row, half_tile, stage, steps_of(n), whole);
       ptx::cp_async_wait<1>();  // V of the half before has arrived, for all threads behind the vote
       bool keeps = true;
       if (is_far && problem.near.skips) {
@@ -345,7 +350,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kDim == 64 ? 3 : 2)
       }
       keeps = __syncthreads_or(keeps ? 1 : 0) != 0;
       if (is_far && problem.near.skips && parameters.halves != nullptr) {
-        bool seen = true;  // by the last row
+        bool seen = half_tile >= work.first;  // by the first row or the last
         if (task.has_mask()) {
           const float hidden[2] = {limit[0] == INFINITY ? INFINITY : -INFINITY,
                                    limit[1] == INFINITY ? INFINITY : -INFINITY};
@@ -369,7 +374,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kDim == 64 ? 3 : 2)
       if (finishes) {
         ptx::cp_async_wait<1>();
         __syncthreads();
-        task.scores(s, warp_row, half_tile, stage, positions.all_steps, unmasked);
+        task.scores(s, warp_row, half_tile, stage, positions.all_steps, whole);
       }
       pending = keeps;
       if (keeps) {
