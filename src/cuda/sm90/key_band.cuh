@@ -21,9 +21,10 @@ class TileOrder {
 
   [[nodiscard]] __device__ int count() const { return count_; }
   [[nodiscard]] __device__ int masked() const { return right_ + left_; }
-  // How many tiles lie behind the one that is taken as the n-th.
-  [[nodiscard]] __device__ __forceinline__ int behind(int n) const {
-    return n + (n < right_ ? 0 : n < right_ + left_ ? count_ - right_ - left_ : -left_);
+  // The one that is taken as the n-th, where `last` is the last one's number.
+  [[nodiscard]] __device__ __forceinline__ int tile(int n, int last) const {
+    const int to_left = count_ - right_ - left_;
+    return last - n + (n < right_ ? 0 : n < right_ + left_ ? -to_left : left_);
   }
 
  private:
@@ -48,7 +49,7 @@ class KeyBand {
   [[nodiscard]] __device__ int count() const { return order_.count(); }
   // Tiles, of the first ones, with keys that one of the rows does not see.
   [[nodiscard]] __device__ int masked() const { return order_.masked(); }
-  [[nodiscard]] __device__ __forceinline__ int tile(int n) const { return last_ - order_.behind(n); }
+  [[nodiscard]] __device__ __forceinline__ int tile(int n) const { return order_.tile(n, last_); }
 
  private:
   int last_ = 0;
