@@ -108,23 +108,18 @@ void validate_lengths(const Problem& problem) {
   }
 }
 
-// Lengths that are data are exact attention's, and a sliding window goes with no near keys; `automatic` comes to that.
+// Lengths that are data are exact attention's; `automatic` comes to that.
 void require_exact(const Problem& problem, const Grouping& grouping) {
-  if (!common::has_window(problem) && !common::has_lengths(problem)) {
+  if (!common::has_lengths(problem)) {
     return;
   }
-  const std::string found = problem.key_lengths          ? "key_lengths was given with "
-                            : problem.packed.has_value() ? "packed sequences were given with "
-                                                         : "a sliding window was given with ";
-  if (common::has_lengths(problem) && !is_exact(grouping) && grouping.strategy != Strategy::automatic) {
+  const std::string found =
+      problem.packed.has_value() ? "packed sequences were given with " : "key_lengths was given with ";
+  if (!is_exact(grouping) && grouping.strategy != Strategy::automatic) {
     invalid(found + "strategy " + traits(grouping.strategy).name + "; allowed: exact, auto, or a group size of 1");
   }
   if (grouping.skip > 0) {
     invalid(found + "skip, which is " + std::to_string(grouping.skip) + "; allowed: 0");
-  }
-  if (common::has_near_keys(grouping) && !is_exact(grouping) && grouping.strategy != Strategy::automatic) {
-    invalid(found + "near keys (window or sinks) of strategy " + traits(grouping.strategy).name +
-            "; allowed: no near keys");
   }
 }
 

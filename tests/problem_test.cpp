@@ -105,43 +105,6 @@ TEST(Validate, NamesWhatIsWrongWithACapOnScores) {
   EXPECT_EQ(fault_of(50, 0.25), "softcap is 50 with skip, which is 0.250000; allowed: one of them");
 }
 
-// Queries 0 to 2 and keys 0 to 4.
-TEST(Validate, RefusesNearKeysWithAWindowThatHidesAKey) {
-  const auto fault_of = [](Strategy strategy, std::int64_t left, std::int64_t right, std::int64_t group_size = 2) {
-    return fault([&](Problem& p, Grouping& g) {
-      p.window_left = left;
-      p.window_right = right;
-      g.strategy = strategy;
-      g.group_size = group_size;
-      g.window = 1;
-    });
-  };
-  EXPECT_EQ(fault_of(Strategy::energy, 1, 4),
-            "a sliding window was given with near keys (window or sinks) of strategy energy; allowed: no near keys");
-  EXPECT_NE(fault_of(Strategy::lsh, 2, 3), "");
-  EXPECT_NE(fault_of(Strategy::given, 0, 0), "");
-  EXPECT_EQ(fault_of(Strategy::energy, 2, 4), "");  // hides nothing
-  EXPECT_EQ(fault_of(Strategy::energy, 1, 4, 1), "");
-  EXPECT_EQ(fault_of(Strategy::automatic, 0, 0), "");
-  EXPECT_EQ(fault_of(Strategy::exact, 0, 0), "");
-  EXPECT_EQ(fault([](Problem& p, Grouping& g) {
-              p.window_left = 0;
-              g.strategy = Strategy::exact;
-              g.sinks = 1;
-              g.skip = 0.5;
-            }),
-            "a sliding window was given with skip, which is 0.500000; allowed: 0");
-  EXPECT_EQ(fault([](Problem& p, Grouping& g) {  // what its right side would hide causality does
-              p.causal = Causal::bottom_right;
-              p.window_left = 4;
-              p.window_right = 0;
-              g.strategy = Strategy::energy;
-              g.group_size = 2;
-              g.sinks = 1;
-            }),
-            "");
-}
-
 TEST(Validate, ChecksTheGroupSizeWhateverTheStrategy) {
   for (const Strategy strategy : {Strategy::automatic, Strategy::exact, Strategy::lsh, Strategy::energy}) {
     EXPECT_NE(fault([&](Problem&, Grouping& g) {

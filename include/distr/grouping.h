@@ -117,8 +117,9 @@ struct Grouping {
   /// `energy` or `given` drops keeps its mean over the keys (key_means), so that far scores compare with near ones.
   std::optional<std::int64_t> window = std::nullopt;  ///< in keys, 0 to kMaxDistance; empty: none
   std::int64_t sinks = 0;                             ///< in keys, 0 to kMaxDistance
-  /// The key that stands beside query 0, for `window`, in calls that are not causal; empty: key 0, and in causal calls
-  /// the one that their corner says. For who masks a chunk of a prompt by a tensor. Magnitude at most kMaxDistance.
+  /// The key that stands beside query 0, for `window`, in calls that are not causal; empty: Problem::window_offset, or
+  /// key 0, and in causal calls the one that their corner says. For who masks a chunk of a prompt by a tensor.
+  /// Magnitude at most kMaxDistance.
   std::optional<std::int64_t> key_offset = std::nullopt;
   /// 0, or a probability below 1: the forward leaves out 64 far keys for 64 rows where each of them would have less, by
   /// its score against the row's near keys alone. Needs near keys; the backward refuses it.

@@ -94,8 +94,8 @@ struct Problem {
   /// A sliding window: query i sees the keys i + c - window_left to i + c + window_right, less those that `causal` or
   /// the mask hides; 0 to kMaxDistance, empty: unlimited. c is the causal corner's, 0 or seq_k - seq_q, and in calls
   /// that are not causal window_offset, of a magnitude of at most kMaxDistance (empty: 0). Not Grouping::window, whose
-  /// keys are those near a query in an approximation. For exact attention: `lsh`, `energy`, `given` and `skip` refuse a
-  /// window that hides a key, and `automatic` is exact with one.
+  /// keys are those near a query in an approximation, as far as this window shows them. `automatic` is exact with a
+  /// window that hides a key.
   std::optional<std::int64_t> window_left = std::nullopt;
   std::optional<std::int64_t> window_right = std::nullopt;
   std::optional<std::int64_t> window_offset = std::nullopt;  ///< the key beside query 0

@@ -69,8 +69,8 @@ def scaled_dot_product_attention(
 
     window_size: a sliding window (left, right), as flash-attn has it: query i sees the keys from i + c - left to i + c
     + right, of those that it would see without; -1: unlimited. c is the key that key_offset says. "auto" is exact
-    with a window that hides a key, and near keys (`window`, `sinks`) and `skip` are refused. Not `window`, which hides
-    nothing.
+    with a window that hides a key. Not `window`, which hides nothing: of the keys that are seen, it says which are
+    exact.
 
     key_offset: the key that stands beside the first query, for window_size and `window` in calls that are not causal,
     as where a mask holds the causality of a chunk of a prompt; None: key 0. Causal calls know it by their corner.

@@ -64,10 +64,6 @@ struct KeySpan {
                                (!is_causal && visible_keys(problem, 0).end < problem.seq_k));
 }
 
-[[nodiscard]] inline std::string reason_against_window(const Problem& problem) {
-  return has_window(problem) ? "has no sliding window; window_left and window_right are for other kernels" : "";
-}
-
 [[nodiscard]] inline std::string reason_against_softcap(const Problem& problem) {
   return problem.softcap != 0 ? "caps no scores; softcap is for other kernels" : "";
 }

@@ -7,6 +7,7 @@
 #include <string>
 
 #include "common/block.h"
+#include "common/mask.h"
 
 namespace distr::common {
 
@@ -56,7 +57,7 @@ inline constexpr std::int64_t kSkipKeys = 64;   // keys that are kept or skipped
 // The key that stands beside query 0.
 [[nodiscard]] inline std::int64_t near_offset(const Problem& problem, const Grouping& grouping) noexcept {
   return grouping.part.has_value() ? grouping.part->first_row - grouping.part->first_key
-                                   : grouping.key_offset.value_or(causal_offset(problem));
+                                   : grouping.key_offset.value_or(band_offset(problem));
 }
 
 // The near keys of some rows: whole tiles, [0, sinks) and [first, last), none of them past the last key's tile.

@@ -33,30 +33,36 @@ namespace distr::cuda {
   return visible_keys(problem, min(std::int64_t{tile.row} + rows, row_end) - 1);
 }
 
-// The near keys of some rows among the tiles of 128 keys 0 .. end - 1, in two runs that do not overlap: [0, sinks) and
-// [first, last). The others are far: [sinks, first) and [last, end).
+// The near keys of some rows among the tiles of 128 keys begin .. end - 1, in two runs that do not overlap: [begin,
+// sinks) and [first, last). The others are far: [sinks, first) and [last, end).
 struct NearTiles {
-  int sinks, first, last, end;
+  int begin, sinks, first, last, end;
 
-  [[nodiscard]] __device__ bool has(int tile) const { return tile < sinks || (tile >= first && tile < last); }
-  [[nodiscard]] __device__ int near_count() const { return sinks + last - first; }
+  [[nodiscard]] __device__ bool has(int tile) const {
+    return (tile >= begin && tile < sinks) || (tile >= first && tile < last);
+  }
+  [[nodiscard]] __device__ int near_count() const { return sinks - begin + last - first; }
+  [[nodiscard]] __device__ int far_count() const { return end - begin - near_count(); }
   // The n-th near tile, and the n-th far one, in ascending order.
-  [[nodiscard]] __device__ int near(int n) const { return n < sinks ? n : first + n - sinks; }
+  [[nodiscard]] __device__ int near(int n) const { return n < sinks - begin ? begin + n : first + n - (sinks - begin); }
   [[nodiscard]] __device__ int far(int n) const { return n < first - sinks ? sinks + n : last + n - (first - sinks); }
   // How many near tiles come before a near one, and how many far ones before a far one.
-  [[nodiscard]] __device__ int near_before(int tile) const { return tile < sinks ? tile : sinks + tile - first; }
+  [[nodiscard]] __device__ int near_before(int tile) const {
+    return tile < sinks ? tile - begin : sinks - begin + tile - first;
+  }
   [[nodiscard]] __device__ int far_before(int tile) const { return tile - sinks - (tile < first ? 0 : last - first); }
 };
 
 // What is near one of the rows first_row .. last_row, whose near keys are neighbours, or those of the rows that share
-// them. `keys`: those that the caller looks at, from key 0 on.
+// them. `keys`: those that the caller looks at, from key 0 on, less what lies before the first row's sliding window.
 [[nodiscard]] __device__ inline NearTiles near_tiles(const DeviceProblem& problem, std::int64_t first_row,
                                                      std::int64_t last_row, std::int64_t keys) {
   constexpr std::int64_t kTile = common::kNearTile;
   const DeviceNear& near = problem.near;
   const auto end = static_cast<int>((keys + kTile - 1) / kTile);
-  const int sinks = min(near.sinks, end);
-  NearTiles result{sinks, sinks, sinks, end};
+  const int begin = min(static_cast<int>(first_visible_key(problem, first_row) / kTile), end);
+  const int sinks = max(min(near.sinks, end), begin);
+  NearTiles result{begin, sinks, sinks, sinks, end};
   if (near.has_window) {
     const std::int64_t n0 = first_row / near.rows * near.rows;
     const std::int64_t n1 = min((last_row / near.rows + 1) * near.rows, problem.seq_q) - 1;

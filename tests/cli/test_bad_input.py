@@ -265,8 +265,6 @@ INFO = [
     (["--seq-q", "9223372036854775807"], ["overflows", "allowed"]),
     (["--dtype", "f8"], ["'f8'", "allowed: f16, bf16, f32, f64"]),
     (["--mask", "bool", "--causal", "top-left"], ["mask", "causal", "allowed"]),
-    (["--window-size", "8,8", "--strategy", "lsh", "--window", "9"],
-     ["sliding window", "near keys", "lsh", "allowed: no near keys"]),
     (["--window-size", "8,8", "--causal", "top-left", "--key-offset", "3"], ["window_offset is 3", "allowed: none"]),
     (["--group-size", "65"], ["group_size", "65", "1 to 64"]),
 ]

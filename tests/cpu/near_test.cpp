@@ -215,24 +215,29 @@ TEST(CpuNear, WindowOfAllKeysIsExactBitForBit) {
 // So small a probability skips nothing, and the answer is the one without; exact attention's where kept scores are
 // finished.
 TEST(CpuNear, SmallestSkipSkipsNothing) {
-  for (const bool finish : {false, true}) {
-    Case test_case = square(500, 32, Causal::none, 0);
-    Instance kept(test_case);
-    if (finish) {
-      kept.test_case.grouping = {.strategy = Strategy::exact};
-    }
-    run(kept);
-    test_case.grouping.skip = 1e-30;
-    test_case.grouping.finish = finish;
-    Instance skipped(test_case);
-    run(skipped);
-    EXPECT_TRUE(finish || (kept.o == skipped.o && kept.lse == skipped.lse));
-    for (std::int64_t n = 0; n < kept.o.count(); ++n) {
-      ASSERT_NEAR(kept.o.at(n), skipped.o.at(n), 1e-5) << "element " << n;
-    }
-    for (std::size_t n = 0; n < skipped.halves.size(); n += 2) {
-      EXPECT_EQ(skipped.halves[n], skipped.halves[n + 1]) << "rows " << 32 * n;
-      EXPECT_GT(skipped.halves[n], 0) << "rows " << 32 * n;
+  for (const bool slides : {false, true}) {
+    for (const bool finish : {false, true}) {
+      Case test_case = square(500, 32, Causal::none, 0);
+      if (slides) {
+        test_case.problem.window_left = test_case.problem.window_right = 300;
+      }
+      Instance kept(test_case);
+      if (finish) {
+        kept.test_case.grouping = {.strategy = Strategy::exact};
+      }
+      run(kept);
+      test_case.grouping.skip = 1e-30;
+      test_case.grouping.finish = finish;
+      Instance skipped(test_case);
+      run(skipped);
+      EXPECT_TRUE(finish || (kept.o == skipped.o && kept.lse == skipped.lse));
+      for (std::int64_t n = 0; n < kept.o.count(); ++n) {
+        ASSERT_NEAR(kept.o.at(n), skipped.o.at(n), 1e-5) << "element " << n;
+      }
+      for (std::size_t n = 0; n < skipped.halves.size(); n += 2) {
+        EXPECT_EQ(skipped.halves[n], skipped.halves[n + 1]) << "rows " << 32 * n;
+        EXPECT_GT(skipped.halves[n], 0) << "rows " << 32 * n;
+      }
     }
   }
 }

@@ -19,6 +19,7 @@ struct Setting {
   std::int64_t sinks;
   std::optional<std::int64_t> key_offset;
   std::optional<Part> part;
+  std::optional<std::int64_t> sliding = std::nullopt;  // window_left
 };
 
 constexpr std::int64_t kSizes[][2] = {{1, 1}, {1, 700}, {700, 1}, {300, 700}, {700, 300}, {512, 512}, {129, 641}};
@@ -39,6 +40,8 @@ void check(const Setting& setting) {
   grouping.sinks = setting.sinks;
   grouping.key_offset = setting.key_offset;
   grouping.part = setting.part;
+  problem.window_left = setting.sliding;
+  problem.window_offset = setting.key_offset;
   const DeviceProblem sizes = device_problem(problem, grouping);
   const auto tiles = static_cast<int>((problem.seq_k + common::kNearTile - 1) / common::kNearTile);
   for (std::int64_t row = 0; row < problem.seq_q; ++row) {
@@ -46,15 +49,24 @@ void check(const Setting& setting) {
     const NearTiles of_row = near_tiles(sizes, row, problem.seq_k);
     int near = 0;
     int far = 0;
+    const auto first_seen = static_cast<int>(common::visible_keys(problem, row).first / common::kNearTile);
     for (int tile = 0; tile < tiles; ++tile) {
       const NearRows rows = near_rows(sizes, tile);
       ASSERT_EQ(row >= rows.first && row < rows.last, wanted.has(tile))
           << "row " << row << " of " << problem.seq_q << ", tile " << tile << " of " << problem.seq_k << " keys, block "
           << setting.block << ", window " << setting.window.value_or(-1) << ", sinks " << setting.sinks << ", offset "
           << setting.key_offset.value_or(0);
+      if (tile < first_seen) {
+        ASSERT_FALSE(of_row.has(tile));
+        continue;
+      }
+      ASSERT_EQ(of_row.has(tile), wanted.has(tile));
       ASSERT_EQ(wanted.has(tile) ? of_row.near_before(tile) : of_row.far_before(tile), wanted.has(tile) ? near : far);
+      ASSERT_EQ(wanted.has(tile) ? of_row.near(near) : of_row.far(far), tile);
       ++(wanted.has(tile) ? near : far);
     }
+    ASSERT_EQ(of_row.near_count(), near);
+    ASSERT_EQ(of_row.far_count(), far);
   }
 }
 
@@ -66,6 +78,19 @@ TEST(NearRows, AreTheRowsThatHaveTheTile) {
           for (const std::int64_t offset : {std::int64_t{0}, std::int64_t{-300}, std::int64_t{250}, -kFar, kFar}) {
             check({seq_q, seq_k, block, window, sinks, offset, std::nullopt});
           }
+        }
+      }
+    }
+  }
+}
+
+TEST(NearRows, AreThoseInASlidingWindow) {
+  for (const auto& [seq_q, seq_k] : kSizes) {
+    for (const auto& window : kWindows) {
+      for (const std::int64_t sinks : {0, 129}) {
+        for (const std::int64_t sliding : {0, 100, 128, 390}) {
+          check({seq_q, seq_k, 128, window, sinks, 250, std::nullopt, sliding});
+          check({seq_q, seq_k, kFar, window, sinks, -300, std::nullopt, sliding});
         }
       }
     }

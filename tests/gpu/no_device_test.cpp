@@ -174,14 +174,22 @@ TEST(Refusals, AreInWords) {
   }
 }
 
-// Hopper's backward takes near keys of one grouping and of blocks, whatever is dropped or summed.
-TEST(Refusals, LeaveHoppersBackwardForNearKeys) {
-  for (const Strategy strategy : {Strategy::lsh, Strategy::energy, Strategy::given}) {
-    for (const std::int64_t block : {128, 256, 1000000}) {
-      for (const char* kernel : {"sm90/backward", "sm90/backward_atomics"}) {
-        EXPECT_EQ(reason_of(kernel, Operation::backward, problem_of(), near_of(strategy, block)), expected_reason());
+// Near keys of one grouping and of blocks are taken whatever is dropped or summed, in a sliding window or not.
+TEST(Refusals, LeaveHoppersKernelsForNearKeys) {
+  Problem sliding = problem_of();
+  sliding.window_left = 100;
+  for (const Problem& problem : {problem_of(), sliding}) {
+    for (const Strategy strategy : {Strategy::lsh, Strategy::energy, Strategy::given}) {
+      for (const std::int64_t block : {128, 256, 1000000}) {
+        const Grouping near = near_of(strategy, block);
+        EXPECT_EQ(reason_of(block < 300 ? "sm90/forward_blocks" : "sm90/forward", Operation::forward, problem, near),
+                  expected_reason());
+        for (const char* kernel : {"sm90/backward", "sm90/backward_atomics"}) {
+          EXPECT_EQ(reason_of(kernel, Operation::backward, problem, near), expected_reason());
+        }
       }
     }
+    EXPECT_EQ(reason_of("sm80/forward", Operation::forward, problem, near_of(Strategy::energy, 64)), expected_reason());
   }
   Grouping part = near_of(Strategy::lsh, 128);
   part.part = Part{128, 256};

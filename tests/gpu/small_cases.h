@@ -33,6 +33,7 @@ inline constexpr const char* kSmall[] = {"smallest",
                                          "energy, previous, more queries",
                                          "near, energy, causal, rows without keys",
                                          "near, given",
+                                         "near, sliding window, rows without keys",
                                          "skip, energy, blocks of 100 rows, mask",
                                          "skip, given, finish, additive mask"};
 

@@ -310,12 +310,13 @@ def test_models_through_replace_sdpa_and_the_integrations():
 
 
 @pytest.mark.parametrize("padded", [False, True])
-def test_a_sliding_window_that_a_mask_shows_takes_its_place(padded, monkeypatch):
-    """With padding the mask shows more than the window, and stays."""
+@pytest.mark.parametrize("settings", [{"strategy": "exact"}, {"strategy": "energy", "group_size": 2, "window": 100}])
+def test_a_sliding_window_that_a_mask_shows_takes_its_place(settings, padded, monkeypatch):
+    """With padding the mask shows more than the window, and stays. All that the window shows is near."""
     transformers = pytest.importorskip("transformers")
     from distrattention.integrations import transformers as integration
 
-    integration.register("distr_window", distrattention.Settings("exact"))
+    integration.register("distr_window", **settings)
     sizes = dict(vocab_size=50, hidden_size=128, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2)
     config = transformers.MistralConfig(**sizes, num_key_value_heads=1, sliding_window=100)
     model = transformers.MistralForCausalLM(config).to(DEVICE).eval()

@@ -192,7 +192,7 @@ def test_sliding_windows_without_a_mask_are_for_causal_calls():
 
 @pytest.mark.parametrize("rows", [L, L - 9])
 def test_keys_outside_of_the_window_that_a_mask_shows_are_not_read(monkeypatch, rows):
-    """On the CPU, in exact attention; they do not change the result, whatever they are."""
+    """On the CPU, unless the strategy is "auto"; they do not change the result, whatever they are."""
     given = []
     attend = integration.attention_of_prompts
     monkeypatch.setattr(integration, "attention_of_prompts",
@@ -204,12 +204,18 @@ def test_keys_outside_of_the_window_that_a_mask_shows_are_not_read(monkeypatch, 
     assert torch.equal(call(module(), query, key, value, band, sliding_window=9)[0], plain)
     call(module(), query, key, value, band, sliding_window=6)  # the mask shows more
     call(module(), query, key, value, ~band, sliding_window=7)
-    function(**ENERGY)(module(), query, key, value, band, sliding_window=7)
+    function(strategy="auto", group_size=2)(module(), query, key, value, band, sliding_window=7)
+    for near in ({}, {"window": 0}):  # of which all keys are near, so that it is exact attention
+        call_of_energy = function(**ENERGY, **near)
+        approximate = call_of_energy(module(), query, key, value, band, sliding_window=7)[0]
+        torch.testing.assert_close(approximate, call_of_energy(module(), query, key, value, band)[0])
+        assert torch.allclose(approximate, plain, atol=1e-5) == bool(near)
     band[..., 0, 0] = True  # a mask that was changed is looked at again
     call(module(), query, key, value, band, sliding_window=7)
     shown = L - rows == 0  # row 0 sees key 0 anyway
-    windows = [None, (6, 0), (8, 0), None, None, None, (6, 0) if shown else None]
-    assert given == [(window, window and L - rows) for window in windows]
+    windows = [None, (6, 0), (8, 0), None, None, None, *2 * ((6, 0), None), (6, 0) if shown else None]
+    assert [window for window, _ in given] == windows
+    assert all(offset == L - rows for window, offset in given if window)
 
 
 def test_a_misspelt_setting_is_told_its_name():

@@ -195,6 +195,19 @@ def test_sliding_windows_arrive_as_masks(without_gradients):
     assert not torch.allclose(outputs["distr_energy"], outputs["eager"], rtol=1e-3, atol=1e-3)
 
 
+@torch.no_grad()
+def test_near_keys_of_sliding_windows():
+    """As many as a window has are exact attention, and fewer come nearer to it than none."""
+    config = {"num_key_value_heads": 2, "sliding_window": 200, "num_hidden_layers": 1}
+    model, inputs = build(transformers.MistralForCausalLM, transformers.MistralConfig, **config), tokens(rows=400)
+    eager = run(model, inputs, "eager")
+    errors = []
+    for near in ({"window": 200}, {"window": 0}, {"sinks": 1}, {}):
+        register("distr_near", **ENERGY, **near)
+        errors.append((run(model, inputs, "distr_near") - eager)[:, 200:].norm().item())
+    assert errors[0] < 1e-3 < min(errors[1:3]) and max(errors[1:3]) < errors[3]
+
+
 @pytest.mark.parametrize(
     ("training", "settings", "sees_none"), [(True, {}, True), (False, {}, True), (False, {"order_from": "own"}, False)]
 )
@@ -275,20 +288,22 @@ def test_the_implementation_may_be_given_to_the_constructor():
     assert torch.isfinite(model(**tokens())[0]).all()
 
 
-def test_gpt_oss_has_its_sink_logits_and_its_windows():
+def gpt_oss():
     sizes = {"num_key_value_heads": 2, "head_dim": 8, "num_local_experts": 2, "num_experts_per_tok": 1}
-    model = build(transformers.GptOssForCausalLM, transformers.GptOssConfig, sliding_window=20, **sizes)
+    sizes |= {"pad_token_id": 0, "eos_token_id": None, "sliding_window": 20}
+    model = build(transformers.GptOssForCausalLM, transformers.GptOssConfig, **sizes)
     for layer in model.model.layers:
         torch.nn.init.normal_(layer.self_attn.sinks)
+    return model
+
+
+def test_gpt_oss_has_its_sink_logits_and_its_windows():
+    model = gpt_oss()
     torch.testing.assert_close(run(model, tokens(), "distr"), run(model, tokens(), "eager"), atol=1e-4, rtol=1e-4)
-    model.set_attn_implementation("distr")
-    model(**tokens()).logits.square().mean().backward()
-    found = [layer.self_attn.sinks.grad.clone() for layer in model.model.layers]
-    model.zero_grad()
-    model.set_attn_implementation("eager")
-    model(**tokens()).logits.square().mean().backward()
-    for one, layer in zip(found, model.model.layers):
-        torch.testing.assert_close(one, layer.self_attn.sinks.grad, atol=1e-4, rtol=1e-3)
+    of_ours, of_eager = (gradients(model, tokens(), name) for name in ("distr", "eager"))
+    assert sum("sinks" in name for name in of_eager) == 2
+    for name, gradient in of_ours.items():
+        torch.testing.assert_close(gradient, of_eager[name], atol=1e-3, rtol=1e-3, msg=name)
 
 
 def gemma2(**changes):
@@ -312,10 +327,19 @@ def test_gemma_2_has_its_capped_scores_and_its_windows(padding):
             torch.testing.assert_close(gradient, of_eager[name], rtol=1e-3, atol=1e-3, msg=name)
 
 
+def gemma3():
+    config = {"num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 20}
+    config |= {"layer_types": ["sliding_attention", "full_attention"], "pad_token_id": 0, "eos_token_id": None}
+    return build(transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig, **config)
+
+
 @torch.no_grad()
+@pytest.mark.parametrize("make", [gemma2, gemma3, gpt_oss])
+@pytest.mark.parametrize("padding", [None, "left"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_gemma_2_generates_as_eager(cache):
-    model, inputs = gemma2(), tokens()
+def test_models_of_sliding_and_full_layers_generate_as_eager(make, padding, cache):
+    model, inputs = make(), tokens(padding)
+    assert model.config.layer_types == ["sliding_attention", "full_attention"]
     found = []
     for name in ("distr", "eager"):
         model.set_attn_implementation(name)

@@ -106,11 +106,13 @@ def test_auto_is_exact_and_says_why():
 
 
 @pytest.mark.parametrize("fields", [{"strategy": "energy", "block_size": 32}, {"strategy": "lsh", "block_size": 1000},
-                                    {"strategy": "lsh", "group_size": 4}])  # fmt: skip
+                                    {"strategy": "lsh", "group_size": 4}, {"strategy": "energy", "sinks": 1},
+                                    {"strategy": "lsh", "block_size": 32, "window": 0}])  # fmt: skip
 def test_an_approximation_is_that_of_the_band_as_a_mask(fields):
     leaves = tensors(130, 170, grad=True)
     size, offset, options = (40, 7), 30, {"enable_gqa": True, "settings": Settings(**{"group_size": 2, **fields})}
-    out = scaled_dot_product_attention(*leaves, window_size=size, key_offset=offset, **options)
+    options["key_offset"] = offset
+    out = scaled_dot_product_attention(*leaves, window_size=size, **options)
     expected = scaled_dot_product_attention(*leaves, in_window(130, 170, size, offset), **options)
     torch.testing.assert_close(out, expected, atol=2e-6, rtol=2e-5)
     assert not torch.allclose(out, scaled_dot_product_attention(*leaves, **options))
@@ -119,14 +121,16 @@ def test_an_approximation_is_that_of_the_band_as_a_mask(fields):
         torch.testing.assert_close(actual, wanted, atol=2e-5, rtol=2e-5)
 
 
-@pytest.mark.parametrize("fields", [{"strategy": "energy", "window": 10}, {"strategy": "lsh", "sinks": 1},
-                                    {"strategy": "exact", "sinks": 1, "skip": 0.01}])  # fmt: skip
-def test_near_keys_are_refused_unless_nothing_is_hidden(fields):
-    q, k, v = tensors(heads_kv=4)
-    with pytest.raises(RuntimeError, match="a sliding window was given with (near keys|skip)"):
-        scaled_dot_product_attention(q, k, v, window_size=(68, -1), settings=Settings(**fields))
-    out = scaled_dot_product_attention(q, k, v, window_size=(69, 69), **fields)
-    assert torch.equal(out, scaled_dot_product_attention(q, k, v, **fields))
+@torch.no_grad()
+def test_what_is_skipped_is_that_of_the_band_as_a_mask():
+    q, k, v = tensors(130, 300, heads_kv=4)
+    k[:, :, 192:] *= 0.02
+    settings, size, offset = Settings("exact", sinks=1, skip=0.2), (200, 20), 160
+    out = scaled_dot_product_attention(q, k, v, window_size=size, key_offset=offset, settings=settings)
+    band = in_window(130, 300, size, offset)
+    torch.testing.assert_close(out, scaled_dot_product_attention(q, k, v, band, key_offset=offset, settings=settings))
+    exact = scaled_dot_product_attention(q, k, v, window_size=size, key_offset=offset)
+    assert not torch.allclose(out, exact, atol=1e-4)
 
 
 @pytest.mark.parametrize("size, error, message", [

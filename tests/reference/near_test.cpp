@@ -71,6 +71,55 @@ TEST(ReferenceNear, WindowOfAllKeysIsExactBitForBit) {
   EXPECT_TRUE(grouped.o == exact.o && grouped.lse == exact.lse);
 }
 
+// Of the keys in a sliding window no longer than the near one none is far.
+TEST(ReferenceNear, SlidingWindowOfNearKeysIsExactBitForBit) {
+  for (const std::int64_t left : {0, 60, 130}) {
+    Instance grouped(square(500, 16, Causal::top_left, energy(130)));
+    grouped.test_case.problem.window_left = left;
+    Case exact_case = grouped.test_case;
+    exact_case.grouping = {.strategy = Strategy::exact, .order_from = OrderFrom::own};
+    Instance exact(exact_case);
+    near_forward(grouped.test_case.problem, grouped.test_case.grouping, grouped.forward(), {});
+    near_forward(exact_case.problem, exact_case.grouping, exact.forward(), {});
+    EXPECT_TRUE(grouped.o == exact.o && grouped.lse == exact.lse) << left;
+  }
+}
+
+// Key 0 is near to all rows, and those that a sliding window has left it behind are as if no sink was named.
+TEST(ReferenceNear, SinksOutsideOfASlidingWindowDoNotCount) {
+  Case test_case = square(500, 16, Causal::top_left, energy(20));
+  test_case.problem.window_left = 200;
+  Instance without(test_case);
+  near_forward(test_case.problem, test_case.grouping, without.forward(), {});
+  test_case.grouping.sinks = 1;
+  Instance with(test_case);
+  near_forward(test_case.problem, test_case.grouping, with.forward(), {});
+  bool earlier_differ = false;
+  for (std::int64_t n = 0; n < with.o.count(); ++n) {
+    const bool sees_tile_0 = n / 16 - 200 < 128;
+    earlier_differ = earlier_differ || with.o.at(n) != without.o.at(n);
+    ASSERT_TRUE(sees_tile_0 || with.o.at(n) == without.o.at(n)) << "row " << n / 16;
+  }
+  EXPECT_TRUE(earlier_differ);
+}
+
+// Where no key_offset says where rows stand for their near keys, the sliding window's offset does.
+TEST(ReferenceNear, NearKeysStandWhereTheSlidingWindowDoes) {
+  Case test_case = square(300, 16, Causal::none, energy(10));
+  test_case.problem.window_left = test_case.problem.window_right = 190;
+  test_case.problem.window_offset = 140;
+  Instance implied(test_case);
+  near_forward(test_case.problem, test_case.grouping, implied.forward(), {});
+  test_case.grouping.key_offset = 140;
+  Instance named(test_case);
+  near_forward(test_case.problem, test_case.grouping, named.forward(), {});
+  EXPECT_TRUE(implied.o == named.o);
+  test_case.grouping.key_offset = 0;
+  Instance other(test_case);
+  near_forward(test_case.problem, test_case.grouping, other.forward(), {});
+  EXPECT_FALSE(implied.o == other.o);
+}
+
 TEST(ReferenceNear, SmallestSkipSkipsNothing) {
   Case test_case = square(500, 32, Causal::none, energy(0));
   Instance kept(test_case);

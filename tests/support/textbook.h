@@ -130,7 +130,8 @@ inline bool is_near(const Instance& instance, std::int64_t i, std::int64_t j) {
     return false;
   }
   const std::int64_t rows = g.block >= p.seq_q ? 128 : g.block;
-  const std::int64_t offset = g.key_offset.value_or(p.causal == Causal::bottom_right ? p.seq_k - p.seq_q : 0);
+  const std::int64_t offset =
+      g.key_offset.value_or(p.causal == Causal::bottom_right ? p.seq_k - p.seq_q : p.window_offset.value_or(0));
   const std::int64_t first_row = i - i % rows;
   const std::int64_t last_row = std::min(first_row + rows, p.seq_q) - 1;
   const std::int64_t last_key = std::min(first_key + 128, p.seq_k) - 1;

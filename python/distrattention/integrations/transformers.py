@@ -24,9 +24,9 @@ or a mask, and so does the attention of a decoder to its encoder where the modul
 Near keys (`window`) of a chunk of a prompt are found by its mask: its rows stand at the end of the keys that the last
 row sees, in compiled code at the end of all keys.
 
-A sliding window (`sliding_window`) arrives in the mask. In exact attention the keys outside are then not read, which
-takes as much less time: on a CPU where the mask shows none of them, on CUDA where it shows the window and nothing else,
-so not with padding. Compiled code takes the mask.
+A sliding window (`sliding_window`) arrives in the mask. Unless the strategy is "auto", the keys outside are then not
+read, which takes as much less time: on a CPU where the mask shows none of them, on CUDA where it shows the window and
+nothing else, so not with padding. Compiled code takes the mask.
 
 A row that sees no key (of padding at the left) is 0.
 """
@@ -194,7 +194,7 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
             key_offset = _key_offset(attention_mask, rows, key.shape[2])
         if hides:
             window_size = (sliding - 1, -1)
-        elif sliding is not None and causal and settings.is_exact and _shows_a_window(attention_mask, sliding):
+        elif sliding and causal and settings.strategy != "auto" and _shows_a_window(attention_mask, sliding):
             window_size, key_offset = (sliding - 1, 0), _key_offset(attention_mask, rows, key.shape[2])
             if attention_mask.is_cuda:  # the mask shows the window and nothing else: quicker kernels need none
                 attention_mask = None

@@ -41,7 +41,7 @@ __global__ void __launch_bounds__(kThreads, 1) near_dq_kernel(const __grid_const
   const T* k = rows_at<T>(arguments.k, problem.k, tile.b, tile.h_kv, 0);
   const float* means =
       problem.near.has_means ? arguments.key_means + key_means_at(problem, tile.b, tile.h_kv, tile.block) : nullptr;
-  const std::int64_t keys = visible_keys(problem, tile.first + tile.rows - 1);
+  const SeenKeys keys = seen_keys(problem, tile);
   float r_dq[4][8] = {};
   for (const bool exact : {true, false}) {
     Tile with = tile;
@@ -50,7 +50,7 @@ __global__ void __launch_bounds__(kThreads, 1) near_dq_kernel(const __grid_const
     for (int n = static_cast<int>(threadIdx.x); n < groups.columns; n += kThreads) {
       shared.group[shared.order[n]] = n / groups.members;
     }
-    for (std::int64_t first_key = 0; first_key < keys; first_key += kSide) {
+    for (std::int64_t first_key = keys.first; first_key < keys.end; first_key += kSide) {
       if (at_keys(problem, tile, first_key).exact != exact) {
         continue;
       }

@@ -30,7 +30,7 @@ struct NearShared {
   Tile tile;  // the rows; from registers the compiler would keep all that it can compute of them for the whole loop
   NearTiles near_tile;      // what is near any of them
   std::int32_t step;        // near halves, then all
-  std::int32_t halves;      // of tiles, that any of them sees
+  std::int32_t halves;      // of tiles, from near_tile.begin on, that any of them sees
   std::int64_t loaded;      // the block whose order is there
   std::int32_t kept, seen;  // far halves that were kept, and in which a row sees a key
 };
@@ -79,7 +79,7 @@ __device__ inline void find_parts(const DeviceProblem& problem, NearShared& shar
   }
   if (thread() == 0) {
     shared.near_tile = near_tiles(problem, rows.first, rows.first + rows.rows - 1, keys);
-    shared.halves = static_cast<int>((keys + kSide - 1) / kSide);
+    shared.halves = max(static_cast<int>((keys + kSide - 1) / kSide) - 2 * shared.near_tile.begin, 0);
     shared.loaded = -1;
     shared.kept = shared.seen = shared.step = 0;
   }
@@ -248,12 +248,12 @@ __global__ void __launch_bounds__(kThreads, 2) near_forward_kernel(const __grid_
     const auto is_near = [&] { return shared.step < 2 * shared.near_tile.near_count(); };
     const auto key_half = [&] {
       return is_near() ? 2 * shared.near_tile.near(shared.step / 2) + shared.step % 2
-                       : shared.step - 2 * shared.near_tile.near_count();
+                       : shared.step - 2 * shared.near_tile.near_count() + 2 * shared.near_tile.begin;
     };
     if (shared.step == 2 * shared.near_tile.near_count() && thread() < kSide) {
       shared.threshold[thread()] = shared.maximum[thread()] + logf(shared.sum[thread()]) + problem.near.log_skip;
     }
-    bool taken = key_half() < shared.halves;
+    bool taken = key_half() < shared.halves + 2 * shared.near_tile.begin;
 #pragma unroll 1
     for (bool all_columns = is_near(); taken; all_columns = true) {
       taken = compute_scores_of<T>(arguments, is_near(), all_columns, key_half(), shared);

@@ -3,18 +3,14 @@
 //
 //   A thread block takes the rows 64 i .. 64 i + 63 of a head, which skip together, and each of its 4 warps 16 of them.
 //   Keys are met 64 at a time, half a tile: the near ones first, then the far ones.
-//     S = Q K^T    from all columns where keys are near, else from those that the grouping keeps. Rows of K^T lie in
-//     the order
-//                  of the grouping, the kept ones first, so both are the same product of more or fewer steps of 16
-//                  columns.
+//     S = Q K^T    from all columns where keys are near, else from those that are kept, which come first in Q and K^T
 //     vote         a far half in which no row has a score above L_i + log2 p is left at that: no V, no exponentials
 //     P, O += P V  an online row max; with `finish` behind scores from all columns
 //   What the means of dropped columns add to a row's far scores is a constant: it is taken from the row max before the
-//   first far half, and given back at the end. Shared memory: NearStorage (Q with its columns in order, two stages of
-//   K^T and two of V, what the positions of columns are). A copy of Q as it is lies in the place of the stages while Q
-//   is put in order. Pipeline: while half n is computed cp.async copies K^T of half n + 1. V of half n is asked for
-//   when the vote is known, and O += P V follows behind the scores of half n + 1, which hide its copy. Two barriers a
-//   half; the vote is one of them. Rows whose O is not finite are computed once more, with kHeadroom for V.
+//   first far half, and given back at the end. Shared memory: NearStorage (Q and two stages of K^T, with columns in
+//   order, and two of V; Q as it is lies in their place before). Pipeline: while half n is computed cp.async copies K^T
+//   of half n + 1. V of half n is asked for when the vote is known, and O += P V follows behind the scores of half n +
+//   1, which hide its copy. Two barriers a half. Rows whose O is not finite are taken once more, with kHeadroom for V.
 #pragma once
 
 #include "cuda/near.cuh"
@@ -62,17 +58,21 @@ struct Positions {
 // The keys 64 half .. 64 half + 63 of one step after another: near ones, then far ones, in ascending order.
 struct Halves {
   NearTiles tiles;
-  int near, all;  // how many
+  int near, all;               // how many
+  int first_whole, whole_end;  // every row of the block sees all keys of those between
 
-  __device__ Halves(const NearTiles& near_tiles, int halves)
+  __device__ Halves(const NearTiles& near_tiles, int halves, int first_seen_by_all, int end_seen_by_all)
       : tiles(near_tiles),
         near(2 * near_tiles.near_count() - (halves % 2 != 0 && near_tiles.has(halves / 2) ? 1 : 0)),
-        all(halves) {}
+        all(max(halves - 2 * near_tiles.begin, 0)),
+        first_whole(first_seen_by_all),
+        whole_end(end_seen_by_all) {}
 
   [[nodiscard]] __device__ int at(int n) const {
     const int far = n - near;
     return n < near ? 2 * tiles.near(n / 2) + n % 2 : 2 * tiles.far(far / 2) + far % 2;
   }
+  [[nodiscard]] __device__ bool is_whole(int half) const { return half >= first_whole && half < whole_end; }
 };
 
 // The state of one thread block.
@@ -167,7 +167,7 @@ class NearTask {
   }
 
   // S from the first 16 steps positions, hidden keys -inf.
-  __device__ void scores(Scores& s, int warp_row, int half, int stage, int steps, int unmasked) const {
+  __device__ void scores(Scores& s, int warp_row, int half, int stage, int steps, const Halves& halves) const {
     const int lane = thread() % 32;
     const std::uint32_t q = Tile<C::kDim>{ptx::shared_address(&storage_)}.at(warp_row + lane % 16, lane / 16);
     const std::uint32_t k = keys(stage).at(lane % 16, lane / 16);
@@ -190,7 +190,7 @@ class NearTask {
         }
       }
     }
-    if (half < unmasked) {
+    if (halves.is_whole(half)) {
       return;
     }
 #pragma unroll
@@ -294,7 +294,6 @@ __global__ void __launch_bounds__(C::kThreads, C::kDim == 64 ? 3 : 2)
   const Work work = Work::of(blockIdx.x, p, C{});
   const bool exact = problem.exact || (problem.first_block_is_exact && work.row < problem.block);
   const int warp_row = static_cast<int>(threadIdx.x) / 32 * 16;
-  const int unmasked = unmasked_tiles<C>(p, work);
   NearTask<C> task(parameters, work, storage, exact);
   task.load_queries(exact);
   float dropped[2] = {};
@@ -302,7 +301,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kDim == 64 ? 3 : 2)
     task.compute_dropped(warp_row, dropped);
   }
   __syncthreads();
-  const Halves halves(near_tiles(problem, work.row, std::int64_t{work.last} * C::kKeys), work.last);
+  const Halves halves(near_tiles(problem, work.row, std::int64_t{work.last} * C::kKeys), work.last,
+                      first_whole_tile<C>(problem, work), unmasked_tiles<C>(p, work));
   const Positions& positions = task.positions();
   const auto steps_of = [&](int n) { return n < halves.near ? positions.all_steps : positions.kept_steps; };
 
@@ -337,7 +337,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kDim == 64 ? 3 : 2)
         begin_far_keys<C>(p, work.row + warp_row, dropped, softmax, limit);
       }
       ScoreFragment<C> s[C::kParts];
-      task.scores(s, warp_row, half_tile, stage, steps_of(n), unmasked);
+      task.scores(s, warp_row, half_tile, stage, steps_of(n), halves);
       ptx::cp_async_wait<1>();  // V of the half before has arrived, for all threads behind the vote
       bool keeps = true;
       if (is_far && problem.near.skips) {
@@ -345,7 +345,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kDim == 64 ? 3 : 2)
       }
       keeps = __syncthreads_or(keeps ? 1 : 0) != 0;
       if (is_far && problem.near.skips && parameters.halves != nullptr) {
-        bool seen = true;  // by the last row
+        bool seen = half_tile >= work.first;  // by the first row or the last
         if (task.has_mask()) {
           const float hidden[2] = {limit[0] == INFINITY ? INFINITY : -INFINITY,
                                    limit[1] == INFINITY ? INFINITY : -INFINITY};
@@ -369,7 +369,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kDim == 64 ? 3 : 2)
       if (finishes) {
         ptx::cp_async_wait<1>();
         __syncthreads();
-        task.scores(s, warp_row, half_tile, stage, positions.all_steps, unmasked);
+        task.scores(s, warp_row, half_tile, stage, positions.all_steps, halves);
       }
       pending = keeps;
       if (keeps) {

@@ -61,9 +61,6 @@ const NearVariant* find(const Problem& problem, const Grouping& grouping) {
 }  // namespace
 
 std::string near_unsupported_reason(const Problem& problem, const Grouping& grouping) {
-  if (std::string reason = common::reason_against_window(problem); !reason.empty()) {
-    return reason;
-  }
   if (problem.softcap != 0) {
     return "has near keys where scores are not capped";  // what means add to far scores comes behind the product
   }

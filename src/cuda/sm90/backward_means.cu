@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kWarps * 32) far_rows_kernel(const __grid_cons
     const float share = near.y == 0.0F ? 0.0F : near.y * exp2f(fmaf(near.x, problem.scale_log2, shift));
     const float of_near = share == 0.0F ? 0.0F : share * (near_dot(p, at, d_o) - d);
     const float all = p.d_lse == nullptr ? 0.0F : p.d_lse[at];
-    far = p.is_part || tiles.near_count() < tiles.end ? all - of_near : 0.0F;
+    far = p.is_part || tiles.far_count() > 0 ? all - of_near : 0.0F;
   }
   if (threadIdx.x % 32 == 0) {
     float* const to = reinterpret_cast<float*>(p.far_stats) + place;

@@ -44,8 +44,8 @@ struct KeyWork {
     if (problem.near.has) {
       static_assert(C::kKeys == common::kNearTile && common::kNearTile % C::kRows == 0);
       const NearRows rows = near_rows(problem, result.number);
-      const int near_first = max(static_cast<int>(rows.first / C::kRows), first);
-      const int near_end = max(static_cast<int>((rows.last + C::kRows - 1) / C::kRows), near_first);
+      const int near_first = min(max(static_cast<int>(rows.first / C::kRows), first), end);
+      const int near_end = max(min(static_cast<int>((rows.last + C::kRows - 1) / C::kRows), end), near_first);
       result.near_first = near_first * C::kRows;
       result.near_end = near_end * C::kRows;
       if (p.tiles == QueryTiles::near) {

@@ -46,9 +46,6 @@ namespace distr::cuda::sm90 {
   if (!common::has_near_keys(grouping)) {
     return "";
   }
-  if (common::has_window(problem)) {
-    return "takes near keys without a sliding window";
-  }
   return common::near_rows(problem, grouping) % kRows != 0 ? "takes near keys of blocks of a multiple of 128 rows" : "";
 }
 

@@ -58,9 +58,6 @@ class HiddenKeys {
                                                  int row) const {
     if (has_mask_) {
       apply_mask<C::kHalf>(s, 0, problem, row, first_);
-      if (has_left_end(problem)) {
-        hide_before_window<C::kHalf>(s, problem, row, first_);
-      }
     }
   }
 

@@ -224,19 +224,17 @@ __device__ inline void init_barriers(const Shared<C>& shared) {
 template <class C>
 __device__ __forceinline__ void count_tiles(Pass<C>& pass) {
   const ForwardParameters& p = pass.p;
-  [[maybe_unused]] const std::int64_t keys_of_all = visible_keys(p.problem, pass.work.row);
-  if constexpr (C::kIsRuns) {
-    constexpr int kOfTile = C::kKeys / common::kNearTile;
-    pass.keys = KeyRuns(p.problem, p.listed.set, pass.work.row, seen_keys(p.problem, pass.work, C::kRows, p.row_end));
-    pass.tiles = (pass.keys.count() + kOfTile - 1) / kOfTile;  // the last one is filled up with keys that no row sees
-    pass.masked = pass.tiles - pass.keys.count_below(keys_of_all) / kOfTile;
-  } else if constexpr (C::kIsListed) {
+  if constexpr (C::kIsListed) {
     const auto tiles = [](int halves) { return (halves + kHalvesOfTile<C> - 1) / kHalvesOfTile<C>; };
     const KeyList list(p, pass.work);
     pass.tiles = tiles(list.count(0));
-    pass.masked = tiles(list.count(static_cast<int>(keys_of_all / kHalfKeys)));
+    pass.masked = tiles(list.count_masked(p, pass.work));
   } else {
-    pass.keys = KeyBand<C::kKeys>(p.problem, pass.work, C::kRows, p.row_end);
+    if constexpr (C::kIsRuns) {
+      pass.keys = KeyRuns<C::kKeys>(p.problem, p.listed.set, pass.work, C::kRows, p.row_end);
+    } else {
+      pass.keys = KeyBand<C::kKeys>(p.problem, pass.work, C::kRows, p.row_end);
+    }
     pass.tiles = pass.keys.count();
     pass.masked = pass.keys.masked();
   }

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The keys of a thread block's queries where there are no near ones: those that causality and a sliding window leave,
-// one band of neighbouring tiles.
+// one band of neighbouring tiles. And the order in which tiles are taken, with near keys as without.
 #pragma once
 
 #include <cstdint>
@@ -10,8 +10,27 @@
 
 namespace distr::cuda::sm90 {
 
-// Tiles come from the last to the first, but for those at the band's left end: they have a mask, and come behind the
-// masked ones of the right end, before all tiles without.
+// Tiles come from the last to the first, but for those at the left end of a sliding window: they have a mask, and come
+// behind the masked ones of the right end, before all tiles without.
+class TileOrder {
+ public:
+  TileOrder() = default;
+  // right, left: tiles with a mask, at either end, as far as there are so many.
+  __device__ TileOrder(int count, int right, int left)
+      : count_(count), right_(min(right, count)), left_(min(left, count - right_)) {}
+
+  [[nodiscard]] __device__ int count() const { return count_; }
+  [[nodiscard]] __device__ int masked() const { return right_ + left_; }
+  // The one that is taken as the n-th, where `last` is the last one's number.
+  [[nodiscard]] __device__ __forceinline__ int tile(int n, int last) const {
+    const int to_left = count_ - right_ - left_;
+    return last - n + (n < right_ ? 0 : n < right_ + left_ ? -to_left : left_);
+  }
+
+ private:
+  int count_ = 0, right_ = 0, left_ = 0;
+};
+
 template <int kKeys>
 class KeyBand {
  public:
@@ -21,24 +40,20 @@ class KeyBand {
     const std::int64_t last_row = min(std::int64_t{work.row} + rows, row_end) - 1;
     const auto end = static_cast<int>((visible_keys(problem, last_row) + kKeys - 1) / kKeys);
     const auto first = static_cast<int>(first_visible_key(problem, work.row) / kKeys);
-    count_ = max(end - first, 0);
-    last_ = end - 1;
-    right_ = min(end - static_cast<int>(visible_keys(problem, work.row) / kKeys), count_);
     const auto whole = static_cast<int>((first_visible_key(problem, last_row) + kKeys - 1) / kKeys);
-    left_ = min(max(whole - first, 0), count_ - right_);
+    last_ = end - 1;
+    order_ = TileOrder(max(end - first, 0), end - static_cast<int>(visible_keys(problem, work.row) / kKeys),
+                       max(whole - first, 0));
   }
 
-  [[nodiscard]] __device__ int count() const { return count_; }
+  [[nodiscard]] __device__ int count() const { return order_.count(); }
   // Tiles, of the first ones, with keys that one of the rows does not see.
-  [[nodiscard]] __device__ int masked() const { return right_ + left_; }
-  [[nodiscard]] __device__ __forceinline__ int tile(int n) const {
-    const int to_left = count_ - right_ - left_;
-    return last_ - n + (n < right_ ? 0 : n < right_ + left_ ? -to_left : left_);
-  }
+  [[nodiscard]] __device__ int masked() const { return order_.masked(); }
+  [[nodiscard]] __device__ __forceinline__ int tile(int n) const { return order_.tile(n, last_); }
 
  private:
-  int count_ = 0, last_ = 0;
-  int right_ = 0, left_ = 0;  // tiles with a mask, at either end
+  int last_ = 0;
+  TileOrder order_;
 };
 
 }  // namespace distr::cuda::sm90

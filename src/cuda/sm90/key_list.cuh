@@ -47,6 +47,7 @@ class KeyList {
   __device__ KeyList(const ForwardParameters& p, const WorkTile& work) : set_(p.listed.set) {
     const std::int64_t keys = seen_keys(p.problem, work, kRows, p.row_end);  // that any of the block's queries sees
     tiles_ = near_tiles(p.problem, work.row, keys);
+    first_ = static_cast<int>(first_visible_key(p.problem, work.row) / kHalfKeys);
     halves_ = static_cast<int>((keys + kHalfKeys - 1) / kHalfKeys);
     nothing_ = static_cast<int>((p.problem.seq_k + kHalfKeys - 1) / kHalfKeys);
     if (set_ == KeySet::kept) {
@@ -61,7 +62,7 @@ class KeyList {
     const std::uint32_t far = far_ones(w);
     switch (set_) {
       case KeySet::near:
-        return bits_between(0, halves_, w) & ~far;
+        return bits_between(first_, halves_, w) & ~far;
       case KeySet::far:
         return far;
       case KeySet::kept:
@@ -80,19 +81,28 @@ class KeyList {
     }
     return uniform(sum);
   }
+  // How many halves of the list, from its last one on, come before one that all of the block's rows see whole, and all
+  // others behind it: all, where it has a sliding window's left end. By all threads of a warp.
+  [[nodiscard]] __device__ int count_masked(const ForwardParameters& p, const WorkTile& work) const {
+    const std::int64_t last_row = min(std::int64_t{work.row} + kRows, p.row_end) - 1;
+    const int all = count(0);
+    return count(halves_before(first_visible_key(p.problem, last_row))) < all
+               ? all
+               : count(static_cast<int>(visible_keys(p.problem, work.row) / kHalfKeys));
+  }
   // By a thread of the consumer: how many halves of the list its rows take, and how many far ones they see.
   __device__ void store_counts(const ForwardParameters& p, const WorkTile& work, int consumer) const {
     const std::int64_t row = std::int64_t{work.row} + 64 * consumer;
     if (p.listed.halves == nullptr || row >= p.row_end) {
       return;
     }
-    const auto halves_before = [](std::int64_t end) { return static_cast<int>((end + kHalfKeys - 1) / kHalfKeys); };
+    const int first = static_cast<int>(first_visible_key(p.problem, row) / kHalfKeys);
     const int seen = halves_before(visible_keys(p.problem, min(row + 64, p.row_end) - 1));  // by the last row
     int kept = 0;
     int far = 0;
     for (int w = 0; w < words(); ++w) {
       kept += __popc(word(w, consumer));
-      far += __popc(far_ones(w) & bits_between(0, seen, w));
+      far += __popc(far_ones(w) & bits_between(first, seen, w));
     }
     std::int32_t* const to = p.listed.halves + 2 * skip_group(p.problem, work, consumer);
     to[0] = kept;
@@ -104,13 +114,16 @@ class KeyList {
  private:
   static constexpr int kRows = 128;
 
+  [[nodiscard]] __device__ static int halves_before(std::int64_t key) {
+    return static_cast<int>((key + kHalfKeys - 1) / kHalfKeys);
+  }
   [[nodiscard]] __device__ std::uint32_t far_ones(int w) const {
-    return bits_between(0, halves_, w) & ~bits_between(0, 2 * tiles_.sinks, w) &
+    return bits_between(first_, halves_, w) & ~bits_between(0, 2 * tiles_.sinks, w) &
            ~bits_between(2 * tiles_.first, 2 * tiles_.last, w);
   }
 
   NearTiles tiles_;
-  int halves_, nothing_;
+  int first_, halves_, nothing_;
   KeySet set_;
   const std::uint32_t* kept_ = nullptr;  // of the first consumer's rows
   std::int64_t to_second_ = 0;

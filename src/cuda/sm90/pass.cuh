@@ -71,7 +71,7 @@ class Shared : public KeyRing<C, SharedStorage<C>> {
 // One pass over the tiles of keys, those with a mask first.
 template <class C>
 struct Pass {
-  using Keys = std::conditional_t<C::kIsRuns, KeyRuns, KeyBand<C::kKeys>>;
+  using Keys = std::conditional_t<C::kIsRuns, KeyRuns<C::kKeys>, KeyBand<C::kKeys>>;
 
   const ForwardParameters& p;
   const WorkTile& work;  // the block's queries
@@ -87,7 +87,7 @@ struct Pass {
   // The first of the keys that lie from `first` on in tile n.
   [[nodiscard]] __device__ __forceinline__ int first_key(int n, int first = 0) const {
     if constexpr (C::kIsRuns) {
-      return keys.key((tiles - 1 - n) * C::kKeys + first, std::bool_constant<(C::kKeys > common::kNearTile)>{});
+      return keys.key(n, first);
     } else {
       return keys.tile(n) * C::kKeys + first;
     }

@@ -37,7 +37,7 @@ class ScreenShared : public KeyRing<C, ScreenStorage<C>> {
 struct FarTiles {
   NearTiles tiles;
 
-  [[nodiscard]] __device__ int count() const { return tiles.end - tiles.near_count(); }
+  [[nodiscard]] __device__ int count() const { return tiles.far_count(); }
 };
 
 template <class C>
@@ -115,7 +115,8 @@ class Screener {
         group_(group),
         first_tile_(first_tile),
         row_(row),
-        whole_(static_cast<int>(visible_keys(p.problem, work.row) / C::kKeys)) {
+        first_whole_(tiles_before(first_visible_key(p.problem, work.row + C::kRows - 1))),
+        whole_end_(static_cast<int>(visible_keys(p.problem, work.row) / C::kKeys)) {
     const std::int64_t head = std::int64_t{work.batch} * p.problem.heads_q + work.head;
     first_ = head * p.problem.seq_q;
 #pragma unroll
@@ -138,7 +139,7 @@ class Screener {
       }
       float above[C::kKeys / 2];
       multiply(queries, thresholds, n, above);
-      if (tile >= whole_) {
+      if (tile < first_whole_ || tile >= whole_end_) {
         apply_mask<C::kKeys>(above, 0, p_.problem, row_, tile * C::kKeys);
       }
       const std::uint32_t kept = keeps(above, 0) | keeps(above, 1) << 1;
@@ -149,6 +150,10 @@ class Screener {
 
  private:
   static constexpr int kTilesOfWord = 16;
+
+  [[nodiscard]] __device__ static int tiles_before(std::int64_t key) {
+    return static_cast<int>((key + C::kKeys - 1) / C::kKeys);
+  }
   using Queries = std::conditional_t<C::kQueriesInShared, SharedOperandRows<typename C::QueryTile>,
                                      RegisterOperand<typename C::QueryTile>>;
 
@@ -210,7 +215,7 @@ class Screener {
   const FarTiles& far_;
   const ScreenShared<C>& shared_;
   const int group_, first_tile_, row_;
-  const int whole_;          // tiles that all rows of the block see whole
+  const int first_whole_, whole_end_;  // tiles between that all rows of the block see whole
   std::uint32_t behind_[2];  // a sign for those of the thread's rows that lie behind the last: they keep nothing
   std::uint32_t* kept_;
   std::int64_t first_;  // row of the head, of all heads

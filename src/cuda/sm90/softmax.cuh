@@ -173,7 +173,27 @@ __device__ __forceinline__ void pack(const float (&s)[C::kHalf / 2], std::uint32
   }
 }
 
-// Hides those of the keys first .. first + kKeys - 1 that a row does not see: scores from s[from] on.
+// Hides those of the keys first .. first + kKeys - 1 that come before a row's sliding window: scores from s[from] on.
+template <int kKeys, int kCount>
+__device__ __forceinline__ void hide_before_window(float (&s)[kCount], int from, const DeviceProblem& problem, int row,
+                                                   int first) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const std::int64_t hidden = first_visible_key(problem, std::int64_t{row} + half * 8) - first;
+    const int before = static_cast<int>(max(min(hidden, std::int64_t{kKeys}), std::int64_t{0})) - lane % 4 * 2;
+#pragma unroll
+    for (int n = 0; n < kKeys / 8; ++n) {
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        float& score = s[from + n * 4 + half * 2 + i];
+        score = n * 8 + i < before ? -INFINITY : score;
+      }
+    }
+  }
+}
+
+// And all that a row does not see.
 template <int kKeys, int kCount>
 __device__ __forceinline__ void apply_mask(float (&s)[kCount], int from, const DeviceProblem& problem, int row,
                                            int first) {
@@ -192,25 +212,8 @@ __device__ __forceinline__ void apply_mask(float (&s)[kCount], int from, const D
       }
     }
   }
-}
-
-// The same of the keys before a row's first.
-template <int kKeys, int kCount>
-__device__ __forceinline__ void hide_before_window(float (&s)[kCount], const DeviceProblem& problem, int row,
-                                                   int first) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const std::int64_t hidden = first_visible_key(problem, std::int64_t{row} + half * 8) - first;
-    const int before = static_cast<int>(max(min(hidden, std::int64_t{kKeys}), std::int64_t{0})) - lane % 4 * 2;
-#pragma unroll
-    for (int n = 0; n < kKeys / 8; ++n) {
-#pragma unroll
-      for (int i = 0; i < 2; ++i) {
-        float& score = s[n * 4 + half * 2 + i];
-        score = n * 8 + i < before ? -INFINITY : score;
-      }
-    }
+  if (has_left_end(problem)) {
+    hide_before_window<kKeys>(s, from, problem, row, first);
   }
 }
 
