@@ -63,6 +63,9 @@ void ThreadBlock::start(const Launch& of_launch, std::uint64_t index) {
   waits_on_.assign(static_cast<std::size_t>(count_), nullptr);
   for (int n = 0; n < count_; ++n) {
     Thread& thread = *threads_[static_cast<std::size_t>(n)];
+    const dim3& size = of_launch.threads;
+    const auto number = static_cast<unsigned>(n);
+    thread.place = {number % size.x, number / size.x % size.y, number / size.x / size.y};
     thread.exited = false;
     thread.proxy_fences = 1;
     thread.copies.clear();
@@ -107,9 +110,7 @@ void ThreadBlock::run_thread() {
 
 void ThreadBlock::enter(Thread& next) {
   current_ = &next;
-  const auto index = static_cast<unsigned>(next.index);
-  const dim3& size = launch_->threads;
-  threadIdx = {index % size.x, index / size.x % size.y, index / size.x / size.y};
+  threadIdx = next.place;
 }
 
 // Another thread goes on; returns when this one's turn comes again.

@@ -22,6 +22,7 @@ inline constexpr std::uint32_t kAllLanes = ~0U;
 struct Thread {
   int index = 0;
   int warp = 0, lane = 0;
+  uint3 place{};  // threadIdx
   Fiber fiber;
   bool exited = false;
   const char* waits_for = "";  // what it waits for, in words, with a number

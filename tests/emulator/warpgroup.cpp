@@ -102,20 +102,26 @@ void read_operand(const SharedMatrix& matrix, int count, const float* widened, f
   });
 }
 
-// A row of the product: the sum over k of a[k][row] b[k], for the blocks of 16 of its columns. No instruction set fuses
-// the two operations, so that all have the same bits.
-#if defined(__x86_64__)
-[[gnu::target_clones("avx2", "default")]]
-#endif
-void multiply_row(const float (&a)[16][64], const float (&b)[16][256], int row, int columns, float* line) {
+// Four rows of the product: the sums over k of a[k][row + n] b[k], for the blocks of 16 of its columns. Four, as each
+// sum waits for the one before it. `b` is aligned as Vector.
+using Vector [[gnu::vector_size(32), gnu::may_alias]] = float;
+constexpr int kRows = 4;
+void multiply_rows(const float (&a)[16][64], const float (&b)[16][256], int row, int columns,
+                   float (&lines)[kRows][256]) {
   for (int first = 0; first < columns; first += 16) {
-    float sums[16] = {};
+    Vector low[kRows] = {};
+    Vector high[kRows] = {};
     for (int k = 0; k < 16; ++k) {
-      for (int n = 0; n < 16; ++n) {
-        sums[n] += a[k][row] * b[k][first + n];
+      const auto* const of_b = reinterpret_cast<const Vector*>(&b[k][first]);
+      for (int n = 0; n < kRows; ++n) {
+        low[n] += a[k][row + n] * of_b[0];
+        high[n] += a[k][row + n] * of_b[1];
       }
     }
-    std::memcpy(line + first, sums, sizeof sums);
+    for (int n = 0; n < kRows; ++n) {
+      std::memcpy(&lines[n][first], low + n, sizeof(Vector));
+      std::memcpy(&lines[n][first + 8], high + n, sizeof(Vector));
+    }
   }
 }
 
@@ -123,7 +129,7 @@ void execute(AsyncProduct& product) {
   const ProductCall& call = product.call;
   const float* const widened = widened_values(call.element);
   static thread_local float a[16][64];
-  static thread_local float b[16][256];
+  alignas(Vector) static thread_local float b[16][256];
   read_operand(call.right, call.columns, widened, b);
   if (call.a == nullptr) {
     read_operand(call.left, 64, widened, a);
@@ -140,14 +146,17 @@ void execute(AsyncProduct& product) {
   }
   float* const sums = product.accumulators->sums.data();
   const int columns = call.columns;
-  for (int row = 0; row < 64; ++row) {
-    float line[256];
-    multiply_row(a, b, row, columns, line);
-    float* const first = sums + (row / 16 * 32 + row % 8 * 4) * (columns / 2) + row / 8 % 2 * 2;
-    for (int n = 0; n < columns; n += 2) {
-      float* const to = first + n % 8 / 2 * (columns / 2) + n / 8 * 4;
-      to[0] = call.add ? to[0] + line[n] : line[n];
-      to[1] = call.add ? to[1] + line[n + 1] : line[n + 1];
+  for (int first_row = 0; first_row < 64; first_row += kRows) {
+    float lines[kRows][256];
+    multiply_rows(a, b, first_row, columns, lines);
+    for (int row = first_row; row < first_row + kRows; ++row) {
+      const float* const line = lines[row - first_row];
+      float* const first = sums + (row / 16 * 32 + row % 8 * 4) * (columns / 2) + row / 8 % 2 * 2;
+      for (int n = 0; n < columns; n += 2) {
+        float* const to = first + n % 8 / 2 * (columns / 2) + n / 8 * 4;
+        to[0] = call.add ? to[0] + line[n] : line[n];
+        to[1] = call.add ? to[1] + line[n + 1] : line[n + 1];
+      }
     }
   }
   product.done = true;
