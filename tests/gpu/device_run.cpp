@@ -78,13 +78,17 @@ class DeviceMemory {
     std::vector<std::byte> all(front_ + bytes_ + margin_);
     require(cudaMemcpyAsync(all.data(), base_, all.size(), cudaMemcpyDeviceToHost, thread_stream()), "cudaMemcpyAsync");
     require(cudaStreamSynchronize(thread_stream()), "cudaStreamSynchronize");
-    for (std::size_t n = 0; n < all.size(); ++n) {
-      if ((n < front_ || n >= front_ + bytes_) && all[n] != std::byte{kPoison}) {
-        throw Fault("wrote beside " + name + ", at byte " +
-                    std::to_string(static_cast<std::ptrdiff_t>(n) - static_cast<std::ptrdiff_t>(front_)) + " of " +
-                    std::to_string(bytes_));
+    const auto require_poison = [&](std::size_t from, std::size_t to) {
+      for (std::size_t n = from; n < to; ++n) {
+        if (all[n] != std::byte{kPoison}) {
+          throw Fault("wrote beside " + name + ", at byte " +
+                      std::to_string(static_cast<std::ptrdiff_t>(n) - static_cast<std::ptrdiff_t>(front_)) + " of " +
+                      std::to_string(bytes_));
+        }
       }
-    }
+    };
+    require_poison(0, front_);
+    require_poison(front_ + bytes_, all.size());
     return {all.begin() + static_cast<std::ptrdiff_t>(front_),
             all.begin() + static_cast<std::ptrdiff_t>(front_ + bytes_)};
   }
