@@ -3,7 +3,7 @@
 
 from programs import run_python
 
-N = 16384
+N = 12288
 BOUND = N * N // 2  # bytes: a boolean for every pair would take twice as much
 
 MEASURE = """
