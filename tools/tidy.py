@@ -20,14 +20,20 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 # What is declared at the start of a line, among it what unnamed namespaces hold: a type, an alias or a constant by its
-# name, a function by its line, since those of other parameters are overloads.
+# name, a function by its line, since those of other parameters are overloads. And the namespace that follows.
 DECLARED = re.compile(r"^(?:struct|class|enum class|using|constexpr [^=({]*?) ?(\w+)\s*[={;]"
-                      r"|^((?! |return|namespace|using|constexpr|struct|class)[\w:<>,*& ]+[ *&]\w+\([^{;]*)\{",
+                      r"|^((?! |return|namespace|using|constexpr|struct|class)[\w:<>,*& ]+[ *&]\w+\([^{;]*)\{"
+                      r"|^namespace ([\w:]+) \{",
                       re.MULTILINE)
 
 
 def declared(path):
-    return {name for match in DECLARED.findall(Path(path).read_text()) for name in match if name}
+    """{(namespace, name)}"""
+    found, namespace = set(), ""
+    for name, function, opened in DECLARED.findall(Path(path).read_text()):
+        namespace = opened or namespace
+        found.add((namespace, name or function))
+    return found - {(namespace, "") for namespace, _ in found}
 
 
 def flags(command):
@@ -86,13 +92,11 @@ def check(sources, own, folder):
     unit = folder / f"together_{Path(sources[0]).stem}_{len(sources)}.cpp"
     origin = join(sources, unit)
     own = [*own, *dict.fromkeys(f"-iquote{Path(source).parent}" for source in sources)]
-    if len(sources) > 1:
-        compiled = subprocess.run(["clang++", *own, "-fsyntax-only", "-w", unit], capture_output=True, check=False)
-        if compiled.returncode != 0:
-            half = len(sources) // 2
-            first, second = check(sources[:half], own, folder), check(sources[half:], own, folder)
-            return first[0] + second[0], first[1] and second[1]
     result = subprocess.run(["clang-tidy", "--quiet", unit, "--", *own], capture_output=True, text=True, check=False)
+    if len(sources) > 1 and "[clang-diagnostic-error]" in result.stdout:
+        half = len(sources) // 2
+        first, second = check(sources[:half], own, folder), check(sources[half:], own, folder)
+        return first[0] + second[0], first[1] and second[1]
     # clang's count of warnings is of headers of others, which are not shown.
     text = result.stdout + re.sub(r"^\d+ warnings? generated\.\n", "", result.stderr, flags=re.MULTILINE)
     text = re.sub(rf"{re.escape(str(unit))}:(\d+):", lambda line: origin[int(line[1]) - 1], text)

@@ -8,7 +8,7 @@
 namespace distr::distributed {
 namespace {
 
-using Clock = std::chrono::steady_clock;
+using Instant = std::chrono::steady_clock::time_point;
 
 class CpuDevice : public StreamDevice {
  public:
@@ -32,11 +32,13 @@ class CpuDevice : public StreamDevice {
     }
   }
   void compute(std::function<void()> call) override { call(); }
-  [[nodiscard]] Mark mark(Lane /*lane*/) override { return std::make_shared<Clock::time_point>(Clock::now()); }
+  [[nodiscard]] Mark mark(Lane /*lane*/) override {
+    return std::make_shared<Instant>(std::chrono::steady_clock::now());
+  }
   void wait(Lane /*lane*/, const Mark& /*mark*/) override {}
   void wait(const Mark& /*mark*/) override {}
   [[nodiscard]] double milliseconds(const Mark& begin, const Mark& end) override {
-    const auto time = [](const Mark& mark) { return *static_cast<const Clock::time_point*>(mark.get()); };
+    const auto time = [](const Mark& mark) { return *static_cast<const Instant*>(mark.get()); };
     return std::chrono::duration<double, std::milli>(time(end) - time(begin)).count();
   }
   void finish() override {}
