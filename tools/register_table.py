@@ -4,7 +4,7 @@
 
 Usage: register_table.py BUILD [--launches FILE.json]
          Prints a Markdown table of the kernels that BUILD was compiled to. Exit status: 0; 1 if a kernel spills,
-         or more than 128 shapes of the kernels were compiled; 2 if BUILD holds no report.
+         or waits after every wgmma, or more than 128 shapes of the kernels were compiled; 2 if BUILD holds no report.
          --launches: what `distr_gpu check --launches` wrote on a GPU adds threads, dynamic shared memory, and how
          many blocks an SM holds.
        register_table.py --compile NVCC ARGUMENT...
@@ -32,6 +32,8 @@ PROPERTIES = re.compile(r"Function properties for (\w+)")
 FRAME = re.compile(r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads")
 USED = re.compile(r"Used (\d+) registers")
 SHARED = re.compile(r"(\d+)(?:\+\d+)? bytes smem")
+SERIALIZED = re.compile(r"wgmma.mma_async instructions are serialized due to (?P<why>.*?) (?:in|for) (?:the )?"
+                        r"function '(?P<kernel>\w+)'")
 NOISE = re.compile(r"ptxas info|^\s+\d+ bytes stack frame|^\s*$")
 
 
@@ -43,6 +45,7 @@ class Kernel:
     shared: int = 0  # bytes of static shared memory
     local: int = 0  # bytes of local memory: arrays that are not in registers, and spills
     spills: int = 0  # bytes stored and loaded
+    serialized: str = ""  # why the compiler waits after every wgmma
 
 
 def parse(report):
@@ -62,6 +65,9 @@ def parse(report):
             current.registers = int(match[1])
             shared = SHARED.search(line)
             current.shared = int(shared[1]) if shared else 0
+    whys = {match["kernel"]: match["why"] for match in SERIALIZED.finditer(report)}
+    for kernel in kernels:
+        kernel.serialized = whys.get(kernel.name, "")
     return kernels
 
 
@@ -140,9 +146,13 @@ def main(arguments):
     for kernel in spilling:
         name = readable([kernel.name])[kernel.name]
         print(f"spills: {name} for {kernel.target}, {kernel.spills} bytes", file=sys.stderr)
+    serialized = [kernel for kernel in kernels if kernel.serialized]
+    for kernel in serialized:
+        name = readable([kernel.name])[kernel.name]
+        print(f"waits after every wgmma: {name}, due to {kernel.serialized}", file=sys.stderr)
     if count > MAX_SHAPES:
         print(f"{count} compiled shapes; allowed: {MAX_SHAPES}", file=sys.stderr)
-    return 1 if spilling or count > MAX_SHAPES else 0
+    return 1 if spilling or serialized or count > MAX_SHAPES else 0
 
 
 if __name__ == "__main__":

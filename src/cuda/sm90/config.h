@@ -98,11 +98,14 @@ struct Config {
   static constexpr bool kIsListed = is_listed(KeyLoader::kLoad);
   static constexpr bool kIsRuns = is_runs(KeyLoader::kLoad);
   static constexpr bool kTakesSome = kIsListed || kIsRuns;
-  // Whether it caps scores where it is asked to, as shapes of exact attention do.
-  static constexpr bool kCapsScores =
-      KeyLoader::kLoad == KeyLoad::tma && kScaleIn == ScaleIn::softmax && kColumns == kValues && kCtasPerSm == 1;
   static constexpr int kKeys =  // of a tile
       kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 ? 256 : 128;
+  // Whether it caps scores where it is asked to, as shapes of exact attention do; and whether it takes sliding windows.
+  // With tiles of 256 keys there are no registers for the one, and at r = 16 for neither: the compiler would wait
+  // after every wgmma (C7512; docs/kernel-log.md, sm90/forward, step 69).
+  static constexpr bool kCapsScores = KeyLoader::kLoad == KeyLoad::tma && kScaleIn == ScaleIn::softmax &&
+                                      kColumns == kValues && kCtasPerSm == 1 && kKeys == 128;
+  static constexpr bool kTakesWindows = kKeys == 128 || kColumns > 16;
   static constexpr int kHalf = kKeys / 2;
   static constexpr int kScoreBuffers = kCtasPerSm == 1 ? 2 : 1;  // as many as there are registers for, and so is kHalf
   // q_hat stays in shared memory where there are no registers for it.

@@ -57,13 +57,34 @@ class HiddenKeys {
   __device__ __forceinline__ void hide_with_mask(float (&s)[C::kHalf / 2], const DeviceProblem& problem,
                                                  int row) const {
     if (has_mask_) {
-      apply_mask<C::kHalf>(s, 0, problem, row, first_);
+      apply_mask<C::kHalf, false>(s, 0, problem, row, first_);
     }
   }
 
  private:
   int first_;
   bool has_mask_;
+};
+
+// The same where there may be a sliding window. Which keys the part has is asked where there is a mask alone: the order
+// of a window's tiles has no registers beside both halves' scores.
+template <class C>
+class HiddenKeysOfBand {
+ public:
+  __device__ __forceinline__ HiddenKeysOfBand(const Pass<C>& pass, int n, int first, int /*consumer*/)
+      : pass_(pass), n_(n), first_(first) {}
+
+  __device__ __forceinline__ void hide(float (&)[C::kHalf / 2]) const {}
+  __device__ __forceinline__ void hide_with_mask(float (&s)[C::kHalf / 2], const DeviceProblem& problem,
+                                                 int row) const {
+    if (n_ < pass_.masked) {
+      apply_mask<C::kHalf>(s, 0, problem, row, pass_.first_key(n_, first_));
+    }
+  }
+
+ private:
+  const Pass<C>& pass_;
+  int n_, first_;
 };
 
 // The halves of a tile, as arguments whose value is known when the kernel is compiled. The upper one is taken first, as

@@ -103,7 +103,8 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   const auto free_keys = [&](int n) { arrive_warp(shared.keys_empty(pass.state(n).stage)); };
   const auto free_values = [&](int n) { arrive_warp(shared.values_empty(pass.state(n).stage)); };
   const auto scores_of = [&](auto part) -> auto& { return s[part == upper ? 0 : kAhead]; };
-  using Hidden = std::conditional_t<C::kIsListed, HiddenHalves<C>, HiddenKeys<C>>;
+  using HiddenOfAll = std::conditional_t<C::kTakesWindows, HiddenKeysOfBand<C>, HiddenKeys<C>>;
+  using Hidden = std::conditional_t<C::kIsListed, HiddenHalves<C>, HiddenOfAll>;
   const auto hidden_in = [&](auto part, int n) { return Hidden(pass, n, part, consumer); };
 
   const auto issue_scores = [&](auto part, int n) {
@@ -233,7 +234,7 @@ __device__ __forceinline__ void count_tiles(Pass<C>& pass) {
     if constexpr (C::kIsRuns) {
       pass.keys = KeyRuns<C::kKeys>(p.problem, p.listed.set, pass.work, C::kRows, p.row_end);
     } else {
-      pass.keys = KeyBand<C::kKeys>(p.problem, pass.work, C::kRows, p.row_end);
+      pass.keys = typename Pass<C>::Keys(p.problem, pass.work, C::kRows, p.row_end);
     }
     pass.tiles = pass.keys.count();
     pass.masked = pass.keys.masked();

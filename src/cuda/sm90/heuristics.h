@@ -48,8 +48,8 @@ enum class Product : std::uint8_t {
   }
   const bool is_bf16 = problem.dtype == DType::bf16;  // which the rarer shapes are compiled for alone
   if (common::members_of(grouping) == 1) {
-    return is_wide || (is_bf16 && groups <= kFewGathered && problem.seq_k > kFewKeys) ? Product::gathered
-                                                                                      : Product::spread;
+    const bool is_narrow = is_bf16 && groups <= kFewGathered && !common::has_window(problem);
+    return is_wide || (is_narrow && problem.seq_k > kFewKeys) ? Product::gathered : Product::spread;
   }
   return is_wide && is_bf16 && groups <= kFewFused ? Product::fused : Product::spread;
 }

@@ -31,6 +31,23 @@ class TileOrder {
   int count_ = 0, right_ = 0, left_ = 0;
 };
 
+// Where there is no window: the first keys.
+template <int kKeys>
+class FirstKeys {
+ public:
+  FirstKeys() = default;
+  __device__ FirstKeys(const DeviceProblem& problem, const WorkTile& work, int rows, std::int64_t row_end)
+      : count_(static_cast<int>((seen_keys(problem, work, rows, row_end) + kKeys - 1) / kKeys)),
+        masked_(count_ - static_cast<int>(visible_keys(problem, work.row) / kKeys)) {}
+
+  [[nodiscard]] __device__ int count() const { return count_; }
+  [[nodiscard]] __device__ int masked() const { return masked_; }
+  [[nodiscard]] __device__ __forceinline__ int tile(int n) const { return count_ - 1 - n; }
+
+ private:
+  int count_ = 0, masked_ = 0;
+};
+
 template <int kKeys>
 class KeyBand {
  public:

@@ -17,7 +17,8 @@ namespace {
   for (const Variant& variant : variants) {
     const bool fits = variant.dtype == problem.dtype && variant.scale_in == request.scale_in &&
                       variant.load == request.load && variant.columns >= request.columns &&
-                      (variant.caps_scores || problem.softcap == 0) && variant.values >= problem.head_dim_v &&
+                      (variant.caps_scores || problem.softcap == 0) &&
+                      (variant.takes_windows || !common::has_window(problem)) && variant.values >= problem.head_dim_v &&
                       variant.rows == rows && variant.ctas_per_sm == blocks;
     const auto width = [](const Variant& of) { return of.columns + of.values; };
     if (fits && (found == nullptr || width(variant) < width(*found))) {
@@ -56,8 +57,10 @@ Launches launches_of(std::span<const Variant> variants, const Problem& p, const 
                     p.causal != Causal::none && !has_window};
   const bool shares = two == nullptr || (sharing != nullptr && sharing->columns == two->columns &&
                                          tile_rows != kRowsOfThree && waves.is_quicker_sharing());
+  // Capped scores of narrow heads have a shape of three consumers alone; that of two is for wider heads.
+  const bool three_is_narrower = two != nullptr && three != nullptr && three->columns < two->columns;
   const std::int64_t rows_of_three = shares || three == nullptr || tile_rows == kRowsOfTwo ? 0
-                                     : tile_rows == kRowsOfThree                           ? end - begin
+                                     : tile_rows == kRowsOfThree || three_is_narrower      ? end - begin
                                                                                            : waves.rows_for_three();
   Launches result;
   const auto add = [&](const Variant& variant, std::int64_t from, std::int64_t to) {

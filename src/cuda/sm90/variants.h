@@ -14,7 +14,7 @@ struct Variant {
   int columns, values, rows, keys;  // Config's, as all that follow
   KeyLoad load;
   int ctas_per_sm;
-  bool caps_scores;
+  bool caps_scores, takes_windows;
   int threads, shared_bytes;
   void (*launch)(const ForwardParameters& parameters, void* stream);
 };
