@@ -33,7 +33,8 @@ struct Work {
     unsigned tiles = (static_cast<unsigned>(keys) + C::kKeys - 1) / C::kKeys;
     int before = 0;  // the left end of a sliding window
     if (C::kMasks && has_left_end(p.problem)) {
-      before = min(static_cast<int>(first_visible_key(p.problem, work.row)) / C::kKeys, static_cast<int>(tiles));
+      const std::int64_t first_key = first_visible_key(p.problem, work.row);  // behind all keys: no tile is seen
+      before = first_key < keys ? static_cast<int>(first_key) / C::kKeys : static_cast<int>(tiles);
       tiles -= static_cast<unsigned>(before);
     }
     work.first = before + static_cast<int>(tiles * split.index / split.count);

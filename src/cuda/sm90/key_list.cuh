@@ -96,8 +96,10 @@ class KeyList {
     if (p.listed.halves == nullptr || row >= p.row_end) {
       return;
     }
-    const int first = static_cast<int>(first_visible_key(p.problem, row) / kHalfKeys);
-    const int seen = halves_before(visible_keys(p.problem, min(row + 64, p.row_end) - 1));  // by the last row
+    const std::int64_t end = visible_keys(p.problem, min(row + 64, p.row_end) - 1);  // for the last row
+    const std::int64_t first_key = first_visible_key(p.problem, row);
+    const int seen = first_key < end ? halves_before(end) : 0;
+    const int first = static_cast<int>(first_key / kHalfKeys);
     int kept = 0;
     int far = 0;
     for (int w = 0; w < words(); ++w) {
