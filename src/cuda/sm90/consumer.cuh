@@ -57,7 +57,7 @@ class HiddenKeys {
   __device__ __forceinline__ void hide_with_mask(float (&s)[C::kHalf / 2], const DeviceProblem& problem,
                                                  int row) const {
     if (has_mask_) {
-      apply_mask<C::kHalf, false>(s, 0, problem, row, first_);
+      apply_mask<C::kHalf, C::kTakesWindows>(s, 0, problem, row, first_);
     }
   }
 
@@ -66,8 +66,8 @@ class HiddenKeys {
   bool has_mask_;
 };
 
-// The same where there may be a sliding window. Which keys the part has is asked where there is a mask alone: the order
-// of a window's tiles has no registers beside both halves' scores.
+// The same of a band of keys. Which keys the part has is asked where there is a mask alone: the order of a window's
+// tiles has no registers beside both halves' scores.
 template <class C>
 class HiddenKeysOfBand {
  public:
