@@ -61,8 +61,8 @@ class RegisterTableTest(unittest.TestCase):
         self.assertIn("spills: plain::dv_kernel<f16> for sm_80, 32 bytes", errors)
 
     def test_serialized_products_fail(self):
-        warning = ("ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized due to "
-                   f"insufficient register resources for the function '{NAME}'\n")
+        warning = ("ptxas info    : (C7512) Potential Performance Loss: wgmma.mma_async instructions are serialized "
+                   f"due to insufficient register resources for the function '{NAME}'\n")
         status, _, errors = self.run_on(warning + CLEAN)
         self.assertEqual(status, 1)
         self.assertIn("waits after every wgmma: plain::dv_kernel<f16>, due to insufficient register resources", errors)

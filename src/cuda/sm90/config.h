@@ -80,6 +80,9 @@ constexpr bool is_runs(KeyLoad load) { return load == KeyLoad::runs_tma || load 
 // halves are kept. The launch of far keys takes in what the one of near keys left.
 enum class KeySet : std::uint8_t { near, far, kept };
 
+// Whether a shape takes sliding windows.
+enum class Windows : std::uint8_t { refused, taken };
+
 // kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is kConsumers consumer warpgroups
 // of 64 queries each, and the producer warpgroups of its KeyLoader_, which says how many registers and pipeline stages
 // there are. kCtasPerSm: thread blocks that share an SM. Stages_: cuda/stages.cuh.
@@ -105,7 +108,7 @@ struct Config {
   // after every wgmma (C7512; docs/kernel-log.md, sm90/forward, step 69).
   static constexpr bool kCapsScores = KeyLoader::kLoad == KeyLoad::tma && kScaleIn == ScaleIn::softmax &&
                                       kColumns == kValues && kCtasPerSm == 1 && kKeys == 128;
-  static constexpr bool kTakesWindows = kKeys == 128 || kColumns > 16;
+  static constexpr Windows kWindows = kKeys == 128 || kColumns > 16 ? Windows::taken : Windows::refused;
   static constexpr int kHalf = kKeys / 2;
   static constexpr int kScoreBuffers = kCtasPerSm == 1 ? 2 : 1;  // as many as there are registers for, and so is kHalf
   // q_hat stays in shared memory where there are no registers for it.

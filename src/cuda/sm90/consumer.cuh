@@ -57,7 +57,7 @@ class HiddenKeys {
   __device__ __forceinline__ void hide_with_mask(float (&s)[C::kHalf / 2], const DeviceProblem& problem,
                                                  int row) const {
     if (has_mask_) {
-      apply_mask<C::kHalf, C::kTakesWindows>(s, 0, problem, row, first_);
+      apply_mask<C::kHalf, C::kWindows>(s, 0, problem, row, first_);
     }
   }
 
@@ -86,6 +86,10 @@ class HiddenKeysOfBand {
   const Pass<C>& pass_;
   int n_, first_;
 };
+
+template <class C>
+using HiddenOfAll =
+    std::conditional_t<C::kWindows == Windows::taken && !C::kIsRuns, HiddenKeysOfBand<C>, HiddenKeys<C>>;
 
 // The halves of a tile, as arguments whose value is known when the kernel is compiled. The upper one is taken first, as
 // the last tile is.

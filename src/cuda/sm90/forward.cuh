@@ -103,8 +103,7 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   const auto free_keys = [&](int n) { arrive_warp(shared.keys_empty(pass.state(n).stage)); };
   const auto free_values = [&](int n) { arrive_warp(shared.values_empty(pass.state(n).stage)); };
   const auto scores_of = [&](auto part) -> auto& { return s[part == upper ? 0 : kAhead]; };
-  using HiddenOfAll = std::conditional_t<C::kTakesWindows && !C::kIsRuns, HiddenKeysOfBand<C>, HiddenKeys<C>>;
-  using Hidden = std::conditional_t<C::kIsListed, HiddenHalves<C>, HiddenOfAll>;
+  using Hidden = std::conditional_t<C::kIsListed, HiddenHalves<C>, HiddenOfAll<C>>;
   const auto hidden_in = [&](auto part, int n) { return Hidden(pass, n, part, consumer); };
 
   const auto issue_scores = [&](auto part, int n) {

@@ -71,7 +71,7 @@ class Shared : public KeyRing<C, SharedStorage<C>> {
 // One pass over the tiles of keys, those with a mask first.
 template <class C>
 struct Pass {
-  using BandOrFirst = std::conditional_t<C::kTakesWindows, KeyBand<C::kKeys>, FirstKeys<C::kKeys>>;
+  using BandOrFirst = std::conditional_t<C::kWindows == Windows::taken, KeyBand<C::kKeys>, FirstKeys<C::kKeys>>;
   using Keys = std::conditional_t<C::kIsRuns, KeyRuns<C::kKeys>, BandOrFirst>;
 
   const ForwardParameters& p;

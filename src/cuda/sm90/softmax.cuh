@@ -194,7 +194,7 @@ __device__ __forceinline__ void hide_before_window(float (&s)[kCount], int from,
 }
 
 // And all that a row does not see.
-template <int kKeys, bool kTakesWindows = true, int kCount>
+template <int kKeys, Windows kWindows = Windows::taken, int kCount>
 __device__ __forceinline__ void apply_mask(float (&s)[kCount], int from, const DeviceProblem& problem, int row,
                                            int first) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
@@ -212,7 +212,7 @@ __device__ __forceinline__ void apply_mask(float (&s)[kCount], int from, const D
       }
     }
   }
-  if (kTakesWindows && has_left_end(problem)) {
+  if (kWindows == Windows::taken && has_left_end(problem)) {
     hide_before_window<kKeys>(s, from, problem, row, first);
   }
 }

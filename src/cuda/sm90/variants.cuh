@@ -25,7 +25,7 @@ constexpr Variant variant() {
           C::KeyLoader::kLoad,
           C::kCtasPerSm,
           C::kCapsScores,
-          C::kTakesWindows,
+          C::kWindows == Windows::taken,
           C::kThreads,
           static_cast<int>(sizeof(SharedStorage<C>)),
           &launch_variant<C>};
