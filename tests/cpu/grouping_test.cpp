@@ -2,11 +2,8 @@
 // The CPU's orders against the reference's.
 #include <gtest/gtest.h>
 
-#include <algorithm>
 #include <cmath>
 
-#include "common/block.h"
-#include "reference/equations.h"
 #include "support/cases.h"
 #include "support/check_order.h"
 
