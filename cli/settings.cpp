@@ -10,19 +10,16 @@
 namespace distr::cli {
 namespace {
 
-template <typename Enum>
-std::string names_of(const std::vector<Enum>& values, const char* separator = ",") {
-  std::string text;
-  for (const Enum value : values) text += (text.empty() ? "" : separator) + std::string(name_of(value));
-  return text;
-}
-
-std::vector<Strategy> all_settings() {
-  std::vector<Strategy> settings;
-  for (const StrategyTraits& entry : kStrategies) {
-    if (is_setting(entry.strategy)) settings.push_back(entry.strategy);
+bool is_setting(Strategy strategy) {
+  switch (traits(strategy).order) {
+    case OrderSource::none:
+      return true;
+    case OrderSource::caller:
+      return false;
+    case OrderSource::computed:
+      break;
   }
-  return settings;
+  return strategy != Strategy::automatic;
 }
 
 std::vector<std::int64_t> group_sizes_of(const SettingLists& lists, std::int64_t head_dim) {
@@ -73,16 +70,12 @@ void add_with_near_keys(Grouping setting, const std::optional<std::int64_t>& win
 
 }  // namespace
 
-bool is_setting(Strategy strategy) {
-  switch (traits(strategy).order) {
-    case OrderSource::none:
-      return true;
-    case OrderSource::caller:
-      return false;
-    case OrderSource::computed:
-      break;
+std::vector<Strategy> all_settings() {
+  std::vector<Strategy> settings;
+  for (const StrategyTraits& entry : kStrategies) {
+    if (is_setting(entry.strategy)) settings.push_back(entry.strategy);
   }
-  return strategy != Strategy::automatic;
+  return settings;
 }
 
 std::vector<Grouping> settings_of(const SettingLists& lists, std::int64_t head_dim, std::uint64_t seed) {

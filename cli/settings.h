@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "distr/grouping.h"
+#include "names.h"
 #include "options.h"
 #include "text.h"
 
@@ -31,8 +32,16 @@ struct SettingLists {
   [[nodiscard]] int repeats_on(Device device) const { return repeats.value_or(device == Device::cpu ? 5 : 50); }
 };
 
-// Whether the strategy is one thing on every problem, which can be compared.
-[[nodiscard]] bool is_setting(Strategy strategy);
+// The strategies that are one thing on every problem, which can be compared: exact and those that compute an order.
+[[nodiscard]] std::vector<Strategy> all_settings();
+
+// "a,b,c"
+template <typename Enum>
+[[nodiscard]] std::string names_of(const std::vector<Enum>& values, const char* separator = ",") {
+  std::string text;
+  for (const Enum value : values) text += (text.empty() ? "" : separator) + std::string(name_of(value));
+  return text;
+}
 
 // Adds the options. The help shows the lists as they are when this is called.
 void add_setting_options(CLI::App& command, SettingLists& lists);

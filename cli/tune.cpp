@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // `distr tune`: the forward's tiles and block lengths measured on this GPU, beside the paper's rule (Section 3.3.1).
+#include <algorithm>
 #include <iostream>
 #include <limits>
 #include <map>
@@ -260,15 +261,18 @@ void add_lists(CLI::App& command, TuneOptions& options) {
   integers("--block", "l, the rows of Q that share one order of columns", kAny, options.blocks, "64,128,256");
   integers("--seq", "N, the length of Q and of K", kAny, options.seqs, "4096,16384");
   integers("--heads", "H, the heads of Q, K and V", kAny, options.heads, "10");
-  const auto parse_strategy = [](const std::string& word) {
+  std::vector<Strategy> allowed = all_settings();
+  std::erase(allowed, Strategy::exact);
+  const auto parse_strategy = [allowed](const std::string& word) {
     const auto strategy = parse_name<Strategy>("--strategy", word);
-    if (strategy == Strategy::exact || !is_setting(strategy)) {
-      throw InputError("--strategy: " + quoted(word) + " is not allowed; allowed: lsh, energy");
+    if (std::find(allowed.begin(), allowed.end(), strategy) == allowed.end()) {
+      throw InputError("--strategy: " + quoted(word) + " is not allowed; allowed: " + names_of(allowed, ", "));
     }
     return strategy;
   };
-  add_list(command, "--strategy", "lsh|energy", "Of groups of more than one column", options.strategies, parse_strategy)
-      ->default_str("lsh,energy")
+  add_list(command, "--strategy", names_of(allowed, "|"), "Of groups of more than one column", options.strategies,
+           parse_strategy)
+      ->default_str(names_of(options.strategies))
       ->group(kInputGroup);
   add_list(command, "--causal", all_names<Causal>("|"), "Causality", options.causals,
            [](const std::string& word) { return parse_name<Causal>("--causal", word); })

@@ -27,11 +27,13 @@ int main(int count, char** arguments) {
          "VERSION = \""
       << DISTR_VERSION_MAJOR << '.' << DISTR_VERSION_MINOR << '.' << DISTR_VERSION_PATCH
       << "\"\n"
-         "# name: (members of a group, where the order comes from, whether there is an estimator)\n"
+         "# name: (members of a group, where the order comes from, whether K is read for it, whether there is an "
+         "estimator)\n"
          "STRATEGIES = {\n";
   for (const StrategyTraits& entry : kStrategies) {
     out << "    \"" << entry.name << "\": (\"" << name_in(kMembers, entry.members) << "\", \""
-        << name_in(kOrderSources, entry.order) << "\", " << (entry.has_estimator ? "True" : "False") << "),\n";
+        << name_in(kOrderSources, entry.order) << "\", " << (entry.reads_keys ? "True" : "False") << ", "
+        << (entry.has_estimator ? "True" : "False") << "),\n";
   }
   out << "}\n";
   print_names(out, "ESTIMATORS", kEstimators);

@@ -17,6 +17,7 @@ class StrategyTraits(NamedTuple):
 
     members: str  # "one": a group is one column, others are dropped; "group_size": so many columns
     order: str  # "none"; "computed": by make_grouping(); "caller": by the caller, who has to bring it
+    reads_keys: bool  # make_grouping() reads K
     has_estimator: bool
 
 

@@ -67,13 +67,6 @@ std::vector<std::uint32_t> hash_columns(const Matrix& q_block, std::uint64_t see
   return hashes;
 }
 
-std::vector<std::int32_t> lsh_order(const Matrix& q_block, std::uint64_t seed) {
-  const std::vector<std::uint32_t> hash = hash_columns(q_block, seed);
-  return sorted_columns(q_block.columns, [&](std::int32_t a, std::int32_t b) {
-    return hash[static_cast<std::size_t>(a)] < hash[static_cast<std::size_t>(b)];
-  });
-}
-
 double key_mean(const Matrix& k, std::int64_t keys, std::int64_t c) {
   double mean = 0;
   for (std::int64_t j = 0; j < keys; ++j) {
@@ -99,13 +92,33 @@ std::vector<double> energies(const Matrix& q_block, const Matrix& k, std::int64_
   return result;
 }
 
-std::vector<std::int32_t> energy_order(const Matrix& q_block, const Matrix& k, std::int64_t keys) {
-  std::vector<double> energy = energies(q_block, k, keys);
-  for (double& e : energy) {
-    e = std::isnan(e) ? kInfinity : e;
+std::vector<double> weights(Strategy strategy, const Matrix& q_block, const Matrix& k, std::int64_t keys) {
+  switch (strategy) {
+    case Strategy::automatic:
+    case Strategy::exact:
+    case Strategy::lsh:
+    case Strategy::given:
+      break;
+    case Strategy::energy:
+      return energies(q_block, k, keys);
+  }
+  return {};
+}
+
+std::vector<std::int32_t> order_columns(const Grouping& grouping, const Matrix& q_block, const Matrix& k,
+                                        std::int64_t keys) {
+  if (grouping.strategy == Strategy::lsh) {
+    const std::vector<std::uint32_t> hash = hash_columns(q_block, grouping.seed);
+    return sorted_columns(q_block.columns, [&](std::int32_t a, std::int32_t b) {
+      return hash[static_cast<std::size_t>(a)] < hash[static_cast<std::size_t>(b)];
+    });
+  }
+  std::vector<double> weight = weights(grouping.strategy, q_block, k, keys);
+  for (double& w : weight) {
+    w = std::isnan(w) ? kInfinity : w;
   }
   return sorted_columns(q_block.columns, [&](std::int32_t a, std::int32_t b) {
-    return energy[static_cast<std::size_t>(a)] > energy[static_cast<std::size_t>(b)];
+    return weight[static_cast<std::size_t>(a)] > weight[static_cast<std::size_t>(b)];
   });
 }
 

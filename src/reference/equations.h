@@ -36,17 +36,19 @@ void store_rows(const Matrix& matrix, void* data, DType dtype, const Strides& st
 // hash(c): rank, in the Gray sequence, of the bits [sum_n R[n,t] Q_b[n,c] > 0] (Section 3.2).
 [[nodiscard]] std::vector<std::uint32_t> hash_columns(const Matrix& q_block, std::uint64_t seed);
 
-// Columns by (hash, column).
-[[nodiscard]] std::vector<std::int32_t> lsh_order(const Matrix& q_block, std::uint64_t seed);
-
 // The mean of column c over the first `keys` rows of K; of none: 0.
 [[nodiscard]] double key_mean(const Matrix& k, std::int64_t keys, std::int64_t c);
 
 // e_c = sum_n Q_b[n,c]^2 * sum_j (K[j,c] - mean_j K[:,c])^2 over the first `keys` rows of K.
 [[nodiscard]] std::vector<double> energies(const Matrix& q_block, const Matrix& k, std::int64_t keys);
 
-// Columns by descending energy, ties to the lower column, NaN and infinity first.
-[[nodiscard]] std::vector<std::int32_t> energy_order(const Matrix& q_block, const Matrix& k, std::int64_t keys);
+// What each column weighs under a strategy that keeps the heaviest; empty under another.
+[[nodiscard]] std::vector<double> weights(Strategy strategy, const Matrix& q_block, const Matrix& k, std::int64_t keys);
+
+// The order of a block: columns by descending weight, NaN and infinity first; under `lsh` by hash. Ties go to the lower
+// column.
+[[nodiscard]] std::vector<std::int32_t> order_columns(const Grouping& grouping, const Matrix& q_block, const Matrix& k,
+                                                      std::int64_t keys);
 
 // q_hat [l, r]: a group's sampled column or its mean.
 [[nodiscard]] Matrix estimate(const Matrix& q_block, const common::Groups& groups, Estimator estimator);

@@ -18,17 +18,9 @@ std::vector<std::int32_t> order_of_block(const Problem& problem, const Grouping&
     return identity;
   }
   const Matrix q_block = load_q_block(problem, grouping, tensors.q, head, common::order_block(grouping, block));
-  switch (grouping.strategy) {
-    case Strategy::automatic:
-    case Strategy::exact:
-    case Strategy::given:
-      break;  // resolved, every block exact, or the caller's
-    case Strategy::lsh:
-      return lsh_order(q_block, grouping.seed);
-    case Strategy::energy:
-      return energy_order(q_block, load_k(problem, tensors.k, head), common::order_keys(problem, grouping, block));
-  }
-  return {};
+  const bool reads_keys = traits(grouping.strategy).reads_keys;
+  const Matrix k = reads_keys ? load_k(problem, tensors.k, head) : Matrix(0, problem.head_dim);
+  return order_columns(grouping, q_block, k, common::order_keys(problem, grouping, block));
 }
 
 // The rows of one head, 64 at a time, as they are skipped together.

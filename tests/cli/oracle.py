@@ -46,7 +46,7 @@ class Setting:
 
     def is_exact(self, block=1):
         """Whether that block of rows takes exact attention."""
-        first_is_exact = self.order_from == "previous" and self.strategy in ("lsh", "energy")
+        first_is_exact = self.order_from == "previous" and self.strategy in ORDERS
         return self.strategy == "exact" or self.group_size == 1 or (first_is_exact and block == 0)
 
     def has_near_keys(self):
@@ -99,17 +99,20 @@ def gray_rank(code):
     return rank
 
 
-def lsh_order(q_block, seed):
+def lsh_order(q_block, _, seed):
     """The columns of a block of rows, sorted by hash."""
     positive = projection(seed, len(q_block)).T @ q_block > 0
     codes = (positive * (1 << np.arange(HASH_BITS))[:, None]).sum(axis=0)
     return np.argsort([gray_rank(int(code)) for code in codes], kind="stable")
 
 
-def energy_order(q_block, keys):
+def energy_order(q_block, keys, _):
     """The columns of a block of rows, the heaviest first."""
     spread = ((keys - keys.mean(axis=0)) ** 2).sum(axis=0) if len(keys) else np.zeros(q_block.shape[1])
     return np.argsort(-((q_block**2).sum(axis=0) * spread), kind="stable")
+
+
+ORDERS = {"lsh": lsh_order, "energy": energy_order}  # of the strategies that compute one
 
 
 def orders(q, k, setting, causal="none"):
@@ -124,13 +127,10 @@ def orders(q, k, setting, causal="none"):
             continue
         source = index - 1 if setting.order_from == "previous" else index
         q_block = q[b, h, source * setting.block : (source + 1) * setting.block]
-        if setting.strategy == "lsh":
-            result[b, h, index] = lsh_order(q_block, setting.seed)
-            continue
         keys = k[b, h // share]
         if setting.order_from == "previous":
             keys = keys[: max(0, min(len(keys), index * setting.block + corner))]
-        result[b, h, index] = energy_order(q_block, keys)
+        result[b, h, index] = ORDERS[setting.strategy](q_block, keys, setting.seed)
     return result
 
 

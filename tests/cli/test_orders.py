@@ -8,13 +8,14 @@ import numpy as np
 import oracle
 import pytest
 from oracle import Setting
+from strategies import STRATEGIES
 
 OUTPUTS = ("--lse", "--order-out")
 TOLERANCE = {"f2": 4e-3, "f4": 6e-6, "f8": 1e-13}
 SETTINGS = [
     Setting(strategy, group_size, block, estimator, order_from)
     for strategy, group_size, block, estimator, order_from in itertools.product(
-        ("lsh", "energy"), (2, 5, 12), (16, 40), ("sample", "mean"), ("own", "previous")
+        oracle.ORDERS, (2, 5, 12), (16, 40), ("sample", "mean"), ("own", "previous")
     )
     if strategy == "lsh" or estimator == "mean"
 ]
@@ -43,6 +44,10 @@ def test_philox_of_the_oracle_gives_the_published_numbers():
 
 def test_gray_rank_of_the_oracle_inverts_the_gray_code():
     assert [oracle.gray_rank(rank ^ rank >> 1) for rank in range(1 << 10)] == list(range(1 << 10))
+
+
+def test_the_oracle_knows_every_order_that_is_computed():
+    assert sorted(oracle.ORDERS) == sorted({*STRATEGIES} - {"auto", "exact", "given"})
 
 
 @pytest.mark.parametrize("setting", SETTINGS, ids=name_of)
@@ -76,7 +81,7 @@ def test_seed_draws_other_orders(attend, problem, seed):
     assert not np.array_equal(order, oracle.orders(oracle.widened(q), oracle.widened(k), Setting("lsh", 2, 70)))
 
 
-@pytest.mark.parametrize("strategy", ["lsh", "energy"])
+@pytest.mark.parametrize("strategy", oracle.ORDERS)
 def test_order_in_fp32_is_that_of_the_reference(attend, strategy):
     """Sums of small whole numbers are exact in fp32, or, times a quantile, far from 0: rounding moves no column."""
     generator = np.random.default_rng(3)
@@ -164,7 +169,7 @@ def test_written_order_is_the_identity_where_attention_is_exact_whatever_the_ord
     np.testing.assert_array_equal(written[1:], order[1:] if "previous" in options else np.tile(np.arange(12), (2, 1)))
 
 
-@pytest.mark.parametrize("strategy", ["lsh", "energy"])
+@pytest.mark.parametrize("strategy", oracle.ORDERS)
 def test_previous_never_looks_ahead(attend, problem, strategy):
     q, k, v = problem((2, 64, 16))
     flags = (*Setting(strategy, 2, 16, order_from="previous").flags(), "--causal", "top-left")
@@ -176,7 +181,7 @@ def test_previous_never_looks_ahead(attend, problem, strategy):
     assert not np.array_equal(before[:, 40:], after[:, 40:])
 
 
-@pytest.mark.parametrize("strategy", ["lsh", "energy"])
+@pytest.mark.parametrize("strategy", oracle.ORDERS)
 def test_causal_calls_take_previous_unless_own_is_named(attend, problem, strategy):
     inputs = problem((2, 64, 16))
     flags = ("--strategy", strategy, "--group-size", "2", "--block", "16", "--json")

@@ -9,7 +9,7 @@
 
 #include "gpu/device_run.h"
 #include "gpu/properties.h"
-#include "gpu/suite.h"
+#include "support/check_order.h"
 
 namespace distr::test {
 namespace {

@@ -6,7 +6,7 @@
 
 #include "gpu/device_run.h"
 #include "gpu/properties.h"
-#include "gpu/suite.h"
+#include "support/check_order.h"
 #include "support/oracle.h"
 
 namespace distr::test {

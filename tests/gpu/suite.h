@@ -26,10 +26,4 @@ int check(const CheckOptions& options);
 // Prints the names of the cases of CheckOptions::small, a line each.
 int print_small_cases();
 
-// Why an order is wrong: it must be the reference's but for columns that rounding may move. Empty: it is right.
-std::string check_order(const Instance& instance, const std::int32_t* order);
-// The same of all that a grouping writes over -1: the order, unless it is the caller's, and the means over the keys.
-std::string check_grouping(const Instance& instance, const std::vector<std::int32_t>& order,
-                           const std::vector<float>& key_means);
-
 }  // namespace distr::test

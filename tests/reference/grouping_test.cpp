@@ -22,6 +22,10 @@ Matrix matrix(std::int64_t rows, std::int64_t columns, const std::vector<double>
   return result;
 }
 
+Order energy_order(const Matrix& q_block, const Matrix& k, std::int64_t keys) {
+  return order_columns({.strategy = Strategy::energy}, q_block, k, keys);
+}
+
 TEST(HashColumns, IsTheRankOfTheBitsOfOneRow) {
   // One row: bit t of a positive column is [R[0, t] > 0], of a negative one [R[0, t] < 0].
   const auto r = common::projection_row(5, 0);
@@ -49,7 +53,7 @@ TEST(LshOrder, SortsByHashThenColumn) {
   // Columns 0 and 3 are alike, so are 1 and 4; equal hashes keep their order and stand side by side.
   const Matrix q = matrix(2, 5, {1, -1, 0.3, 1, -1, 2, 0.5, 0.3, 2, 0.5});
   const auto hashes = hash_columns(q, 3);
-  const Order order = lsh_order(q, 3);
+  const Order order = order_columns({.strategy = Strategy::lsh, .seed = 3}, q, Matrix(0, 5), 0);
   for (std::size_t n = 1; n < order.size(); ++n) {
     const auto before = static_cast<std::size_t>(order[n - 1]);
     const auto after = static_cast<std::size_t>(order[n]);

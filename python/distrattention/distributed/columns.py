@@ -7,6 +7,7 @@ what it needs of others is small: sums over their keys, and what the last block 
 from typing import NamedTuple
 
 from distrattention import ops  # first, for it says in words what is missing
+from distrattention.settings import STRATEGIES
 
 import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
@@ -48,18 +49,18 @@ def columns_of(q, k, pieces, group, options, seed, callers_order):
     previous = order_from == "previous"
     mine = pieces[0 if group is None else group.rank()]
     needs_means = ops.needs_key_means(strategy, group_size, window, sinks)
-    by_energy = strategy == "energy" and callers_order is None
+    by_weight = STRATEGIES[strategy].reads_keys and callers_order is None
     keys = None
-    if by_energy or needs_means:
+    if by_weight or needs_means:
         rows = block if previous else max(1, min(block, k.shape[2]))
         keys = _before_blocks(k, rows, pieces, mine, group) if previous else _of_all(k, rows, pieces, mine, group)
     if callers_order is not None:
         order = ops.order_of_caller(callers_order, q, block)
-    elif by_energy:
-        weights = _squares_in_blocks(q, block)
+    elif by_weight:
+        weights = _WEIGHTS[strategy](q, block)
         if previous:
             weights = _of_block_before(weights, block, pieces, mine, group)
-        order = _by_energy(weights, keys.squares.to(weights.dtype).repeat_interleave(q.shape[1] // k.shape[1], 1))
+        order = _heaviest_first(weights, keys.squares.to(weights.dtype).repeat_interleave(q.shape[1] // k.shape[1], 1))
     else:
         order, _ = ops.make_grouping(q, k, "none", strategy, group_size, block, "own", seed)
         if previous:
@@ -81,8 +82,11 @@ def _squares_in_blocks(x, rows):
     return torch.linalg.vector_norm(_in_blocks(x, rows), dim=3, dtype=dtype).square()
 
 
-def _by_energy(weights, spread):
-    """The columns by falling energy, ties to the lower column, NaN and infinity first."""
+_WEIGHTS = {"energy": _squares_in_blocks}  # of the strategies that read K: what they multiply its spread by
+
+
+def _heaviest_first(weights, spread):
+    """The columns by falling product of both, ties to the lower column, NaN and infinity first."""
     energy = weights * spread
     energy = torch.where(energy.isnan(), torch.inf, energy)
     return energy.argsort(dim=3, descending=True, stable=True).to(torch.int32)
