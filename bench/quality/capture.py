@@ -135,6 +135,7 @@ def main():
     if missing := [layer for layer in layers if layer not in captured]:
         raise SystemExit(f"--layers has {missing}; allowed: 0 to {model.config.num_hidden_layers - 1}")
     stacked = (torch.stack(tensors).contiguous() for tensors in zip(*(captured[layer] for layer in layers)))
+    options.out.parent.mkdir(parents=True, exist_ok=True)
     save_file(dict(zip("qkv", stacked)), options.out, metadata={"layers": options.layers, "text": options.text})
     print(f"{options.out}: {options.out.stat().st_size / 1e6:.1f} MB")
     if options.maps:
