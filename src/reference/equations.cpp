@@ -114,6 +114,9 @@ std::vector<std::int32_t> order_columns(const Grouping& grouping, const Matrix& 
     });
   }
   std::vector<double> weight = weights(grouping.strategy, q_block, k, keys);
+  if (weight.empty()) {
+    return {};  // every block is exact, or the caller gives the order
+  }
   for (double& w : weight) {
     w = std::isnan(w) ? kInfinity : w;
   }
