@@ -83,7 +83,7 @@ def test_sums_of_four_columns_err_as_the_log_says(tmp_path):
 
 def test_trains_and_measures_every_setting(tmp_path):
     environment = {"OMP_NUM_THREADS": "1", "DISTR_COMMIT": "abc"}
-    sizes = "--head-dims 64 --layers 1 --seq 512 --batch 1 --steps 2 --tune-steps 1 --windows 1 --both-ways".split()
+    sizes = "--head-dims 64 --layers 1 --seq 512 --batch 1 --steps 2 --tune-steps 1 --windows 2 --both-ways".split()
     command = [ROOT / "bench/small_model_report.py", *sizes, "--json-out"]
     done = run_python(*command, tmp_path / "r.json", environment=environment)
     assert done.returncode == 0, done.stderr
@@ -96,7 +96,7 @@ def test_trains_and_measures_every_setting(tmp_path):
     assert len(both_ways) == 1 + 6 + 8 and all(3 < row["bits_per_byte"] < 9 for row in both_ways)
     for (length, setting, tuned), row in rows.items():
         exact = rows[length, "exact", tuned]["bits_per_byte"]
-        assert 3 < row["bits_per_byte"] < 9 and row["relative_to_exact"] == row["bits_per_byte"] / exact
+        assert 3 < row["bits_per_byte"] < 8 and row["relative_to_exact"] == row["bits_per_byte"] / exact
         if setting == "exact" or tuned or "window" in setting:  # so short a text is near as a whole
             continue
         if "previous" in setting and int(re.search(r"l=(\d+)", setting)[1]) >= length:  # block 0 is exact

@@ -66,8 +66,9 @@ class HiddenKeys {
   bool has_mask_;
 };
 
-// The same of a band of keys. Which keys the part has is asked where there is a mask alone: the order of a window's
-// tiles has no registers beside both halves' scores.
+// The same of a band of keys. Which keys the part has is computed only where there is a mask: the order of a window's
+// tiles has no registers beside both halves' scores. Runs know theirs beforehand, as blocks that share an SM would
+// spill.
 template <class C>
 class HiddenKeysOfBand {
  public:
