@@ -83,7 +83,7 @@ def test_sums_of_four_columns_err_as_the_log_says(tmp_path):
 
 def test_trains_and_measures_every_setting(tmp_path):
     environment = {"OMP_NUM_THREADS": "1", "DISTR_COMMIT": "abc"}
-    sizes = "--head-dims 64 --layers 1 --seq 512 --batch 1 --steps 2 --tune-steps 1 --windows 2 --both-ways".split()
+    sizes = "--head-dims 64 --layers 1 --seq 512 --batch 1 --steps 6 --tune-steps 1 --windows 2 --both-ways".split()
     command = [ROOT / "bench/small_model_report.py", *sizes, "--json-out"]
     done = run_python(*command, tmp_path / "r.json", environment=environment)
     assert done.returncode == 0, done.stderr
