@@ -46,9 +46,9 @@ struct NearTiles {
   // The n-th near tile, and the n-th far one, in ascending order.
   [[nodiscard]] __device__ int near(int n) const { return n < sinks - begin ? begin + n : first + n - (sinks - begin); }
   [[nodiscard]] __device__ int far(int n) const { return n < first - sinks ? sinks + n : last + n - (first - sinks); }
-  // How many near tiles come before a near one, and how many far ones before a far one.
+  // How many far tiles come before a far one, and near ones before a near one where sinks come last.
   [[nodiscard]] __device__ int near_before(int tile) const {
-    return tile < sinks ? tile - begin : sinks - begin + tile - first;
+    return tile < sinks ? last - first + tile - begin : tile - first;
   }
   [[nodiscard]] __device__ int far_before(int tile) const { return tile - sinks - (tile < first ? 0 : last - first); }
 };

@@ -23,13 +23,14 @@
 //   memory.
 //   Shared memory: BackwardStorage (backward_config.h). K and V, rings of kStages tiles of Q, dO and dQ, two of dS^T.
 //
-//   The sum of a tile is made in the order of the keys, so its bits are the same in every run: dq_semaphore[tile]
-//   counts the blocks that have added to it, and a block waits until all of those before it have. The first writes
-//   instead, but with near keys, where sums begin as zeros. There is no deadlock:
+//   The sum of a tile is made in the order of the keys, but in a launch of near tiles with sinks last, so its bits are
+//   the same in every run: dq_semaphore[tile] counts the blocks that have added to it, and a block waits until all of
+//   those before it have. The first writes instead, but with near keys, where sums begin as zeros. There is no
+//   deadlock:
 //     - A block begins by taking a ticket, which says which keys are its own; CUDA starts blocks in whatever order. It
-//       waits only for those of smaller keys of its own head, whose tickets are smaller (cuda/backward_scheduler.cuh),
-//       so all of them have started.
-//     - The block of the smallest keys waits for none, and so gets through all of its tiles; then so does the next.
+//       waits only for those before it in that order, of its own head, whose tickets are smaller
+//       (cuda/backward_scheduler.cuh), so all of them have started.
+//     - The first block waits for none, and so gets through all of its tiles; then so does the next.
 //     - Who sees a tile are the first so many blocks, also where attention is causal: nobody in the order is left out.
 //       With a sliding window, and where a launch has near or far tiles alone, only blocks that meet the tile count
 //       (KeyWork::turn).

@@ -26,6 +26,13 @@ __host__ __device__ inline int first_query_tile(const DeviceProblem& problem, in
   return static_cast<int>(row < 0 ? 0 : row > problem.seq_q ? problem.seq_q : row) / kQueryTileRows;
 }
 
+// The keys, from key 0 on, of the blocks whose first_query_tile() is the tile of `row` or one before.
+__host__ __device__ inline std::int64_t keys_of_tile(const DeviceProblem& problem, int row) {
+  const int end = row + kQueryTileRows;
+  const std::int64_t keys = end + problem.causal_offset;
+  return !problem.causal || end > problem.seq_q || keys > problem.seq_k ? problem.seq_k : keys < 0 ? 0 : keys;
+}
+
 // Behind the last tile with one that sees a key before `end`, of a sliding window.
 __host__ __device__ inline int end_query_tile(const DeviceProblem& problem, std::int64_t end) {
   const std::int64_t keys = end < problem.seq_k ? end : problem.seq_k;

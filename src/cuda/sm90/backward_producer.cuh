@@ -28,14 +28,16 @@ struct KeyWork {
   __device__ static KeyWork of(unsigned cta, const BackwardParameters& p) {
     const DeviceProblem& problem = p.problem;
     const int heads = static_cast<int>(problem.heads_q);
-    const TileCoord coord = TileCoord::of(
-        cta, heads, problem.batch, static_cast<unsigned>((problem.seq_k + C::kKeys - 1) / C::kKeys), p.interleaved);
+    const auto blocks = static_cast<int>((problem.seq_k + C::kKeys - 1) / C::kKeys);
+    const auto coord = TileCoord::of(cta, heads, problem.batch, static_cast<unsigned>(blocks), p.interleaved);
     KeyWork result{};
     result.batch = coord.batch;
     result.head = coord.head;
     result.head_kv = coord.head / (heads / static_cast<int>(problem.heads_kv));
-    result.number = coord.tile;
-    result.key = coord.tile * C::kKeys;
+    // Sinks are near to all tiles. They come last in a launch of near tiles, else all others would wait for them.
+    result.number = coord.tile + (p.tiles == QueryTiles::near ? min(problem.near.sinks, blocks) : 0);
+    result.number -= result.number < blocks ? 0 : blocks;
+    result.key = result.number * C::kKeys;
     int end = static_cast<int>((problem.seq_q + C::kRows - 1) / C::kRows);
     int first = min(first_query_tile(problem, result.key), end);
     if (has_left_end(problem)) {
@@ -70,7 +72,7 @@ struct KeyWork {
       const std::int64_t first = has_left_end(p.problem) ? first_visible_key(p.problem, row(n)) / C::kKeys : 0;
       return static_cast<unsigned>(number - static_cast<int>(first));
     }
-    const NearTiles of_row = near_tiles(p.problem, row(n), p.problem.seq_k);
+    const NearTiles of_row = near_tiles(p.problem, row(n), keys_of_tile(p.problem, row(n)));
     return static_cast<unsigned>(p.tiles == QueryTiles::near ? of_row.near_before(number) : of_row.far_before(number));
   }
 };
