@@ -283,6 +283,15 @@ def main():
     options.dtype = options.dtype or ("bf16" if gpu else "f32")
     options.tolerance = options.tolerance or (1e-2 if options.dtype == "bf16" else 1e-5)
     place = Place(options.device)
+    commit = options.commit or subprocess.run(
+        ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
+    ).stdout.strip()  # fmt: skip
+    meta = {
+        "version": distrattention.__version__, "gpu" if gpu else "cpu": place.name(), "ranks": place.ranks,
+        "backend": dist.get_backend(), "threads": torch.get_num_threads(), "torch": torch.__version__,
+        "commit": commit, "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "command": shlex.join(["torchrun", "--nproc-per-node", str(place.ranks), *sys.argv]),
+    }  # fmt: skip
     rows = link_rows(place, options.rounds) if place.ranks > 1 else []
     links, wrong = list(rows), False
     for n, d, name, op in itertools.product(options.seq, options.head_dim, options.calls.split(";"), OPERATIONS):
@@ -295,17 +304,8 @@ def main():
             others = ", ".join(f"{key[3:]} {row[key]:.2f}" for key in row if key.startswith("ms_"))
             print(f"N {n} d {d} {name}, {op}: {row['ms']:.2f} ms ({others}), {row['share_of_ideal']:.2f} of ideal, "
                   f"error {row['rel_error_out']:.1e}", flush=True)  # fmt: skip
-    if place.rank == 0 and options.json_out:
-        commit = options.commit or subprocess.run(
-            ["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=Path(__file__).parent
-        ).stdout.strip()  # fmt: skip
-        meta = {
-            "version": distrattention.__version__, "gpu" if gpu else "cpu": place.name(), "ranks": place.ranks,
-            "backend": dist.get_backend(), "threads": torch.get_num_threads(), "torch": torch.__version__,
-            "commit": commit, "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "command": shlex.join(["torchrun", "--nproc-per-node", str(place.ranks), *sys.argv]),
-        }  # fmt: skip
-        result_file.write(options.json_out, {"meta": meta, "rows": rows})
+            if options.json_out:  # anew after each row, as a run may be cut off
+                result_file.write(options.json_out, {"meta": meta, "rows": rows})
     dist.barrier()
     dist.destroy_process_group()
     return wrong
