@@ -24,15 +24,20 @@ def main():
     curves = {}  # of a data set and regime, by method: its losses, of each seed
     for row in (row for path in options.results for row in json.loads(path.read_text())["rows"]):
         curves.setdefault((row["data"], row["regime"]), {}).setdefault(row["method"], []).append(row["losses"])
-    figure, panels = plt.subplots(1, len(curves), figsize=(4 * len(curves), 3.5), squeeze=False, layout="constrained")
-    for axes, ((data, regime), methods) in zip(panels[0], sorted(curves.items())):
+    sets, regimes = (sorted({key[place] for key in curves}) for place in (0, 1))  # a row each, a column each
+    size = (4 * len(regimes) + 1.5, 2.8 * len(sets))
+    figure, panels = plt.subplots(len(sets), len(regimes), figsize=size, squeeze=False, layout="constrained")
+    for (data, regime), methods in sorted(curves.items()):
+        axes = panels[sets.index(data)][regimes.index(regime)]
         for number, (method, losses) in enumerate(sorted(methods.items())):
             means = [sum(of_epoch) / len(of_epoch) for of_epoch in zip(*losses)]
             style = {"color": COLOURS[number % len(COLOURS)], "linestyle": ("-", "--")[number // len(COLOURS) % 2]}
             axes.plot(range(1, len(means) + 1), means, label=method, **style)
         axes.set_title(f"{data}, {regime}", fontsize=10)
+    for axes in panels[-1]:
         axes.set_xlabel("epoch")
-    panels[0][0].set_ylabel("training loss")
+    for row in panels:
+        row[0].set_ylabel("training loss")
     figure.legend(*panels[0][0].get_legend_handles_labels(), loc="outside right upper", fontsize=8)
     figure.savefig(options.picture, dpi=120)
 

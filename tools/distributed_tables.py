@@ -34,36 +34,31 @@ def distributed() -> str:
 
 
 def streams() -> str:
-    """Table 9's sizes, chunk by chunk: on one H200, and on one and two H100s from host memory and from a GPU's."""
-    lines, sources = [], []
+    """Table 9's sizes, chunk by chunk, from host memory and from a GPU's."""
+    name = "h200_x4/stream.json"
+    result = load(name)
+    lines = []
 
     def model(row):
         """The first chunk of a GPU has nothing beside its copies, and the last nothing beside its kernels."""
         longer, shorter = max(row["ms_copies"], row["ms_compute"]), min(row["ms_copies"], row["ms_compute"])
         return longer + shorter / (row["chunks"] / len(row["devices"]))
 
-    for name in ("h200/stream.json", "h100_x2/stream.json"):
-        result = load(name)
-        rows = result["rows"]
-        for row in rows:
-            origin = row.get("from", "host")
-            (alone,) = [other["ms"] for other in rows if label(other) == label(row) and len(other["devices"]) == 1 and
-                        other.get("from", "host") == origin]
-            gpus = len(row["devices"])
-            lines.append([f'{gpus} {result["meta"]["gpu"].split()[1]}',
-                          "host memory" if origin == "host" else f"GPU {origin}'s", label(row),
-                          *(f"{row[key]:.1f}" for key in ("ms_copies", "ms_compute", "ms")),
-                          f'{row["ratio_to_larger"]:.2f}', f"{model(row):.1f}",
-                          f'{alone / row["ms"]:.2f}' if gpus > 1 else ""])
-        sources.append(source(name, result["meta"]))
+    for row in result["rows"]:
+        (alone,) = [other["ms"] for other in result["rows"] if label(other) == label(row) and
+                    len(other["devices"]) == 1 and other["from"] == row["from"]]
+        gpus = len(row["devices"])
+        lines.append([str(gpus), "host memory" if row["from"] == "host" else f"GPU {row['from']}'s", label(row),
+                      *(f"{row[key]:.1f}" for key in ("ms_copies", "ms_compute", "ms")),
+                      f'{row["ratio_to_larger"]:.2f}', f"{model(row):.1f}",
+                      f'{alone / row["ms"]:.2f}' if gpus > 1 else ""])
     head = ["GPUs", "from", "strategy", "copies alone, ms", "computation alone, ms", "all, ms",
             "all : larger of them", "model, ms", "as quick as one GPU"]
-    return markdown(head, lines) + "\n\n" + "\n".join(sources)
+    return markdown(head, lines) + "\n\n" + source(name, result["meta"])
 
 
-def rings() -> str:
-    """A ring on two GPUs beside one, and beside torch's."""
-    name = "h100_x2/distributed.json"
+def rings(name) -> str:
+    """A ring on several GPUs beside one, and beside torch's."""
     result = load(name)
     lines = []
     for row in result["rows"]:
@@ -78,6 +73,6 @@ def rings() -> str:
                       f'{100 * row["share_of_busy_ideal"]:.0f} %' if "share_of_busy_ideal" in row else "",
                       *(times.get(key, "") for key in ("ms_torch_flash", "ms_torch_cudnn"))])
     head = ["rows on a GPU", "call", "pass", "ideal, ms", "kernels alone", "traffic alone", "the call", "model",
-            "of the ideal", "of both at work",
+            "of the ideal", "of all at work",
             "torch's ring, flash", "torch's ring, cuDNN"]
     return markdown(head, lines) + "\n\n" + source(name, result["meta"], f'{result["meta"]["ranks"]} processes')

@@ -181,24 +181,23 @@ def table8():
 
 def table9():
     _, _, rows = load("table9")
-    streams = {name: json.loads((RESULTS / f"{name}/stream.json").read_text()) for name in ("h200", "h100_x2")}
+    name = "h200_x4/stream.json"
+    streams = json.loads((RESULTS / name).read_text())
 
-    def streamed(name, method, devices, origin):
+    def streamed(method, devices, origin):
         strategy, _, estimator = method.partition("-")
-        return next((f"{row['ms']:.0f}" for row in streams[name]["rows"] if row["strategy"] == strategy
+        return next((f"{row['ms']:.0f}" for row in streams["rows"] if row["strategy"] == strategy
                      and (row["estimator"] or "") == estimator and len(row["devices"]) == devices
-                     and row.get("from", "host") == origin), "none")  # fmt: skip
+                     and row["from"] == origin), "none")  # fmt: skip
 
-    places = [("h200", 1, "host"), *(("h100_x2", gpus, origin) for origin in ("host", 0) for gpus in (1, 2))]
+    places = [(gpus, origin) for origin in ("host", 0) for gpus in (1, 2, 4)]
     lines = [[NAMES[method], "; ".join(map(str, TABLE9.get(method, ["none"]))), cell(rows, "ms", ".0f", method=method),
-              *(streamed(name, method, gpus, origin) for name, gpus, origin in places)]
+              *(streamed(method, gpus, origin) for gpus, origin in places)]
              for method in methods_of(TABLE9, rows)]  # fmt: skip
-    head = ["method", "paper, 1; 2; 4 GPUs, ms", "compute alone, H200, ms", "from host memory, 1 H200", "1 H100",
-            "2 H100", "from a GPU's memory, 1 H100", "2 H100"]  # fmt: skip
-    sources = [f"(streams: {result['meta']['gpu']}, commit {result['meta']['commit']};\n"
-               f"[bench/results/{name}/stream.json](../bench/results/{name}/stream.json))"
-               for name, result in streams.items()]  # fmt: skip
-    return "\n".join([markdown(head, lines, "table9"), *sources])
+    head = ["method", "paper, 1; 2; 4 GPUs, ms", "compute alone", "from host memory, 1 GPU", "2", "4",
+            "from a GPU's memory, 1", "2", "4"]  # fmt: skip
+    source = f"(streams: {streams['meta']['gpu']}, commit {streams['meta']['commit']};"
+    return "\n".join([markdown(head, lines, "table9"), source, f"[bench/results/{name}](../bench/results/{name}))"])
 
 
 def fig9():

@@ -317,7 +317,9 @@ TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "s
           "semantic_search": semantic_search, "torch_speed": torch_speed,
           "torch_speed_zen4": lambda: torch_speed("cpu/torch_zen4.json"), "gpu_speed": gpu_speed,
           "gpu_gains": gpu_gains, "hopper": hopper, "gpu_free_order": gpu_free_order, "build_time": build_time,
-          "ring_model": ring_model, "distributed": distributed, "streams": streams, "rings": rings,
+          "ring_model": ring_model, "distributed": distributed, "streams": streams,
+          "rings": lambda: rings("h100_x2/distributed.json"),
+          "rings_of_four": lambda: rings("h200_x4/distributed.json"),
           "features": features, "decode": decode,
           **paper_tables.TABLES}
 
