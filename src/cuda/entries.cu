@@ -122,7 +122,8 @@ constexpr std::array<GroupingKernel, 4> kGrouping{
     entry<GroupingTensors, energy::supports_means, energy::plan, NearKeys::served>("cuda/means")};
 // Hopper's own kernel for exact attention and for one grouping of the whole sequence, which `auto` asks for.
 constexpr ForwardKernel kHopperForward =
-    entry<ForwardTensors, sm90::forward_supports, sm90::plan_forward, NearKeys::served>("sm90/forward");
+    entry<ForwardTensors, sm90::forward_supports, sm90::plan_forward, NearKeys::served, DataLengths::served>(
+        "sm90/forward");
 constexpr std::array<ForwardKernel, 5> kForward{
     kHopperForward,
     entry<ForwardTensors, sm90::forward_blocks_supports, sm90::plan_forward, NearKeys::served>("sm90/forward_blocks"),

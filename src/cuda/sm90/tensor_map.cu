@@ -40,6 +40,28 @@ Input for_tma(const char* name, const Strides& strides, const Extent& extent, Wo
   return {name, strides, extent, suits_tma(strides, extent), workspace};
 }
 
+Input entries_for_tma(const char* name, const Strides& strides, const Extent& extent, WorkspaceLayout& workspace) {
+  const bool has_whole_rows = strides.row > 0 && (extent.batch == 1 || strides.batch % strides.row == 0);
+  return {name, strides, extent, has_whole_rows && suits_tma(strides, extent), workspace};
+}
+
+std::int64_t entry_rows(const Input& input) noexcept {
+  return input.extent().batch == 1 ? 0 : input.strides().batch / input.strides().row;
+}
+
+Operand of_entries(const Operand& tensor, std::int64_t longest) {
+  const Extent& extent = tensor.extent;
+  const Strides& strides = tensor.strides;
+  const std::int64_t between = extent.batch == 1 ? 0 : strides.batch / strides.row;
+  const std::int64_t ends = (extent.batch - 1) * between + extent.rows + 1;
+  // It begins before the tensor, where TMA never reads: every place inside of the map is a row that there is.
+  const auto begin =
+      reinterpret_cast<std::uintptr_t>(tensor.data) - static_cast<std::uintptr_t>(longest * strides.row * 2);
+  return {reinterpret_cast<const void*>(begin),
+          {strides.row, strides.head, strides.row},
+          {ends, extent.heads, longest, extent.columns}};
+}
+
 CUtensorMap tensor_map(const Operand& tensor, DType dtype, const Box& box) {
   constexpr int kRank = 4;
   constexpr cuuint64_t kElement = 2;  // bytes

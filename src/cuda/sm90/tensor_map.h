@@ -11,6 +11,14 @@ namespace distr::cuda::sm90 {
 // A tensor as TMA reads it: itself, or a packed copy.
 [[nodiscard]] Input for_tma(const char* name, const Strides& strides, const Extent& extent, WorkspaceLayout& workspace);
 
+// The same where lengths are data: a batch entry begins whole rows behind the one before it.
+[[nodiscard]] Input entries_for_tma(const char* name, const Strides& strides, const Extent& extent,
+                                    WorkspaceLayout& workspace);
+// Rows from an entry to the next; 0 of a batch of one, as packed sequences are.
+[[nodiscard]] std::int64_t entry_rows(const Input& input) noexcept;
+// What TMA reads such a tensor by (batch_entry.cuh): [columns, rows of the longest entry, heads, rows before an end].
+[[nodiscard]] Operand of_entries(const Operand& tensor, std::int64_t longest);
+
 // What is copied at a time: columns up to 64, a panel of the tile (config.h, Panels).
 struct Box {
   int rows, columns;
