@@ -133,9 +133,10 @@ constexpr std::array<ForwardKernel, 5> kForward{
     entry<ForwardTensors, plain::supports, plain::plan_forward, NearKeys::served, DataLengths::served>(
         "plain/forward")};
 constexpr std::array<BackwardKernel, 5> kBackward{
-    not_deterministic(entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward_atomics, NearKeys::served>(
-        "sm90/backward_atomics")),
-    entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward, NearKeys::served>("sm90/backward"),
+    not_deterministic(entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward_atomics, NearKeys::served,
+                            DataLengths::served>("sm90/backward_atomics")),
+    entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward, NearKeys::served, DataLengths::served>(
+        "sm90/backward"),
     not_deterministic(
         entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward_atomics>("sm80/backward_atomics")),
     entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward, NearKeys::none, DataLengths::served>(
