@@ -307,11 +307,11 @@ std::vector<std::function<void()>> wanted_work(const CheckOptions& options, Chec
   };
   add("magnitudes", kMagnified, &Checker::check_magnitudes);
   add("large values", kWithLargeValues, &Checker::check_large_values);
-  const bool whole = options.filter.empty() && options.name.empty();
-  for (const DType dtype : whole || options.filter == "properties" ? std::span(kDTypes) : std::span<const DType>()) {
+  const bool has_all = options.filter.empty() && options.name.empty();
+  for (const DType dtype : has_all || options.filter == "properties" ? std::span(kDTypes) : std::span<const DType>()) {
     work.emplace_back([&checker, dtype] { checker.check_properties(dtype); });
   }
-  if (!whole) {
+  if (!has_all) {
     return work;
   }
   for (const DType dtype : kDTypes) {
