@@ -11,6 +11,7 @@ Writes {"meta", "rows"}; rel_error_out is of O. Exit status: 0; 1 where ours err
 """
 
 import argparse
+import inspect
 import itertools
 import os
 import pathlib
@@ -93,10 +94,12 @@ class Pack:
 
             result["distr dense"] = torch_gpu.Contender("distr dense"), dense
         if varlen_attn is not None:
+            known = inspect.signature(varlen_attn).parameters
+            causal = {"window_size": (-1, 0)} if "window_size" in known else {"is_causal": True}
+            gqa = {"enable_gqa": True} if self.heads != self.heads_kv and "enable_gqa" in known else {}
 
             def torchs(q, k, v):
-                return varlen_attn(q, k, v, starts, starts, longest, longest, window_size=(-1, 0),
-                                   enable_gqa=self.heads != self.heads_kv)  # fmt: skip
+                return varlen_attn(q, k, v, starts, starts, longest, longest, **causal, **gqa)
 
             result["torch varlen_attn"] = torch_gpu.Contender("torch varlen_attn"), torchs
         return result

@@ -48,7 +48,8 @@ std::string ends_anywhere(const Kernel& kernel, DType dtype) {
                                std::to_string(p.head_dim) + (p.causal == Causal::none ? ": " : ", causal: ") + fault;
   };
   for (std::size_t n = 0; n < 2 * kCount; ++n) {
-    const std::int64_t keys = kLengths[n < kCount ? n : (n * 5 + 2) % kCount];
+    // A row with one key has roundings alone for a gradient, whose bound is as small by luck.
+    const std::int64_t keys = kLengths[n == 0 ? 1 : n < kCount ? n : (n * 5 + 2) % kCount];
     Case test_case = gqa(1, kLengths[n % kCount], keys, n % 3 == 0 ? 128 : 64, dtype);
     test_case.problem.causal = n % 2 == 0 ? Causal::bottom_right : Causal::none;
     if (const std::string fault = judged(test_case); !fault.empty()) {

@@ -217,17 +217,16 @@ void BackwardPlan::clear(void* workspace, void* stream) const {
 }
 
 void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* stream) const {
-  const DeviceProblem& sizes = parameters_.problem;
-  const auto read = [&](const Input& input, const void* tensor, std::int64_t longest) {
+  const auto read = [&](const Input& input, const void* tensor) {
     const Operand operand = input.read(tensor, workspace, stream);
-    return parameters_.lengths.packed ? of_entries(operand, longest) : operand;
+    return parameters_.lengths.packed ? of_entries(operand) : operand;
   };
-  const Operand own_q = reads_q() ? read(q_, tensors.q, sizes.seq_q) : Operand{};
+  const Operand own_q = reads_q() ? read(q_, tensors.q) : Operand{};
   Operand q = spread_.exists() ? packed(spread_.in(workspace), queries_) : own_q;
-  const Operand own_k = read(k_, tensors.k, sizes.seq_k);
+  const Operand own_k = read(k_, tensors.k);
   Operand k = own_k;
-  const Operand v = read(v_, tensors.v, sizes.seq_k);
-  const Operand d_o = read(d_o_, tensors.d_o, sizes.seq_q);
+  const Operand v = read(v_, tensors.v);
+  const Operand d_o = read(d_o_, tensors.d_o);
   clear(workspace, stream);  // first, so that nothing stands between the kernels: each starts before the last one ends
   QueryRows rows = with_inputs(rows_, tensors);
   rows.stats = stats_.in(workspace);

@@ -5,11 +5,13 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/backward_scheduler.cuh"
 #include "cuda/near.cuh"
 #include "cuda/sm90/backward_config.h"
 #include "cuda/sm90/backward_epilogue.cuh"
+#include "cuda/sm90/batch_entry.cuh"
 #include "cuda/sm90/pipeline.cuh"
 
 namespace distr::cuda::sm90 {
@@ -226,20 +228,31 @@ __device__ inline void load_all(const BackwardParameters& p, const KeyWork<C>& w
     if (is_packed<C>(p)) {
       const KeySequence& own = shared.storage.sequence;
       first_stats += own.stats_row;
-      before_rows = static_cast<int>(p.problem.seq_q) - own.rows;
-      key += static_cast<int>(p.problem.seq_k) - own.keys;
+      before_rows = row_before_end(0, own.rows);
+      key = row_before_end(key, own.keys);
       row_axis = own.row_axis;
       key_axis = own.key_axis;
     }
   }
+  const auto load_tile = [&](auto tile, std::uint32_t to, const CUtensorMap& map, std::uint32_t full, int row, int head,
+                             int axis) {
+    using P = typename decltype(tile)::type;
+    if constexpr (C::kTakesLengths) {
+      if (is_packed<C>(p)) {
+        tma_load_entry_tile<P>(to, map, full, row, head, axis);
+        return;
+      }
+    }
+    tma_load_tile<P>(to, map, full, row, head, axis);
+  };
   const auto load_queries = [&](int n) {
     const bool is_near = work.is_near(n);
     const PipelineState<C::kStages> state(n);
     wait_empty(shared.queries_empty(state.stage), state.phase);
     const std::uint32_t full = shared.queries_full(state.stage);
     ptx::barrier_arrive_expect_tx(full, C::QueryTile::kBytes + C::kStatsBytes);
-    tma_load_tile<typename C::QueryTile>(shared.queries(state.stage), is_near ? p.near.q : p.q, full,
-                                         before_rows + work.row(n), work.head, row_axis);
+    load_tile(std::type_identity<typename C::QueryTile>{}, shared.queries(state.stage), is_near ? p.near.q : p.q, full,
+              before_rows + work.row(n), work.head, row_axis);
     ptx::bulk_load(shared.stats(state.stage), (is_near ? p.near.stats : p.stats) + first_stats + work.row(n),
                    C::kStatsBytes, full);
   };
@@ -248,14 +261,15 @@ __device__ inline void load_all(const BackwardParameters& p, const KeyWork<C>& w
     const std::uint32_t full = shared.d_o_full(state.stage);
     wait_empty(shared.d_o_empty(state.stage), state.phase);
     ptx::barrier_arrive_expect_tx(full, C::DoTile::kBytes);
-    tma_load_tile<typename C::DoTile>(shared.d_o(state.stage), p.d_o, full, before_rows + work.row(n), work.head,
-                                      row_axis);
+    load_tile(std::type_identity<typename C::DoTile>{}, shared.d_o(state.stage), p.d_o, full, before_rows + work.row(n),
+              work.head, row_axis);
   };
   ptx::barrier_arrive_expect_tx(shared.keys_full(), C::KeyTile::kBytes);
-  tma_load_tile<typename C::KeyTile>(shared.keys(), p.k, shared.keys_full(), key, key_head, key_axis);
+  load_tile(std::type_identity<typename C::KeyTile>{}, shared.keys(), p.k, shared.keys_full(), key, key_head, key_axis);
   load_queries(0);
   ptx::barrier_arrive_expect_tx(shared.values_full(), C::ValueTile::kBytes);
-  tma_load_tile<typename C::ValueTile>(shared.values(), p.v, shared.values_full(), key, work.head_kv, key_axis);
+  load_tile(std::type_identity<typename C::ValueTile>{}, shared.values(), p.v, shared.values_full(), key, work.head_kv,
+            key_axis);
   load_d_o(0);
   for (int n = 1; n < work.tiles; ++n) {
     load_queries(n);

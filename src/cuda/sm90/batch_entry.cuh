@@ -13,12 +13,8 @@
 
 namespace distr::cuda::sm90 {
 
-// Rows of a tensor whose entries end by themselves. The map (tensor_map.h, of_entries()) has along one axis the rows of
-// the longest entry, and along the last one the row behind an entry's end: of an entry of n rows, row i is at (longest
-// - n + i, end), and what lies behind the n-th is outside of the map, so it comes as zeros.
-[[nodiscard]] __device__ inline int row_before_end(std::int64_t longest, int row, int end) {
-  return static_cast<int>(longest) - end + row;
-}
+// Row i of an entry of n rows, and what TMA's map has along its axis of rows (config.h).
+[[nodiscard]] __device__ inline int row_before_end(int row, int rows) { return kEntryRows - rows + row; }
 
 // Called by a warp. work: of the tiles of all entries, or where they are packed, of a batch of one.
 template <class C>

@@ -17,6 +17,14 @@
 
 namespace distr::cuda::sm90 {
 
+// A tensor whose batch entries end by themselves has a map of five axes: columns, kEntryRows rows, heads, the row
+// behind an entry's end, and an axis whose last place, kEntryRows, is always taken. All but columns and heads step by a
+// row, the last one by kEntryWrap less a row, so kEntryRows steps of it and of rows make 2^64, which is nothing. Of an
+// entry of n rows, row i is at (kEntryRows - n + i, end): what lies behind the n-th is outside of the map, so it comes
+// as zeros.
+inline constexpr int kEntryRows = 1 << 30;
+inline constexpr std::uint64_t kEntryWrap = std::uint64_t{1} << 34;
+
 // A tile [kRows][kColumns] of 16-bit elements as TMA leaves it: panels of up to 64 columns, each of whole rows, whose
 // chunks of 16 bytes are swizzled so that eight rows lie in different banks.
 template <int kRows_, int kColumns_, int kPanelColumns_ = std::min(kColumns_, 64)>

@@ -14,7 +14,7 @@
 
 namespace distr::cuda::sm90 {
 
-// Of lengths that are data: rows that the ends of batch entries are counted in (tensor_map.h, of_entries()).
+// Of lengths that are data: rows that the ends of batch entries are counted in.
 [[nodiscard]] inline std::int64_t count_entry_rows(const Problem& problem) {
   if (problem.packed.has_value()) {
     return std::max(problem.packed->total_q, problem.packed->total_k);

@@ -206,9 +206,9 @@ void ForwardPlan::run(const ForwardTensors& tensors, void* workspace, void* stre
   ForwardParameters p = parameters_;
   p.lengths.of = tensors.lengths;
   if (p.lengths.exist()) {
-    q = p.lengths.packed ? of_entries(q, p.problem.seq_q) : q;
-    k = of_entries(k, p.problem.seq_k);
-    v = of_entries(v, p.problem.seq_k);
+    q = p.lengths.packed ? of_entries(q) : q;
+    k = of_entries(k);
+    v = of_entries(v);
   }
   p.o = tensors.o;
   p.lse = static_cast<float*>(tensors.lse);

@@ -122,8 +122,8 @@ __device__ __forceinline__ void load_keys(const Pass<C>& pass, int n, std::uint3
   if constexpr (C::kTakesLengths) {
     if (pass.has_entry()) {
       const BatchEntry& entry = pass.shared.storage.entry;
-      const int row = row_before_end(pass.p.problem.seq_k, pass.first_key(n), entry.keys);
-      tma_load_tile<Tile>(tile, map, full, row, head, entry.*axis);
+      const int row = row_before_end(pass.first_key(n), entry.keys);
+      tma_load_entry_tile<Tile>(tile, map, full, row, head, entry.*axis);
       return;
     }
   }
@@ -146,18 +146,18 @@ template <class C>
 __device__ inline void load_queries(const Pass<C>& pass) {
   const std::uint32_t full = pass.shared.queries_full();
   ptx::barrier_arrive_expect_tx(full, C::kConsumers * C::QueryTile::kBytes);
-  int first = pass.work.row;
-  int batch = pass.work.batch;
-  if constexpr (C::kTakesLengths) {
-    if (pass.has_entry()) {
-      const BatchEntry& entry = pass.shared.storage.entry;
-      first = row_before_end(pass.p.problem.seq_q, first, entry.row_end);
-      batch = entry.q_axis;
-    }
-  }
   for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
-    tma_load_tile<typename C::QueryTile>(pass.shared.queries(consumer), pass.p.q, full, first + 64 * consumer,
-                                         pass.work.head, batch);
+    const std::uint32_t tile = pass.shared.queries(consumer);
+    const int row = pass.work.row + 64 * consumer;
+    if constexpr (C::kTakesLengths) {
+      if (pass.has_entry() && pass.p.lengths.packed) {
+        const BatchEntry& entry = pass.shared.storage.entry;
+        tma_load_entry_tile<typename C::QueryTile>(tile, pass.p.q, full, row_before_end(row, entry.row_end),
+                                                   pass.work.head, entry.q_axis);
+        continue;
+      }
+    }
+    tma_load_tile<typename C::QueryTile>(tile, pass.p.q, full, row, pass.work.head, pass.work.batch);
   }
 }
 

@@ -16,14 +16,14 @@ namespace distr::cuda::sm90 {
                                     WorkspaceLayout& workspace);
 // Rows from an entry to the next; 0 of a batch of one, as packed sequences are.
 [[nodiscard]] std::int64_t entry_rows(const Input& input) noexcept;
-// What TMA reads such a tensor by (batch_entry.cuh): [columns, rows of the longest entry, heads, rows before an end].
-[[nodiscard]] Operand of_entries(const Operand& tensor, std::int64_t longest);
+// Such a tensor, whose map has five axes (batch_entry.cuh).
+[[nodiscard]] Operand of_entries(Operand tensor);
 
 // What is copied at a time: columns up to 64, a panel of the tile (config.h, Panels).
 struct Box {
   int rows, columns;
 };
-// Of 16-bit elements: [columns, rows, heads, batch].
+// Of 16-bit elements: [columns, rows, heads, batch], or that of entries.
 [[nodiscard]] CUtensorMap tensor_map(const Operand& tensor, DType dtype, const Box& box);
 
 }  // namespace distr::cuda::sm90
