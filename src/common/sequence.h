@@ -37,6 +37,15 @@ namespace distr::common {
   return problem;
 }
 
+// No packed sequence is longer than all of them together, however long the caller says that they may be.
+[[nodiscard]] inline Problem without_longer_sequences(Problem problem) noexcept {
+  if (problem.packed.has_value()) {
+    problem.seq_q = std::min(problem.seq_q, problem.packed->total_q);
+    problem.seq_k = std::min(problem.seq_k, problem.packed->total_k);
+  }
+  return problem;
+}
+
 // The rows and the keys of one batch entry, in the tensors of all.
 struct Sequence {
   std::int64_t first_row, rows;

@@ -122,7 +122,8 @@ constexpr std::array<GroupingKernel, 4> kGrouping{
     entry<GroupingTensors, energy::supports_means, energy::plan, NearKeys::served>("cuda/means")};
 // Hopper's own kernel for exact attention and for one grouping of the whole sequence, which `auto` asks for.
 constexpr ForwardKernel kHopperForward =
-    entry<ForwardTensors, sm90::forward_supports, sm90::plan_forward, NearKeys::served>("sm90/forward");
+    entry<ForwardTensors, sm90::forward_supports, sm90::plan_forward, NearKeys::served, DataLengths::served>(
+        "sm90/forward");
 constexpr std::array<ForwardKernel, 5> kForward{
     kHopperForward,
     entry<ForwardTensors, sm90::forward_blocks_supports, sm90::plan_forward, NearKeys::served>("sm90/forward_blocks"),
@@ -132,9 +133,10 @@ constexpr std::array<ForwardKernel, 5> kForward{
     entry<ForwardTensors, plain::supports, plain::plan_forward, NearKeys::served, DataLengths::served>(
         "plain/forward")};
 constexpr std::array<BackwardKernel, 5> kBackward{
-    not_deterministic(entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward_atomics, NearKeys::served>(
-        "sm90/backward_atomics")),
-    entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward, NearKeys::served>("sm90/backward"),
+    not_deterministic(entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward_atomics, NearKeys::served,
+                            DataLengths::served>("sm90/backward_atomics")),
+    entry<BackwardTensors, sm90::backward_supports, sm90::plan_backward, NearKeys::served, DataLengths::served>(
+        "sm90/backward"),
     not_deterministic(
         entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward_atomics>("sm80/backward_atomics")),
     entry<BackwardTensors, sm80::backward_supports, sm80::plan_backward, NearKeys::none, DataLengths::served>(

@@ -10,21 +10,30 @@
 
 namespace distr::cuda {
 
+// What says which keys a row sees: a problem, or one batch entry's part of it (sm90/batch_entry.cuh).
+struct VisibleKeys {
+  bool causal;
+  std::int64_t seq_k, causal_offset, first_offset;
+};
+
 // Query i sees the keys first_visible_key .. visible_keys - 1, less what the mask hides.
-[[nodiscard]] __device__ inline std::int64_t visible_keys(const DeviceProblem& problem, std::int64_t i) {
-  if (!problem.causal) {
-    return problem.seq_k;
+template <class Keys>
+[[nodiscard]] __device__ std::int64_t visible_keys(const Keys& of, std::int64_t i) {
+  if (!of.causal) {
+    return of.seq_k;
   }
-  return max(min(i + problem.causal_offset + 1, problem.seq_k), std::int64_t{0});
+  return max(min(i + of.causal_offset + 1, of.seq_k), std::int64_t{0});
 }
 
 // Whether a sliding window has a left end.
-[[nodiscard]] __host__ __device__ inline bool has_left_end(const DeviceProblem& problem) {
-  return problem.first_offset != -common::kUnlimited;
+template <class Keys>
+[[nodiscard]] __host__ __device__ bool has_left_end(const Keys& of) {
+  return of.first_offset != -common::kUnlimited;
 }
 
-[[nodiscard]] __device__ inline std::int64_t first_visible_key(const DeviceProblem& problem, std::int64_t i) {
-  return max(min(i + problem.first_offset, problem.seq_k), std::int64_t{0});
+template <class Keys>
+[[nodiscard]] __device__ std::int64_t first_visible_key(const Keys& of, std::int64_t i) {
+  return max(min(i + of.first_offset, of.seq_k), std::int64_t{0});
 }
 
 // Keys that any of a tile's queries sees, from key 0 on. rows: of a tile; row_end: behind the last query.

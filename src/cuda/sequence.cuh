@@ -18,6 +18,8 @@ struct DeviceLengths {
   std::int32_t total_q = 0, total_k = 0;
   Lengths of{};
 
+  [[nodiscard]] __host__ __device__ bool exist() const { return packed || of.keys != nullptr; }
+
   DeviceLengths() = default;
   explicit DeviceLengths(const Problem& problem)
       : packed(problem.packed.has_value()), at_bottom_right(problem.causal != Causal::top_left) {
@@ -52,13 +54,17 @@ struct DeviceSequence {
   }
 };
 
+// How far the corner that causality and a window count from is from that of the longest lengths.
+[[nodiscard]] __device__ inline std::int64_t corner_shift(const DeviceProblem& problem, const DeviceLengths& lengths,
+                                                          const DeviceSequence& sequence) {
+  return lengths.at_bottom_right ? (sequence.keys - problem.seq_k) - (sequence.rows - problem.seq_q) : 0;
+}
+
 // Makes the problem of all entries that of one.
 __device__ inline void enter(DeviceProblem& problem, const DeviceLengths& lengths, const DeviceSequence& sequence) {
-  if (lengths.at_bottom_right) {
-    const std::int64_t shift = (sequence.keys - problem.seq_k) - (sequence.rows - problem.seq_q);
-    problem.causal_offset += shift;
-    problem.first_offset += has_left_end(problem) ? shift : 0;
-  }
+  const std::int64_t shift = corner_shift(problem, lengths, sequence);
+  problem.causal_offset += shift;
+  problem.first_offset += has_left_end(problem) ? shift : 0;
   problem.batch = 1;
   problem.seq_q = sequence.rows;
   problem.seq_k = sequence.keys;
@@ -80,12 +86,40 @@ __device__ inline std::int64_t lse_offset(const DeviceLengths& lengths, const De
   return lengths.packed ? first_row : b * problem.heads_q * problem.seq_q;
 }
 
+// Packed sequences in tiles of so many rows. Those of sequence b begin with tile starts[b] / rows + b, which leaves
+// room for all of its own, so nobody adds up the tiles of those before. Some tiles have no rows.
+struct PackedTile {
+  int sequence;
+  int number;  // of its sequence's
+};
+
+[[nodiscard]] inline std::int64_t count_packed_tiles(std::int64_t total, std::int64_t sequences, std::int64_t rows) {
+  return total / rows + sequences;
+}
+
+// All lanes of a warp call it, and look at 32 of the sequences at a time. Whatever the starts are, it is one of them,
+// but then the tile's number may be none of its own.
+[[nodiscard]] __device__ inline PackedTile find_packed_tile(const std::int32_t* starts, int sequences, int tile,
+                                                            int rows) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  const auto first_tile = [&](int b) { return starts[b] / rows + b; };
+  int first = 0;  // of `sequences` ones, one of which it is
+  while (sequences > 1) {
+    const int step = (sequences + 31) / 32;
+    const bool is_before = lane == 0 || (lane * step < sequences && first_tile(first + lane * step) <= tile);
+    const int passed = __popc(__ballot_sync(~0U, is_before)) - 1;
+    first += passed * step;
+    sequences = min(step, sequences - passed * step);
+  }
+  return {first, tile - first_tile(first)};
+}
+
 // Vectors in which every packed sequence begins at a multiple of kPaddedRows: how many rows those of a head have, and
 // where sequence b begins. It has room for its rows up to such a multiple.
 inline constexpr std::int64_t kPaddedRows = 128;
 
-[[nodiscard]] inline std::int64_t padded_rows(const Problem& problem) noexcept {
-  return (problem.packed->total_q / kPaddedRows + problem.batch + 1) * kPaddedRows;
+[[nodiscard]] inline std::int64_t padded_rows(std::int64_t total, std::int64_t sequences) noexcept {
+  return (total / kPaddedRows + sequences + 1) * kPaddedRows;
 }
 [[nodiscard]] __device__ inline std::int64_t padded_start(std::int64_t b, int first_row) {
   return (first_row / kPaddedRows + b) * kPaddedRows;

@@ -45,13 +45,13 @@ struct Box {
     std::uint32_t at[5] = {};
     for (std::uint32_t offset = 0; offset < bytes; offset += row_bytes) {
       bool inside = true;
-      std::byte* row = map.base;
+      std::uint64_t offset_of_row = 0;  // wraps around
       for (std::uint32_t axis = 1; axis < map.rank; ++axis) {
         const std::int64_t index = place[axis] + at[axis];
         inside &= index >= 0 && index < static_cast<std::int64_t>(map.sizes[axis]);
-        row += index * static_cast<std::int64_t>(map.strides[axis]);
+        offset_of_row += static_cast<std::uint64_t>(index) * map.strides[axis];
       }
-      act(offset, row_bytes, inside ? row : nullptr);
+      act(offset, row_bytes, inside ? map.base + static_cast<std::int64_t>(offset_of_row) : nullptr);
       for (std::uint32_t axis = 1; axis < map.rank && ++at[axis] == map.box[axis]; ++axis) {
         at[axis] = 0;
       }

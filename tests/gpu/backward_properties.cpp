@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "gpu/device_run.h"
+#include "gpu/lengths_property.h"
 #include "gpu/properties.h"
 
 namespace distr::test {
@@ -205,7 +206,9 @@ std::string near_to_all_keys_is_exact(const BackwardKernel& kernel, DType dtype)
 std::vector<Property<BackwardKernel>> backward_properties() {
   return {{"G = 1 is exact", group_size_one_is_exact},
           {"with previous, dQ never sees the future", dq_never_sees_the_future},
-          {"near to all keys is exact", near_to_all_keys_is_exact}};
+          {"near to all keys is exact", near_to_all_keys_is_exact},
+          {"sequences end anywhere",
+           [](const BackwardKernel& kernel, DType dtype) { return sequences_end_anywhere(kernel, dtype); }}};
 }
 
 }  // namespace distr::test

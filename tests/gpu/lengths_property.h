@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// What kernels make of lengths that reach behind the tensors: no host has looked at them (Lengths).
+// What kernels make of lengths that are data, beside the shared problems: of tiles that they fill or not, of many
+// sequences, and of lengths that reach behind the tensors, for no host has looked at them (Lengths).
 #pragma once
 
 #include <string>
@@ -10,5 +11,7 @@ namespace distr::test {
 
 // As Property::judge.
 [[nodiscard]] std::string lengths_are_clamped(const ForwardKernel& kernel, DType dtype);
+[[nodiscard]] std::string sequences_end_anywhere(const ForwardKernel& kernel, DType dtype);
+[[nodiscard]] std::string sequences_end_anywhere(const BackwardKernel& kernel, DType dtype);
 
 }  // namespace distr::test

@@ -319,7 +319,9 @@ std::vector<Property<ForwardKernel>> properties() {
           {"rows far apart", check_large_strides},
           {"an infinity stays in its head", infinities_stay_in_their_head},
           {"causal with previous never sees the future", causal_never_sees_the_future},
-          {"lengths are clamped", lengths_are_clamped}};
+          {"lengths are clamped", lengths_are_clamped},
+          {"sequences end anywhere",
+           [](const ForwardKernel& kernel, DType dtype) { return sequences_end_anywhere(kernel, dtype); }}};
 }
 
 std::string check_unsupported() {

@@ -307,11 +307,14 @@ std::vector<std::function<void()>> wanted_work(const CheckOptions& options, Chec
   };
   add("magnitudes", kMagnified, &Checker::check_magnitudes);
   add("large values", kWithLargeValues, &Checker::check_large_values);
-  if (!options.filter.empty() || !options.name.empty()) {
+  const bool has_all = options.filter.empty() && options.name.empty();
+  for (const DType dtype : has_all || options.filter == "properties" ? std::span(kDTypes) : std::span<const DType>()) {
+    work.emplace_back([&checker, dtype] { checker.check_properties(dtype); });
+  }
+  if (!has_all) {
     return work;
   }
   for (const DType dtype : kDTypes) {
-    work.emplace_back([&checker, dtype] { checker.check_properties(dtype); });
     work.emplace_back([&checker, dtype] { checker.check_extremes(dtype); });
     for (const char* name : {"odd sizes", "causal, square", "padding mask", "additive mask", "energy", "lsh, mean"}) {
       const Case test_case = with_dtype(find(name), dtype);

@@ -49,5 +49,28 @@ TEST(Waves, SharesAreWholeTilesAndCostTheLeast) {
   }
 }
 
+// Of lengths that are data the mean decides, as nothing else is known; dense calls have no other kernel for few rows.
+TEST(FewRows, GoToTheKernelOfSequences) {
+  Problem problem;
+  problem.batch = 4;
+  problem.seq_q = 4096;
+  problem.head_dim = 128;
+  problem.packed = {4 * 63, 4 * 63};
+  EXPECT_TRUE(has_few_rows(problem));
+  problem.packed = {4 * 64, 4 * 64};
+  EXPECT_FALSE(has_few_rows(problem));
+  problem.head_dim = 64;
+  EXPECT_TRUE(has_few_rows(problem));
+  problem.packed = {4 * 384, 4 * 384};
+  EXPECT_FALSE(has_few_rows(problem));
+  problem.packed.reset();
+  problem.key_lengths = true;
+  EXPECT_FALSE(has_few_rows(problem));
+  problem.seq_q = 1;
+  EXPECT_TRUE(has_few_rows(problem));
+  problem.key_lengths = false;
+  EXPECT_FALSE(has_few_rows(problem));
+}
+
 }  // namespace
 }  // namespace distr::cuda::sm90

@@ -169,30 +169,53 @@ def test_flash_functions_and_lengths_on_the_gpu():
         torch.testing.assert_close(out[begin:end], alone, rtol=0.02, atol=0.02)
 
 
+@pytest.mark.parametrize("lengths", [((25, 0, 130, 3), (40, 7, 90, 0)), ((300, 1, 0, 129), (290, 64, 3, 257))])
+@pytest.mark.parametrize("window", [(-1, -1), (70, 20)])
 @pytest.mark.parametrize("causal", [False, True])
-@pytest.mark.parametrize("dtype", [BF16, torch.float32])
-def test_packed_sequences_are_each_by_itself_with_gradients(causal, dtype):
-    lengths_q, lengths_k = (25, 0, 130, 3), (40, 7, 90, 0)
+@pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
+def test_packed_sequences_are_each_by_itself_with_gradients(causal, dtype, window, lengths):
+    lengths_q, lengths_k = lengths
     starts = [torch.tensor([0, *torch.tensor(of).cumsum(0)], dtype=torch.int32, device=DEVICE)
               for of in (lengths_q, lengths_k)]  # fmt: skip
     q = torch.randn(sum(lengths_q), 8, 64, device=DEVICE, dtype=dtype, requires_grad=True)
     k, v = (torch.randn(sum(lengths_k), 2, 64, device=DEVICE, dtype=dtype, requires_grad=True) for _ in range(2))
     longest = max(lengths_q), max(lengths_k)
-    out, lse, _ = distrattention.flash_attn_varlen_func(
-        q, k, v, *starts, *longest, causal=causal, return_attn_probs=True
-    )
+    options = dict(causal=causal, window_size=window, return_attn_probs=True)
+    out, lse, _ = distrattention.flash_attn_varlen_func(q, k, v, *starts, *longest, **options)
     parts = [
-        distrattention.flash_attn_func(*(x[None] for x in part), causal=causal, return_attn_probs=True)
+        distrattention.flash_attn_func(*(x[None] for x in part), **options)
         for part in zip(q.split(lengths_q), k.split(lengths_k), v.split(lengths_k))
     ]
     alone, lse_alone = torch.cat([part[0][0] for part in parts]), torch.cat([part[1][0] for part in parts], 1)
-    close = dict(rtol=0.02, atol=0.02) if dtype == BF16 else dict(rtol=1e-4, atol=1e-4)
+    close = dict(rtol=1e-4, atol=1e-4) if dtype == torch.float32 else dict(rtol=0.02, atol=0.02)
     torch.testing.assert_close(out, alone, **close)
     torch.testing.assert_close(lse, lse_alone, **close)
     weight = torch.randn_like(out)
     grads = [torch.autograd.grad((of * weight).sum(), (q, k, v)) for of in (out, alone)]
     for one, other in zip(*grads):
         torch.testing.assert_close(one, other, **{key: 3 * value for key, value in close.items()})
+
+
+def test_packed_sequences_are_captured_and_replayed_with_other_lengths():
+    q, k, v = (torch.randn(600, heads, 64, device=DEVICE, dtype=BF16, requires_grad=True) for heads in (8, 2, 2))
+    starts = torch.tensor([0, 250, 251, 600], dtype=torch.int32, device=DEVICE)
+
+    def step():
+        out = distrattention.flash_attn_varlen_func(q, k, v, starts, starts, 400, 400, causal=True)
+        return out, *torch.autograd.grad(out.sum(), (q, k, v))
+
+    stream = torch.cuda.Stream()
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        captured = step()
+    for others in ([0, 250, 251, 600], [0, 0, 400, 600]):
+        starts.copy_(torch.tensor(others, dtype=torch.int32))
+        graph.replay()
+        for one, other in zip(captured, step()):
+            torch.testing.assert_close(one, other, atol=2e-2, rtol=2e-2)
 
 
 def test_lengths_out_of_range_are_clamped_on_the_gpu():

@@ -72,7 +72,7 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder o
   rows_.lengths = parameters_.lengths = DeviceLengths(p);
   rows_.stats_rows = parameters_.stats_rows = stats_rows_of(problem);
   if (packed) {
-    rows_.padded_rows = parameters_.stats_rows = padded_rows(p);
+    rows_.padded_rows = parameters_.stats_rows = padded_rows(p.packed->total_q, p.batch);
   }
   stats_ = Part<float2>(workspace, "rows' statistics", batch * p.heads_q * parameters_.stats_rows);
   k_ = input("K", p.k, {batch, p.heads_kv, keys, p.head_dim});

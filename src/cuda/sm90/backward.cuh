@@ -61,12 +61,14 @@ class Consumer {
   __device__ __forceinline__ Consumer(const BackwardParameters& p, const KeyWork<C>& work,
                                       const BackwardShared<C>& shared, int consumer, float (&d_k)[C::kColumns / 2],
                                       float (&d_v)[C::kValues / 2])
-      : problem_(p.problem),
+      : p_(p),
+        problem_(p.problem),
         score_cap_(p.score_cap),
         work_(work),
         shared_(shared),
         consumer_(consumer),
         first_key_(work.key + 64 * consumer),
+        edges_(edges(visible_rows<C>(p, shared.storage), first_key_)),
         keys_(loaded(shared.keys(), shared.keys_full()), 64 * consumer),
         values_(loaded(shared.values(), shared.values_full()), 64 * consumer),
         d_k_(d_k),
@@ -111,10 +113,7 @@ class Consumer {
   __device__ __forceinline__ void visit_tile(int n) {
     const PipelineState<C::kStages> state(n);
     const int row = work_.row(n);
-    const bool edge =
-        first_key_ + 64 > static_cast<int>(problem_.seq_k) ||
-        (problem_.causal && first_key_ + 63 > row + static_cast<int>(problem_.causal_offset)) ||
-        (has_left_end(problem_) && first_key_ < row + C::kRows - 1 + static_cast<int>(problem_.first_offset));
+    const bool edge = row < edges_.end || row > edges_.begin;
 
     ptx::wgmma_wait<1>();  // for S^T. What was issued behind it is still under way: dP^T, or dQ of the tile before
     if (n > 0) {
@@ -238,7 +237,18 @@ class Consumer {
 
   __device__ __forceinline__ void hide_where_unseen(float (&x)[32], int row, float value) const {
     const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / 32;
-    hide<C>(x, problem_, first_key_ + warp * 16, row, value);
+    hide<C>(x, visible_rows<C>(p_, shared_.storage), first_key_ + warp * 16, row, value);
+  }
+  // Tiles of queries that begin before `end` or behind `begin` have one that does not see all of the 64 keys.
+  struct Edges {
+    int end, begin;
+  };
+  template <class Rows>
+  [[nodiscard]] __device__ __forceinline__ static Edges edges(const Rows& of, int first_key) {
+    return {first_key + 64 > static_cast<int>(of.seq_k) ? INT_MAX
+            : of.causal                                 ? first_key + 63 - static_cast<int>(of.causal_offset)
+                                                        : INT_MIN,
+            has_left_end(of) ? first_key - C::kRows + 1 - static_cast<int>(of.first_offset) : INT_MAX};
   }
   // Waits until what lies at the address has arrived.
   __device__ __forceinline__ static std::uint32_t loaded(std::uint32_t address, std::uint32_t full) {
@@ -250,11 +260,13 @@ class Consumer {
 
   [[nodiscard]] __device__ __forceinline__ bool is_capped() const { return C::kCapsScores && score_cap_.cap != 0; }
 
+  const BackwardParameters& p_;
   const DeviceProblem& problem_;
   const ScoreCap& score_cap_;
   const KeyWork<C>& work_;
   const BackwardShared<C>& shared_;
   const int consumer_, first_key_;
+  const Edges edges_;
   const typename C::template LeftOperand<typename C::KeyTile> keys_;
   const typename C::template LeftOperand<typename C::ValueTile> values_;
   float (&d_k_)[C::kColumns / 2];
@@ -273,11 +285,19 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
   }
   launch_dependent_grids();  // after the wait: the second launch counts on the first one's inputs being there
   extern __shared__ __align__(1024) std::uint8_t memory[];
-  const BackwardShared<C> shared(*reinterpret_cast<BackwardStorage<C>*>(memory));
+  auto& storage = *reinterpret_cast<BackwardStorage<C>*>(memory);
   static_assert(fits<BackwardStorage<C>>(1));
+  if constexpr (C::kTakesLengths) {  // before `shared`, as in the forward
+    if (p.lengths.packed && !enter_sequence<C>(p, storage.sequence)) {
+      return;
+    }
+  }
+  const BackwardShared<C> shared(storage);
 
   if (threadIdx.x == 0) {
-    shared.storage.block = p.ticket != nullptr ? atomicAdd(p.ticket, 1U) : blockIdx.x;
+    if (!is_packed<C>(p)) {
+      storage.block = p.ticket != nullptr ? atomicAdd(p.ticket, 1U) : blockIdx.x;
+    }
     constexpr unsigned kConsumerWarps = 4 * C::kConsumers;
     ptx::barrier_init(shared.keys_full(), 1);
     ptx::barrier_init(shared.values_full(), 1);
@@ -299,7 +319,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
   }
   __syncthreads();
 
-  const auto work = KeyWork<C>::of(uniform(shared.storage.block), p);
+  const auto work = KeyWork<C>::of(storage, p);
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
   if (threadIdx.x < kWarpgroup) {
     ptx::setmaxnreg_dec<C::kProducerRegisters>();
@@ -327,9 +347,9 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
       Consumer<C>(p, work, shared, consumer, d_k, d_v).visit_all();
     }
     const int row = work.key + (warp - 4) * 16;  // this warp's first key
-    const KeyHead head{work.batch, work.head, work.head_kv};
-    store_keys<typename C::Element>(p, head, row, d_k, p.d_k_parts, p.d_k, p.d_k_strides, p.problem.head_dim, p.scale);
-    store_keys<typename C::Element>(p, head, row, d_v, p.d_v_parts, p.d_v, p.d_v_strides, p.problem.head_dim_v, 1.0F);
+    const KeyPlace place = place_of<C>(p, work, storage);
+    store_keys<typename C::Element>(place, row, d_k, p.d_k_parts, p.d_k, p.d_k_strides, p.problem.head_dim, p.scale);
+    store_keys<typename C::Element>(place, row, d_v, p.d_v_parts, p.d_v, p.d_v_strides, p.problem.head_dim_v, 1.0F);
     if (p.tiles == QueryTiles::far) {  // for who counts on both launches
       wait_on_dependent_grids();
     }

@@ -48,11 +48,21 @@ struct BackwardConfig {
       std::conditional_t<P::kColumns <= 64 && kColumns + kValues <= 160, RegisterOperand<P>, SharedOperandRows<P>>;
 
   static constexpr bool kCapsScores = kColumns == kValues;  // where it is asked to: the shapes of exact attention
+  static constexpr bool kTakesLengths = kCapsScores;        // packed sequences
 
   static constexpr bool kSeparateDq = kColumns <= 64;  // registers for dQ beside dP^T
 
   static constexpr int kStatsBytes = kRows * 8;          // LSE and D
   static constexpr int kDqBytes = kRows * kColumns * 4;  // of dQ
+};
+
+// What a thread block has of its own where sequences are packed: rows and keys count from its sequence's first.
+struct KeySequence {
+  int rows, keys, causal_offset, first_offset;
+  int head, number;         // of the block of keys
+  int first_key;            // in K
+  int row_axis, key_axis;   // TMA's last coordinates (batch_entry.cuh)
+  int stats_row, sums_key;  // the first of a head's statistics and sums of dQ, and of its parts of dK and dV
 };
 
 // A thread block's shared memory: K and V, which stay, rings of Q, dO, their statistics and dQ, two buffers of dS^T,
@@ -75,6 +85,7 @@ struct BackwardStorage {
     Barrier pingpong[C::kConsumers];  // whose exponentials are next
   } barriers;
   unsigned block;  // the number that KeyWork::of takes
+  std::conditional_t<C::kTakesLengths, KeySequence, NoEntry> sequence;
 };
 
 // Which tiles of queries the blocks of keys of a launch meet: all that see them, or of these the ones that the keys are
@@ -110,6 +121,8 @@ struct BackwardParameters {
   float *d_k_parts, *d_v_parts;
   bool keys_of_query_head;  // k is [B, Hq, Nk, r], fused for each query head
   int interleaved;          // heads, at a time (cuda/backward_scheduler.cuh)
+  std::int64_t key_rows;    // of a head's parts
+  DeviceLengths lengths;    // of packed sequences; then stats_rows are those of dQ's sums as well
 };
 
 }  // namespace distr::cuda::sm90

@@ -66,6 +66,39 @@ __device__ void find_means(const Conversion& r, std::int64_t head, std::int64_t 
   }
 }
 
+[[nodiscard]] __host__ __device__ std::int64_t tiles_of_head(const Conversion& r) {
+  return r.packed.lengths.packed ? r.padded_rows / kConvertedRows : (r.rows + kConvertedRows - 1) / kConvertedRows;
+}
+
+// The rows of the result that a thread block's tile of sums is of.
+struct ResultRows {
+  std::int64_t first;  // of their sequence, in the result
+  std::int64_t begin;  // the tile's first, counted from there
+  std::int64_t end;
+  std::int64_t first_sum, end_sum;  // there are no sums of those outside
+};
+
+// tile: of kConvertedRows of a head.
+__device__ ResultRows rows_of(const Conversion& r, std::int64_t tile) {
+  const PackedResult& packed = r.packed;
+  const DeviceLengths& lengths = packed.lengths;
+  if (!lengths.packed) {
+    return {0, tile * kConvertedRows, r.rows, r.first_row, r.end_row};
+  }
+  constexpr int kTiles = kPaddedRows / kConvertedRows;
+  const PackedTile of =
+      find_packed_tile(packed.of_keys ? lengths.of.starts_k : lengths.of.starts_q,
+                       static_cast<int>(packed.problem.batch), static_cast<int>(tile / kTiles), kPaddedRows);
+  const DeviceSequence sequence(packed.problem, lengths, of.sequence);
+  const std::int64_t begin = std::int64_t{of.number} * kPaddedRows + tile % kTiles * kConvertedRows;
+  if (packed.of_keys) {
+    return {sequence.first_key, begin, sequence.keys, 0, sequence.keys};
+  }
+  const VisibleRows visible = visible_rows(packed.problem, lengths, sequence);
+  return {sequence.first_row, begin, sequence.rows, std::int64_t{first_query_tile(visible, 0)} * kQueryTileRows,
+          sequence.keys == 0 ? 0 : std::int64_t{end_query_tile(visible, sequence.keys)} * kQueryTileRows};
+}
+
 template <class T>
 __global__ void __launch_bounds__(kThreads) convert_kernel(const __grid_constant__ Conversion r) {
   __shared__ float s_sums[kWarps][kRows][kPitch];
@@ -74,23 +107,29 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(const __grid_constant
   wait_on_dependent_grids();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const std::int64_t tiles = (r.rows + kWarps * kRows - 1) / (kWarps * kRows);
+  const std::int64_t tiles = tiles_of_head(r);
   const std::int64_t to_heads = r.heads / r.heads_per_result;
   const std::int64_t to_head = blockIdx.x / tiles;  // of all batches
-  const std::int64_t row = blockIdx.x % tiles * (kWarps * kRows) + warp * kRows;
+  const std::int64_t tile = blockIdx.x % tiles;
+  const ResultRows rows = rows_of(r, tile);
+  if (rows.begin < 0 || rows.begin >= rows.end) {  // where sequences leave room between them
+    return;
+  }
+  const std::int64_t row = rows.begin + warp * kRows;
+  const std::int64_t sums_row = tile * kConvertedRows + warp * kRows;
   float(&sums)[kRows][kPitch] = s_sums[warp];
 
-  const std::int64_t block = (row - warp * kRows) / r.block;
+  const std::int64_t block = rows.begin / r.block;
   float total[kRows][4] = {};  // of this lane's columns: 2 lane, its neighbour, and those 64 behind
   const auto column = [&](int i) { return i / 2 * 64 + lane * 2 + i % 2; };
   const auto add = [&](const Sums& of_keys, std::int64_t head) {
     __syncthreads();  // nobody reads the columns of the sums before any more
     find_groups(r, of_keys, head, block, s_columns);
-    const float* const from = of_keys.data + (head * r.padded_rows + row) * of_keys.columns;
+    const float* const from = of_keys.data + (head * r.padded_rows + sums_row) * of_keys.columns;
 #pragma unroll 4  // loads on their way at the same time
     for (int n = 0; n < of_keys.columns / 8; ++n) {
       float4 x = make_float4(0, 0, 0, 0);
-      if (row >= r.first_row && row < r.end_row) {
+      if (row >= rows.first_sum && row < rows.end_sum) {
         x = *reinterpret_cast<const float4*>(from + n * kFragment + lane * 4);
       }
       *reinterpret_cast<float2*>(&sums[lane / 4][n * 8 + lane % 4 * 2]) = make_float2(x.x, x.y);
@@ -138,10 +177,10 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(const __grid_constant
   const bool pairs = reinterpret_cast<std::uintptr_t>(base) % 4 == 0 && r.strides.row % 2 == 0;
 #pragma unroll
   for (int k = 0; k < kRows; ++k) {
-    if (row + k >= r.rows) {
+    if (row + k >= rows.end) {
       break;
     }
-    T* const line = base + (row + k) * r.strides.row;
+    T* const line = base + (rows.first + row + k) * r.strides.row;
 #pragma unroll
     for (int i = 0; i < 4; i += 2) {
       store_pair(line, column(i), r.columns, pairs, total[k][i], total[k][i + 1]);
@@ -152,9 +191,8 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(const __grid_constant
 }  // namespace
 
 void convert_sums(const Conversion& conversion, void* stream) {
-  constexpr std::int64_t kTile = kWarps * kRows;
   const std::int64_t blocks =
-      conversion.batch * (conversion.heads / conversion.heads_per_result) * ((conversion.rows + kTile - 1) / kTile);
+      conversion.batch * (conversion.heads / conversion.heads_per_result) * tiles_of_head(conversion);
   launch_dependent(conversion.dtype == DType::f16 ? convert_kernel<__half> : convert_kernel<__nv_bfloat16>,
                    dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, conversion);
 }

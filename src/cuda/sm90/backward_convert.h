@@ -9,6 +9,7 @@
 
 #include "cuda/near.cuh"
 #include "cuda/problem.h"
+#include "cuda/sequence.cuh"
 
 namespace distr::cuda::sm90 {
 
@@ -20,10 +21,24 @@ inline constexpr int kFragment = 128;
 inline constexpr int kQueryTileRows = 64;
 inline constexpr int kKeyTileRows = 128;
 
+// What says which rows see a key: a problem, or one packed sequence's part of it.
+struct VisibleRows : VisibleKeys {
+  std::int64_t seq_q;
+};
+
+[[nodiscard]] __device__ inline VisibleRows visible_rows(const DeviceProblem& problem, const DeviceLengths& lengths,
+                                                         const DeviceSequence& sequence) {
+  const std::int64_t shift = corner_shift(problem, lengths, sequence);
+  return {{problem.causal, sequence.keys, problem.causal_offset + shift,
+           has_left_end(problem) ? problem.first_offset + shift : problem.first_offset},
+          sequence.rows};
+}
+
 // The first tile of kQueryTileRows queries with one that sees a key from `key` on.
-__host__ __device__ inline int first_query_tile(const DeviceProblem& problem, int key) {
-  const std::int64_t row = problem.causal ? key - problem.causal_offset : 0;
-  return static_cast<int>(row < 0 ? 0 : row > problem.seq_q ? problem.seq_q : row) / kQueryTileRows;
+template <class Rows>
+[[nodiscard]] __host__ __device__ int first_query_tile(const Rows& of, int key) {
+  const std::int64_t row = of.causal ? key - of.causal_offset : 0;
+  return static_cast<int>(row < 0 ? 0 : row > of.seq_q ? of.seq_q : row) / kQueryTileRows;
 }
 
 // The keys, from key 0 on, of the blocks whose first_query_tile() is the tile of `row` or one before.
@@ -34,10 +49,11 @@ __host__ __device__ inline std::int64_t keys_of_tile(const DeviceProblem& proble
 }
 
 // Behind the last tile with one that sees a key before `end`, of a sliding window.
-__host__ __device__ inline int end_query_tile(const DeviceProblem& problem, std::int64_t end) {
-  const std::int64_t keys = end < problem.seq_k ? end : problem.seq_k;
-  const std::int64_t rows = has_left_end(problem) ? keys - problem.first_offset : problem.seq_q;
-  const std::int64_t clamped = rows < 0 ? 0 : rows > problem.seq_q ? problem.seq_q : rows;
+template <class Rows>
+[[nodiscard]] __host__ __device__ int end_query_tile(const Rows& of, std::int64_t end) {
+  const std::int64_t keys = end < of.seq_k ? end : of.seq_k;
+  const std::int64_t rows = has_left_end(of) ? keys - of.first_offset : of.seq_q;
+  const std::int64_t clamped = rows < 0 ? 0 : rows > of.seq_q ? of.seq_q : rows;
   return static_cast<int>((clamped + kQueryTileRows - 1) / kQueryTileRows);
 }
 
@@ -67,6 +83,14 @@ struct FarSums {
   std::int64_t heads_per_kv;
 };
 
+// Packed sequences, whose rows of the result are Q's or K's, and whose sums begin where padded_start() says. A
+// conversion of them has the rows of all as one head of a batch of one.
+struct PackedResult {
+  DeviceProblem problem;
+  DeviceLengths lengths;  // not packed: there are none
+  bool of_keys;
+};
+
 struct Conversion {
   DType dtype;
   Sums sums[2];  // added in this order
@@ -84,6 +108,7 @@ struct Conversion {
   int columns;  // of the result
   void* to;
   Strides strides;  // any
+  PackedResult packed;
 };
 void convert_sums(const Conversion& conversion, void* stream);
 

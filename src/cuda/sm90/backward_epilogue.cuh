@@ -14,18 +14,18 @@
 namespace distr::cuda::sm90 {
 
 // x = value where a query, a column from `row` on, does not see a key, a row from `key` on.
-template <class C>
-__device__ __forceinline__ void hide(float (&x)[32], const DeviceProblem& problem, int key, int row, float value) {
+template <class C, class Rows>
+__device__ __forceinline__ void hide(float (&x)[32], const Rows& of, int key, int row, float value) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const int of_row = key + half * 8 + lane / 4;
     // The first column that sees it.
-    const int first = of_row >= static_cast<int>(problem.seq_k) ? INT_MAX
-                      : problem.causal                          ? of_row - row - static_cast<int>(problem.causal_offset)
-                                                                : INT_MIN;
+    const int first = of_row >= static_cast<int>(of.seq_k) ? INT_MAX
+                      : of.causal                          ? of_row - row - static_cast<int>(of.causal_offset)
+                                                           : INT_MIN;
     // The last one.
-    const int last = has_left_end(problem) ? of_row - row - static_cast<int>(problem.first_offset) : INT_MAX;
+    const int last = has_left_end(of) ? of_row - row - static_cast<int>(of.first_offset) : INT_MAX;
 #pragma unroll
     for (int n = 0; n < C::kRows / 8; ++n) {
 #pragma unroll
@@ -119,20 +119,21 @@ __device__ inline void wait_for_semaphore(const unsigned* dq_semaphore, unsigned
   __trap();
 }
 
-struct KeyHead {
-  int batch, query, key;
+// Where a block's dK and dV go.
+struct KeyPlace {
+  int batch, head_kv;
+  int first_key, keys;  // in dK and dV, and how many there are
+  std::int64_t part;    // the first key's row in the parts of all heads
 };
 
 // dK or dV of this warp's 16 keys from `row` on: what is wanted, or the parts of a query head. kSums: of a thread, half
 // of the columns.
 template <class T, int kSums>
-__device__ inline void store_keys(const BackwardParameters& p, const KeyHead& head, int row, const float (&sum)[kSums],
-                                  float* parts, void* to, const Strides& strides, int columns, float factor) {
-  const DeviceProblem& problem = p.problem;
+__device__ inline void store_keys(const KeyPlace& place, int row, const float (&sum)[kSums], float* parts, void* to,
+                                  const Strides& strides, int columns, float factor) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
   if (parts != nullptr) {
-    const std::int64_t rows = (problem.seq_k + kKeyTileRows - 1) / kKeyTileRows * kKeyTileRows;
-    float* const fragments = parts + ((head.batch * problem.heads_q + head.query) * rows + row) * (2 * kSums);
+    float* const fragments = parts + (place.part + row) * (2 * kSums);
 #pragma unroll
     for (int n = 0; n < kSums / 4; ++n) {
       *reinterpret_cast<float4*>(fragments + n * kFragment + lane * 4) =
@@ -140,12 +141,13 @@ __device__ inline void store_keys(const BackwardParameters& p, const KeyHead& he
     }
     return;
   }
-  T* const base = static_cast<T*>(to) + head.batch * strides.batch + head.key * strides.head;
+  T* const base =
+      static_cast<T*>(to) + place.batch * strides.batch + place.head_kv * strides.head + place.first_key * strides.row;
   const int width = vector_width(base, strides.row);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::int64_t of_row = row + half * 8 + lane / 4;
-    store_row<2 * kSums>(base + of_row * strides.row, of_row < problem.seq_k, columns, width, [&](int n) {
+    store_row<2 * kSums>(base + of_row * strides.row, of_row < place.keys, columns, width, [&](int n) {
       return make_float2(factor * sum[n * 4 + half * 2], factor * sum[n * 4 + half * 2 + 1]);
     });
   }

@@ -14,11 +14,12 @@
 #include <utility>
 #include <vector>
 
+#include "common/sequence.h"
 #include "cuda/launch.h"
 #include "cuda/prepare/estimate.h"
 #include "cuda/prepare/operand.h"
 #include "cuda/prepare/query_rows.h"
-#include "cuda/sm90/backward_convert.h"
+#include "cuda/sm90/backward_conversions.h"
 #include "cuda/sm90/backward_means.h"
 #include "cuda/sm90/backward_variants.h"
 #include "cuda/sm90/constraints.h"
@@ -33,24 +34,20 @@ namespace {
   const auto variants = backward_variants();
   return *std::find_if(variants.begin(), variants.end(), [&](const BackwardVariant& variant) {
     return variant.dtype == problem.dtype && variant.columns >= groups && variant.values >= problem.head_dim_v &&
-           (variant.caps_scores || problem.softcap == 0);
+           (variant.caps_scores || problem.softcap == 0) && (variant.takes_lengths || !problem.packed.has_value());
   });
 }
 
 [[nodiscard]] std::int64_t whole(std::int64_t rows, std::int64_t tile) { return common::ceil_div(rows, tile) * tile; }
 
-// What the kernel's Q and K are.
-enum class Factors : std::uint8_t {
-  exact,        // Q and K themselves
-  precomputed,  // q_hat and k_hat, of one grouping for the whole sequence
-  spread,       // Q~ and K, of blocks with groupings of their own
-};
-
-[[nodiscard]] Factors factors_of(const Problem& problem, const Grouping& grouping) {
-  const bool exact = common::count_exact_rows(problem, grouping) == problem.seq_q;
-  return is_by_blocks(problem, grouping)                              ? Factors::spread
-         : !exact && num_groups(problem, grouping) < problem.head_dim ? Factors::precomputed
-                                                                      : Factors::exact;
+// Packed sequences one behind the other, as if a head were one long sequence.
+[[nodiscard]] Problem as_one_sequence(Problem problem) {
+  if (problem.packed.has_value()) {
+    problem.batch = std::min<std::int64_t>(problem.batch, 1);
+    problem.seq_q = problem.packed->total_q;
+    problem.seq_k = problem.packed->total_k;
+  }
+  return problem;
 }
 
 constexpr int kMaxColumns = 64;  // of a box
@@ -70,7 +67,6 @@ class BackwardPlan {
  private:
   void plan_near(const Problem& p, const Grouping& grouping, WorkspaceLayout& workspace);
   void plan_key_sums(const Problem& p, WorkspaceLayout& workspace);
-  void plan_conversions(const Problem& p);
   // Zeros where the kernel counts on them: in turns and tickets, and in sums that no block is known to begin.
   void clear(void* workspace, void* stream) const;
   // The near tiles in a launch of their own.
@@ -98,7 +94,7 @@ class BackwardPlan {
   Part<float> d_k_parts_, d_v_parts_;
   Part<float> near_dq_accum_, near_d_k_parts_, near_d_v_parts_;
   std::optional<BackwardMeans> means_;
-  Conversion convert_q_{}, convert_k_{}, convert_v_{};  // but for the pointers
+  BackwardConversions conversions_{};
 
   [[nodiscard]] bool reads_q() const { return factors_ != Factors::spread || has_near_; }
   [[nodiscard]] const BackwardVariant& near_variant() const { return near_variant_ ? *near_variant_ : variant_; }
@@ -118,27 +114,36 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder o
       factors_(factors_of(p, grouping)),
       variant_(find(p, factors_ == Factors::precomputed ? num_groups(p, grouping) : p.head_dim)),
       has_near_(common::has_near_keys(grouping) && factors_ != Factors::exact),
-      queries_{p.batch, p.heads_q, p.seq_q, p.head_dim},
-      heads_(p.batch * p.heads_q),
-      query_rows_(whole(p.seq_q, kQueryTileRows)),
-      key_rows_(whole(p.seq_k, kKeyTileRows)) {
-  parameters_.problem = rows_.problem = device_problem(p, grouping);
+      queries_{as_one_sequence(p).batch, p.heads_q, as_one_sequence(p).seq_q, p.head_dim},
+      heads_(as_one_sequence(p).batch * p.heads_q),
+      query_rows_(p.packed ? padded_rows(p.packed->total_q, p.batch) : whole(p.seq_q, kQueryTileRows)),
+      key_rows_(p.packed ? padded_rows(p.packed->total_k, p.batch) : whole(p.seq_k, kKeyTileRows)) {
+  parameters_.problem = rows_.problem = device_problem(common::without_longer_sequences(p), grouping);
   if (!has_near_) {
     parameters_.problem.near = {};
   }
   rows_.stats_rows = parameters_.stats_rows = stats_rows_of(rows_.problem);
   rows_.layout = StatsLayout::tiles;
-  stats_ = {workspace, "rows' statistics", heads_ * rows_.stats_rows};
+  if (p.packed.has_value()) {
+    rows_.lengths = parameters_.lengths = DeviceLengths(p);
+    rows_.padded_rows = parameters_.stats_rows = query_rows_;
+  }
+  parameters_.key_rows = key_rows_;
+  stats_ = {workspace, "rows' statistics", heads_ * parameters_.stats_rows};
   dq_accum_ = {workspace, "sums of dQ", dq_accum_count(variant_)};
   if (factors_ == Factors::spread) {
     spread_ = {workspace, "spread Q", packed_count(queries_)};
   }
+  const auto input = [&](const char* name, const Strides& strides, const Extent& extent) {
+    return p.packed ? entries_for_tma(name, strides, extent, workspace) : for_tma(name, strides, extent, workspace);
+  };
+  const std::int64_t keys = as_one_sequence(p).seq_k;
   if (reads_q()) {
-    q_ = for_tma("Q", p.q, queries_, workspace);
+    q_ = input("Q", p.q, queries_);
   }
-  k_ = for_tma("K", p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace);
-  v_ = for_tma("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace);
-  d_o_ = for_tma("dO", p.o, {p.batch, p.heads_q, p.seq_q, p.head_dim_v}, workspace);
+  k_ = input("K", p.k, {queries_.batch, p.heads_kv, keys, p.head_dim});
+  v_ = input("V", p.v, {queries_.batch, p.heads_kv, keys, p.head_dim_v});
+  d_o_ = input("dO", p.o, {queries_.batch, p.heads_q, queries_.rows, p.head_dim_v});
   if (has_near_) {
     plan_near(p, grouping, workspace);
   }
@@ -163,9 +168,10 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder o
   parameters_.score_cap = score_cap_of(p);
   parameters_.d_k_strides = p.k;
   parameters_.d_v_strides = p.v;
-  parameters_.interleaved =
-      interleaved_backward_heads(p, variant_.columns, variant_.values, kKeyTileRows, device_properties().num_sms);
-  plan_conversions(p);
+  parameters_.interleaved = interleaved_backward_heads(as_one_sequence(p), variant_.columns, variant_.values,
+                                                       kKeyTileRows, device_properties().num_sms);
+  conversions_ =
+      conversions_of(p, parameters_, factors_, {variant_, near_variant()}, {queries_.batch, query_rows_, key_rows_});
 }
 
 void BackwardPlan::plan_near(const Problem& p, const Grouping& grouping, WorkspaceLayout& workspace) {
@@ -194,55 +200,6 @@ void BackwardPlan::plan_key_sums(const Problem& p, WorkspaceLayout& workspace) {
   }
 }
 
-void BackwardPlan::plan_conversions(const Problem& p) {
-  const DeviceProblem& device = parameters_.problem;
-  const bool exact = factors_ == Factors::exact;
-  const BackwardVariant& near = near_variant();
-  Conversion r{};
-  r.dtype = p.dtype;
-  r.batch = p.batch;
-  r.heads = p.heads_q;
-  r.blocks = device.blocks;
-  r.block = device.block;
-  r.first_block_is_exact = device.first_block_is_exact;
-  r.groups = device.groups;
-  r.members = device.members;
-  r.scale = parameters_.scale;
-
-  r.padded_rows = query_rows_;
-  r.sums[0].columns = variant_.columns;
-  r.sums[0].spread = factors_ == Factors::spread;
-  r.sums[0].share = exact ? Share::all : device.mean ? Share::mean : Share::first;
-  r.sums[1] = {nullptr, near.columns, nullptr, false, Share::all};
-  r.far.count = device.near.means;
-  r.far.heads_per_kv = p.heads_q / p.heads_kv;
-  r.first_row = std::int64_t{first_query_tile(device, 0)} * kQueryTileRows;
-  r.end_row = std::min(std::int64_t{end_query_tile(device, p.seq_k)} * kQueryTileRows, p.seq_q);
-  r.heads_per_result = 1;
-  r.rows = p.seq_q;
-  r.columns = static_cast<int>(p.head_dim);
-  r.strides = p.q;
-  convert_q_ = r;
-
-  r.first_row = 0;
-  r.end_row = p.seq_k;
-  r.heads_per_result = p.heads_q / p.heads_kv;
-  r.rows = p.seq_k;
-  r.padded_rows = key_rows_;
-  r.sums[0] = {nullptr, variant_.columns, nullptr, false, Share::all};
-  r.blocks = 1;
-  r.block = std::max(p.seq_k, p.seq_q);
-  r.strides = p.k;
-  convert_k_ = r;
-
-  r.sums[0].columns = variant_.values;
-  r.sums[1].columns = near.values;
-  r.scale = 1;
-  r.columns = static_cast<int>(p.head_dim_v);
-  r.strides = p.v;
-  convert_v_ = r;
-}
-
 void BackwardPlan::clear(void* workspace, void* stream) const {
   const auto zero = [&](void* from, std::int64_t count) {  // of four bytes
     check(cudaMemsetAsync(from, 0, static_cast<std::size_t>(count) * 4, static_cast<cudaStream_t>(stream)),
@@ -260,18 +217,25 @@ void BackwardPlan::clear(void* workspace, void* stream) const {
 }
 
 void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* stream) const {
-  const Operand own_q = reads_q() ? q_.read(tensors.q, workspace, stream) : Operand{};
+  const auto read = [&](const Input& input, const void* tensor) {
+    const Operand operand = input.read(tensor, workspace, stream);
+    return parameters_.lengths.packed ? of_entries(operand) : operand;
+  };
+  const Operand own_q = reads_q() ? read(q_, tensors.q) : Operand{};
   Operand q = spread_.exists() ? packed(spread_.in(workspace), queries_) : own_q;
-  const Operand own_k = k_.read(tensors.k, workspace, stream);
+  const Operand own_k = read(k_, tensors.k);
   Operand k = own_k;
-  const Operand v = v_.read(tensors.v, workspace, stream);
-  const Operand d_o = d_o_.read(tensors.d_o, workspace, stream);
+  const Operand v = read(v_, tensors.v);
+  const Operand d_o = read(d_o_, tensors.d_o);
   clear(workspace, stream);  // first, so that nothing stands between the kernels: each starts before the last one ends
   QueryRows rows = with_inputs(rows_, tensors);
   rows.stats = stats_.in(workspace);
   rows.spread = spread_.in(workspace);
   preprocess_rows(dtype_, rows, stream);
   BackwardParameters p = parameters_;
+  if (p.lengths.packed) {
+    p.lengths.of = tensors.lengths;
+  }
   p.v = tensor_map(v, dtype_, {kKeyTileRows, std::min(variant_.values, kMaxColumns)});
   p.d_o = tensor_map(d_o, dtype_, {kQueryTileRows, std::min(variant_.values, kMaxColumns)});
   p.stats = stats_.in(workspace);
@@ -321,24 +285,25 @@ void BackwardPlan::launch_near(BackwardParameters p, const Operand& k, void* wor
 void BackwardPlan::convert_all(const BackwardTensors& tensors, void* workspace, void* stream) const {
   const auto convert = [&](Conversion r, const Part<float>& sums, const Part<float>& near, const std::int32_t* order,
                            void* to) {
+    r.packed.lengths.of = tensors.lengths;
     r.sums[0].data = sums.in(workspace);
     r.sums[0].order = order;
     r.sums[1].data = near.in(workspace);
     r.to = to;
     convert_sums(r, stream);
   };
-  Conversion of_q = convert_q_;
+  Conversion of_q = conversions_.q;
   if (means_) {
     of_q.far.of_row = means_->far_sums(workspace);
     of_q.far.means = tensors.key_means;
   }
   convert(of_q, dq_accum_, near_dq_accum_, factors_ == Factors::exact ? nullptr : tensors.order, tensors.d_q);
   if (d_k_parts_.exists()) {
-    convert(convert_k_, d_k_parts_, near_d_k_parts_, factors_ == Factors::precomputed ? tensors.order : nullptr,
+    convert(conversions_.k, d_k_parts_, near_d_k_parts_, factors_ == Factors::precomputed ? tensors.order : nullptr,
             tensors.d_k);
   }
   if (d_v_parts_.exists()) {
-    convert(convert_v_, d_v_parts_, near_d_v_parts_, nullptr, tensors.d_v);
+    convert(conversions_.v, d_v_parts_, near_d_v_parts_, nullptr, tensors.d_v);
   }
 }
 
@@ -349,8 +314,12 @@ std::vector<LaunchShape> BackwardPlan::launches() const {
   }
   for (const BackwardVariant* variant : {near_variant_, &variant_}) {
     if (variant != nullptr) {
+      const DeviceLengths& lengths = parameters_.lengths;
+      const std::int64_t tiles = lengths.packed
+                                     ? count_packed_tiles(lengths.total_k, parameters_.problem.batch, kKeyTileRows)
+                                     : key_rows_ / kKeyTileRows;
       result.push_back({{kQueryTileRows, kKeyTileRows, variant->values, variant->columns},
-                        heads_ * (key_rows_ / kKeyTileRows),
+                        heads_ * tiles,
                         variant->threads,
                         variant->shared_bytes});
     }
@@ -375,7 +344,7 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   if (const std::string reason = unsupported_reason(problem, grouping); !reason.empty()) {
     return reason;
   }
-  if (problem.seq_q == 0) {
+  if (problem.seq_q == 0 || (problem.packed.has_value() && problem.packed->total_q == 0)) {
     return "takes at least one query";
   }
   if (is_by_blocks(problem, grouping) && grouping.block % kConvertedRows != 0) {

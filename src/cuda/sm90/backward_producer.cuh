@@ -5,14 +5,72 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/backward_scheduler.cuh"
 #include "cuda/near.cuh"
 #include "cuda/sm90/backward_config.h"
 #include "cuda/sm90/backward_epilogue.cuh"
+#include "cuda/sm90/batch_entry.cuh"
 #include "cuda/sm90/pipeline.cuh"
 
 namespace distr::cuda::sm90 {
+
+template <class C>
+[[nodiscard]] __device__ inline bool is_packed(const BackwardParameters& p) {
+  return C::kTakesLengths && p.lengths.packed;
+}
+
+// What says which of a block's rows see a key: the problem, or what its packed sequence has of its own.
+template <class C>
+[[nodiscard]] __device__ __forceinline__ decltype(auto) visible_rows(const BackwardParameters& p,
+                                                                     const BackwardStorage<C>& storage) {
+  const DeviceProblem& of = p.problem;
+  if constexpr (C::kTakesLengths) {
+    const KeySequence& own = storage.sequence;
+    return is_packed<C>(p) ? VisibleRows{{of.causal, own.keys, own.causal_offset,
+                                          has_left_end(of) ? own.first_offset : of.first_offset},
+                                         own.rows}
+                           : VisibleRows{{of.causal, of.seq_k, of.causal_offset, of.first_offset}, of.seq_q};
+  } else {
+    return (of);
+  }
+}
+
+// Finds the block's packed sequence, by its ticket. All threads call it; false: it has no keys.
+template <class C>
+[[nodiscard]] __device__ inline bool enter_sequence(const BackwardParameters& p, KeySequence& to) {
+  const DeviceProblem& problem = p.problem;
+  const DeviceLengths& lengths = p.lengths;
+  if (threadIdx.x < 32) {
+    unsigned block = blockIdx.x;
+    if (p.ticket != nullptr) {
+      block = __shfl_sync(~0U, threadIdx.x == 0 ? atomicAdd(p.ticket, 1U) : 0, 0);
+    }
+    const int heads = static_cast<int>(problem.heads_q);
+    const TileCoord coord = TileCoord::of(block, heads, 1, gridDim.x / static_cast<unsigned>(heads), p.interleaved);
+    const PackedTile tile =
+        find_packed_tile(lengths.of.starts_k, static_cast<int>(problem.batch), coord.tile, C::kKeys);
+    if (threadIdx.x == 0) {
+      const DeviceSequence sequence(problem, lengths, tile.sequence);
+      const VisibleRows visible = visible_rows(problem, lengths, sequence);
+      const bool has_keys = tile.number >= 0 && tile.number < (sequence.keys + C::kKeys - 1) / C::kKeys;
+      to.rows = sequence.rows;
+      to.keys = sequence.keys;
+      to.causal_offset = static_cast<int>(visible.causal_offset);
+      to.first_offset = has_left_end(problem) ? static_cast<int>(visible.first_offset) : 0;
+      to.head = coord.head;
+      to.number = has_keys ? tile.number : -1;
+      to.first_key = sequence.first_key;
+      to.row_axis = sequence.first_row + sequence.rows;
+      to.key_axis = sequence.first_key + sequence.keys;
+      to.stats_row = static_cast<int>(padded_start(tile.sequence, sequence.first_row));
+      to.sums_key = static_cast<int>(padded_start(tile.sequence, sequence.first_key));
+    }
+  }
+  __syncthreads();
+  return to.number >= 0;
+}
 
 // The keys that belong to a thread block, and the queries that it meets.
 template <class C>
@@ -25,11 +83,19 @@ struct KeyWork {
   int tiles_above, gap;      // from the tile `tiles_above` on they begin `gap` rows lower: those between are not met
   int near_first, near_end;  // rows that the keys are near to
 
-  __device__ static KeyWork of(unsigned cta, const BackwardParameters& p) {
+  __device__ static KeyWork of(const BackwardStorage<C>& storage, const BackwardParameters& p) {
     const DeviceProblem& problem = p.problem;
+    const auto visible = visible_rows<C>(p, storage);
     const int heads = static_cast<int>(problem.heads_q);
     const auto blocks = static_cast<int>((problem.seq_k + C::kKeys - 1) / C::kKeys);
-    const auto coord = TileCoord::of(cta, heads, problem.batch, static_cast<unsigned>(blocks), p.interleaved);
+    TileCoord coord{};
+    if (is_packed<C>(p)) {
+      if constexpr (C::kTakesLengths) {
+        coord = {0, uniform(storage.sequence.head), uniform(storage.sequence.number)};
+      }
+    } else {
+      coord = TileCoord::of(uniform(storage.block), heads, problem.batch, static_cast<unsigned>(blocks), p.interleaved);
+    }
     KeyWork result{};
     result.batch = coord.batch;
     result.head = coord.head;
@@ -38,10 +104,10 @@ struct KeyWork {
     result.number = coord.tile + (p.tiles == QueryTiles::near ? min(problem.near.sinks, blocks) : 0);
     result.number -= result.number < blocks ? 0 : blocks;
     result.key = result.number * C::kKeys;
-    int end = static_cast<int>((problem.seq_q + C::kRows - 1) / C::kRows);
-    int first = min(first_query_tile(problem, result.key), end);
-    if (has_left_end(problem)) {
-      end = max(end_query_tile(problem, std::int64_t{result.key} + C::kKeys), first);
+    int end = static_cast<int>((visible.seq_q + C::kRows - 1) / C::kRows);
+    int first = min(first_query_tile(visible, result.key), end);
+    if (has_left_end(visible)) {
+      end = max(end_query_tile(visible, std::int64_t{result.key} + C::kKeys), first);
     }
     if (problem.near.has) {
       static_assert(C::kKeys == common::kNearTile && common::kNearTile % C::kRows == 0);
@@ -67,15 +133,29 @@ struct KeyWork {
   [[nodiscard]] __device__ bool is_near(int n) const { return row(n) >= near_first && row(n) < near_end; }
 
   // How many blocks of the launch add to the n-th tile before this one.
-  [[nodiscard]] __device__ unsigned turn(const BackwardParameters& p, int n) const {
+  [[nodiscard]] __device__ unsigned turn(const BackwardParameters& p, const BackwardStorage<C>& storage, int n) const {
     if (p.tiles == QueryTiles::all) {
-      const std::int64_t first = has_left_end(p.problem) ? first_visible_key(p.problem, row(n)) / C::kKeys : 0;
+      const std::int64_t first =
+          has_left_end(p.problem) ? first_visible_key(visible_rows<C>(p, storage), row(n)) / C::kKeys : 0;
       return static_cast<unsigned>(number - static_cast<int>(first));
     }
     const NearTiles of_row = near_tiles(p.problem, row(n), keys_of_tile(p.problem, row(n)));
     return static_cast<unsigned>(p.tiles == QueryTiles::near ? of_row.near_before(number) : of_row.far_before(number));
   }
 };
+
+template <class C>
+[[nodiscard]] __device__ inline KeyPlace place_of(const BackwardParameters& p, const KeyWork<C>& work,
+                                                  const BackwardStorage<C>& storage) {
+  if constexpr (C::kTakesLengths) {
+    if (is_packed<C>(p)) {
+      const KeySequence& own = storage.sequence;
+      return {0, work.head_kv, own.first_key, own.keys, work.head * p.key_rows + own.sums_key};
+    }
+  }
+  const std::int64_t head = work.batch * p.problem.heads_q + work.head;
+  return {work.batch, work.head_kv, 0, static_cast<int>(p.problem.seq_k), head * p.key_rows};
+}
 
 template <class C>
 class BackwardShared : public SharedAddresses<BackwardStorage<C>> {
@@ -139,15 +219,40 @@ class BackwardShared : public SharedAddresses<BackwardStorage<C>> {
 template <class C>
 __device__ inline void load_all(const BackwardParameters& p, const KeyWork<C>& work, const BackwardShared<C>& shared) {
   const int key_head = p.keys_of_query_head ? work.head : work.head_kv;
-  const std::int64_t first_stats = (std::int64_t{work.batch} * p.problem.heads_q + work.head) * p.stats_rows;
+  std::int64_t first_stats = (std::int64_t{work.batch} * p.problem.heads_q + work.head) * p.stats_rows;
+  int before_rows = 0;  // of the map of Q and dO, which ends where a packed sequence ends (batch_entry.cuh)
+  int key = work.key;
+  int row_axis = work.batch;
+  int key_axis = work.batch;
+  if constexpr (C::kTakesLengths) {
+    if (is_packed<C>(p)) {
+      const KeySequence& own = shared.storage.sequence;
+      first_stats += own.stats_row;
+      before_rows = row_before_end(0, own.rows);
+      key = row_before_end(key, own.keys);
+      row_axis = own.row_axis;
+      key_axis = own.key_axis;
+    }
+  }
+  const auto load_tile = [&](auto tile, std::uint32_t to, const CUtensorMap& map, std::uint32_t full, int row, int head,
+                             int axis) {
+    using P = typename decltype(tile)::type;
+    if constexpr (C::kTakesLengths) {
+      if (is_packed<C>(p)) {
+        tma_load_entry_tile<P>(to, map, full, row, head, axis);
+        return;
+      }
+    }
+    tma_load_tile<P>(to, map, full, row, head, axis);
+  };
   const auto load_queries = [&](int n) {
     const bool is_near = work.is_near(n);
     const PipelineState<C::kStages> state(n);
     wait_empty(shared.queries_empty(state.stage), state.phase);
     const std::uint32_t full = shared.queries_full(state.stage);
     ptx::barrier_arrive_expect_tx(full, C::QueryTile::kBytes + C::kStatsBytes);
-    tma_load_tile<typename C::QueryTile>(shared.queries(state.stage), is_near ? p.near.q : p.q, full, work.row(n),
-                                         work.head, work.batch);
+    load_tile(std::type_identity<typename C::QueryTile>{}, shared.queries(state.stage), is_near ? p.near.q : p.q, full,
+              before_rows + work.row(n), work.head, row_axis);
     ptx::bulk_load(shared.stats(state.stage), (is_near ? p.near.stats : p.stats) + first_stats + work.row(n),
                    C::kStatsBytes, full);
   };
@@ -156,13 +261,15 @@ __device__ inline void load_all(const BackwardParameters& p, const KeyWork<C>& w
     const std::uint32_t full = shared.d_o_full(state.stage);
     wait_empty(shared.d_o_empty(state.stage), state.phase);
     ptx::barrier_arrive_expect_tx(full, C::DoTile::kBytes);
-    tma_load_tile<typename C::DoTile>(shared.d_o(state.stage), p.d_o, full, work.row(n), work.head, work.batch);
+    load_tile(std::type_identity<typename C::DoTile>{}, shared.d_o(state.stage), p.d_o, full, before_rows + work.row(n),
+              work.head, row_axis);
   };
   ptx::barrier_arrive_expect_tx(shared.keys_full(), C::KeyTile::kBytes);
-  tma_load_tile<typename C::KeyTile>(shared.keys(), p.k, shared.keys_full(), work.key, key_head, work.batch);
+  load_tile(std::type_identity<typename C::KeyTile>{}, shared.keys(), p.k, shared.keys_full(), key, key_head, key_axis);
   load_queries(0);
   ptx::barrier_arrive_expect_tx(shared.values_full(), C::ValueTile::kBytes);
-  tma_load_tile<typename C::ValueTile>(shared.values(), p.v, shared.values_full(), work.key, work.head_kv, work.batch);
+  load_tile(std::type_identity<typename C::ValueTile>{}, shared.values(), p.v, shared.values_full(), key, work.head_kv,
+            key_axis);
   load_d_o(0);
   for (int n = 1; n < work.tiles; ++n) {
     load_queries(n);
@@ -176,13 +283,18 @@ template <class C>
 __device__ inline void reduce_all(const BackwardParameters& p, const KeyWork<C>& work, const BackwardShared<C>& shared,
                                   int buffer) {
   const std::int64_t tiles = (p.problem.seq_q + C::kRows - 1) / C::kRows;
-  const std::int64_t of_head = (std::int64_t{work.batch} * p.problem.heads_q + work.head) * tiles;
+  std::int64_t of_head = (std::int64_t{work.batch} * p.problem.heads_q + work.head) * tiles;
+  if constexpr (C::kTakesLengths) {
+    if (is_packed<C>(p)) {
+      of_head = (work.head * p.stats_rows + shared.storage.sequence.stats_row) / C::kRows;
+    }
+  }
   const bool ordered = p.dq_semaphore != nullptr;
   for (int n = buffer; n < work.tiles; n += C::kStages) {
     const PipelineState<C::kStages> state(n);
     const std::int64_t tile = of_head + work.row(n) / C::kRows;
     float* const dq_accum = (work.is_near(n) ? p.near.dq_accum : p.dq_accum) + tile * (C::kRows * C::kColumns);
-    const unsigned turn = work.turn(p, n);
+    const unsigned turn = work.turn(p, shared.storage, n);
     if (ordered) {
       wait_for_semaphore(p.dq_semaphore + tile, turn);
     }

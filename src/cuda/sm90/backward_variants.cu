@@ -16,7 +16,9 @@ namespace {
 
 template <class C>
 void launch_backward(const BackwardParameters& p, void* stream) {
-  const std::int64_t blocks = (p.problem.seq_k + C::kKeys - 1) / C::kKeys * p.problem.batch * p.problem.heads_q;
+  const std::int64_t blocks = p.lengths.packed
+                                  ? count_packed_tiles(p.lengths.total_k, p.problem.batch, C::kKeys) * p.problem.heads_q
+                                  : (p.problem.seq_k + C::kKeys - 1) / C::kKeys * p.problem.batch * p.problem.heads_q;
   allow_shared_memory<backward<C>, sizeof(BackwardStorage<C>)>();
   launch_dependent(backward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, sizeof(BackwardStorage<C>), stream,
                    p);
@@ -29,6 +31,7 @@ constexpr BackwardVariant variant() {
           C::kColumns,
           C::kValues,
           C::kCapsScores,
+          C::kTakesLengths,
           C::kThreads,
           static_cast<int>(sizeof(BackwardStorage<C>)),
           &launch_backward<C>};

@@ -11,7 +11,7 @@ namespace distr::cuda::sm90 {
 struct BackwardVariant {
   DType dtype;
   int columns, values;  // BackwardConfig's, as all that follow
-  bool caps_scores;
+  bool caps_scores, takes_lengths;
   int threads, shared_bytes;
   void (*launch)(const BackwardParameters& parameters, void* stream);
 };

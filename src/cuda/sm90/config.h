@@ -8,12 +8,22 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/problem.h"
 #include "cuda/score_cap.h"
+#include "cuda/sequence.cuh"
 #include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
+
+// A tensor whose batch entries end by themselves has a map of five axes: columns, kEntryRows rows, heads, the row
+// behind an entry's end, and an axis whose last place, kEntryRows, is always taken. All but columns and heads step by a
+// row, the last one by kEntryWrap less a row, so kEntryRows steps of it and of rows make 2^64, which is nothing. Of an
+// entry of n rows, row i is at (kEntryRows - n + i, end): what lies behind the n-th is outside of the map, so it comes
+// as zeros.
+inline constexpr int kEntryRows = 1 << 30;
+inline constexpr std::uint64_t kEntryWrap = std::uint64_t{1} << 34;
 
 // A tile [kRows][kColumns] of 16-bit elements as TMA leaves it: panels of up to 64 columns, each of whole rows, whose
 // chunks of 16 bytes are swizzled so that eight rows lie in different banks.
@@ -108,6 +118,10 @@ struct Config {
   // after every wgmma (C7512; docs/kernel-log.md, sm90/forward, step 69).
   static constexpr bool kCapsScores = KeyLoader::kLoad == KeyLoad::tma && kScaleIn == ScaleIn::softmax &&
                                       kColumns == kValues && kCtasPerSm == 1 && kKeys == 128;
+  // Whether it takes lengths that are data, as shapes of exact attention do. Where two blocks share an SM, who loads
+  // also computes, and would do more for each tile.
+  static constexpr bool kTakesLengths =
+      KeyLoader::kLoad == KeyLoad::tma && kScaleIn == ScaleIn::softmax && kColumns == kValues && kCtasPerSm == 1;
   static constexpr Windows kWindows = kKeys == 128 || kColumns > 16 ? Windows::taken : Windows::refused;
   static constexpr int kHalf = kKeys / 2;
   static constexpr int kScoreBuffers = kCtasPerSm == 1 ? 2 : 1;  // as many as there are registers for, and so is kHalf
@@ -134,6 +148,14 @@ struct Config {
   using ValueTile = Panels<kKeys, kValues>;
 };
 
+// What the batch entry of a thread block has of its own where lengths are data (batch_entry.cuh).
+struct BatchEntry {
+  int keys, causal_offset, first_offset;  // of rows that count from the tensor's first, and keys from the entry's
+  int row, row_end;                       // the block's first, and behind the entry's last; none: row_end is 0
+  int q_axis, k_axis, v_axis;             // TMA's last coordinates
+};
+struct NoEntry {};
+
 // A thread block's shared memory: q_hat, the rings of k_hat and V, what the key loader needs beside them, and barriers.
 template <class C>
 struct SharedStorage {
@@ -147,6 +169,7 @@ struct SharedStorage {
     Barrier values_full[C::kStages], values_empty[C::kStages];
     typename C::KeyLoader::Barriers loader;
   } barriers;
+  std::conditional_t<C::kTakesLengths, BatchEntry, NoEntry> entry;
 };
 
 // What near keys gave: O of them alone, and the row max and sum of the softmax. dv padded as the kernels pad it.
@@ -166,6 +189,11 @@ struct ListedKeys {
   NearResult near;
 };
 
+// Rows from a batch entry of K and V to the next; 0 where they are packed.
+struct EntryRows {
+  std::int32_t k, v;
+};
+
 // What the kernel takes by value.
 struct ForwardParameters {
   CUtensorMap q, k, v;  // [columns, rows, heads, batch], boxes of a panel: 64 rows of q, kKeys of k and v; 64 of listed
@@ -182,6 +210,8 @@ struct ForwardParameters {
   bool is_second;               // of two launches that may run side by side: it waits for the first at its end
   ScoreCap score_cap;           // of kernels that cap scores
   ListedKeys listed;            // where the keys are listed
+  DeviceLengths lengths;        // that are data
+  EntryRows entry_rows;         // of these
 };
 
 }  // namespace distr::cuda::sm90

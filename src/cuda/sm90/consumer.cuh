@@ -76,10 +76,10 @@ class HiddenKeysOfBand {
       : pass_(pass), n_(n), first_(first) {}
 
   __device__ __forceinline__ void hide(float (&)[C::kHalf / 2]) const {}
-  __device__ __forceinline__ void hide_with_mask(float (&s)[C::kHalf / 2], const DeviceProblem& problem,
-                                                 int row) const {
+  template <class Keys>
+  __device__ __forceinline__ void hide_with_mask(float (&s)[C::kHalf / 2], const Keys& keys, int row) const {
     if (n_ < pass_.masked) {
-      apply_mask<C::kHalf>(s, 0, problem, row, pass_.first_key(n_, first_));
+      apply_mask<C::kHalf>(s, 0, keys, row, pass_.first_key(n_, first_));
     }
   }
 

@@ -24,6 +24,7 @@
 #include <type_traits>
 
 #include "cuda/dependent_launch.cuh"
+#include "cuda/sm90/batch_entry.cuh"
 #include "cuda/sm90/config.h"
 #include "cuda/sm90/consumer.cuh"
 #include "cuda/sm90/listed_keys.cuh"
@@ -40,10 +41,14 @@ namespace distr::cuda::sm90 {
 
 // The epilogue of a thread's two rows, of those in `rows`. headroom: O's.
 template <class C>
-__device__ inline void store(const ForwardParameters& p, const WorkTile& work, int first_row, unsigned rows,
-                             const float (&o)[C::kValues / 2], const Softmax<C>& softmax, float headroom) {
+__device__ inline void store(const Pass<C>& pass, int first_row, unsigned rows, const float (&o)[C::kValues / 2],
+                             const Softmax<C>& softmax, float headroom) {
   using T = typename C::Element;
+  const ForwardParameters& p = pass.p;
+  const WorkTile& work = pass.work;
   const DeviceProblem& problem = p.problem;
+  const std::int64_t row_end = pass.row_end();
+  const std::int64_t lse_rows = C::kTakesLengths ? lse_stride(p.lengths, problem) : problem.seq_q;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   T* const base = static_cast<T*>(p.o) + work.batch * problem.o.batch + work.head * problem.o.head;
   const int width = vector_width(base, problem.o.row);
@@ -51,9 +56,9 @@ __device__ inline void store(const ForwardParameters& p, const WorkTile& work, i
   for (int half = 0; half < 2; ++half) {
     const std::int64_t row = std::int64_t{first_row} + half * 8;
     const float sum = quad_sum(softmax.row_sum[half]);
-    const bool is_valid = row < p.row_end && (rows >> half & 1) != 0;
+    const bool is_valid = row < row_end && (rows >> half & 1) != 0;
     if (is_valid && p.lse != nullptr && lane % 4 == 0) {
-      p.lse[(work.batch * problem.heads_q + work.head) * problem.seq_q + row] =
+      p.lse[(work.batch * problem.heads_q + work.head) * lse_rows + row] =
           natural_lse(Softmax<C>::finite(softmax.row_max[half]) * softmax.scale, sum);
     }
     const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum * headroom;  // no key is seen: O = 0
@@ -127,7 +132,7 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   const auto exponentials_online = [&](auto part, const Hidden& hidden) {
     auto& scores = scores_of(part);
     softmax.cap(scores, cap);
-    hidden.hide_with_mask(scores, pass.p.problem, row);
+    hidden.hide_with_mask(scores, pass.visible(), row);
     float factor[2];
     const bool rescales = row_max != RowMax::none && softmax.update_row_max(scores, factor);
     const bool subtracted = C::kScaleIn == ScaleIn::softmax && row_max == RowMax::online;
@@ -233,7 +238,7 @@ __device__ __forceinline__ void count_tiles(Pass<C>& pass) {
     if constexpr (C::kIsRuns) {
       pass.keys = KeyRuns<C::kKeys>(p.problem, p.listed.set, pass.work, C::kRows, p.row_end);
     } else {
-      pass.keys = typename Pass<C>::Keys(p.problem, pass.work, C::kRows, p.row_end);
+      pass.keys = typename Pass<C>::Keys(pass.visible(), pass.work, C::kRows, pass.row_end());
     }
     pass.tiles = pass.keys.count();
     pass.masked = pass.keys.masked();
@@ -290,7 +295,7 @@ __device__ __forceinline__ void consume_all(Pass<C> pass) {
         store_merged(pass.p, pass.work, row, rows_left & in_range, o, softmax, headroom);
       }
     } else {
-      store<C>(pass.p, pass.work, row, rows_left & in_range, o, softmax, headroom);
+      store<C>(pass, row, rows_left & in_range, o, softmax, headroom);
     }
     rows_left &= ~in_range;
     pass.used += pass.tiles;
@@ -301,10 +306,17 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __grid_constant__ ForwardParameters p) {
   using Loader = typename C::KeyLoader;
   extern __shared__ __align__(1024) std::uint8_t memory[];
-  const Shared<C> shared(*reinterpret_cast<SharedStorage<C>*>(memory));
+  auto& storage = *reinterpret_cast<SharedStorage<C>*>(memory);
   static_assert(fits<SharedStorage<C>>(C::kCtasPerSm));
 
-  const WorkTile work = p.scheduler.at(blockIdx.x);
+  WorkTile work = p.scheduler.at(blockIdx.x);
+  if constexpr (C::kTakesLengths) {
+    // First, as uniform registers do not outlive the search, `shared` among them.
+    if (p.lengths.exist() && !enter_entry<C>(p, work, storage.entry)) {
+      return;
+    }
+  }
+  const Shared<C> shared(storage);
   Pass<C> pass{p, work, shared, 0, 0, 0};
   if constexpr (!C::kIsListed) {
     count_tiles(pass);

@@ -8,6 +8,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/sequence.h"
 #include "cuda/launch.h"
 #include "cuda/prepare/dropped_scores.h"
 #include "cuda/prepare/estimate.h"
@@ -77,13 +78,24 @@ class ForwardPlan {
 
 ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& grouping, std::int64_t tile_rows,
                          WorkspaceLayout& workspace)
-    : dtype_(p.dtype),
-      q_(for_tma("Q", p.q, {p.batch, p.heads_q, p.seq_q, p.head_dim}, workspace)),
-      k_(for_tma("K", p.k, {p.batch, p.heads_kv, p.seq_k, p.head_dim}, workspace)),
-      v_(for_tma("V", p.v, {p.batch, p.heads_kv, p.seq_k, p.head_dim_v}, workspace)) {
-  parameters_.problem = device_problem(p, grouping);
+    : dtype_(p.dtype) {
+  const bool packed = p.packed.has_value();
+  const auto input = [&](const char* name, const Strides& strides, std::int64_t heads, std::int64_t rows,
+                         std::int64_t columns) {
+    const Extent extent{packed ? 1 : p.batch, heads, rows, columns};
+    return common::has_lengths(p) ? entries_for_tma(name, strides, extent, workspace)
+                                  : for_tma(name, strides, extent, workspace);
+  };
+  q_ = input("Q", p.q, p.heads_q, packed ? p.packed->total_q : p.seq_q, p.head_dim);
+  k_ = input("K", p.k, p.heads_kv, packed ? p.packed->total_k : p.seq_k, p.head_dim);
+  v_ = input("V", p.v, p.heads_kv, packed ? p.packed->total_k : p.seq_k, p.head_dim_v);
+  parameters_.problem = device_problem(common::without_longer_sequences(p), grouping);
   parameters_.score_cap = score_cap_of(p);
-  if (p.batch == 0) {
+  if (common::has_lengths(p)) {
+    parameters_.lengths = DeviceLengths(p);
+    parameters_.entry_rows = {static_cast<std::int32_t>(entry_rows(k_)), static_cast<std::int32_t>(entry_rows(v_))};
+  }
+  if (p.batch == 0 || (packed && p.packed->total_q == 0)) {
     return;  // nothing runs
   }
   const std::int64_t exact_rows = common::count_exact_rows(p, grouping);
@@ -188,10 +200,16 @@ std::vector<Launch> ForwardPlan::launches_of(Variants variants, const Problem& p
 }
 
 void ForwardPlan::run(const ForwardTensors& tensors, void* workspace, void* stream) const {
-  const Operand q = q_.read(tensors.q, workspace, stream);
-  const Operand k = k_.read(tensors.k, workspace, stream);
-  const Operand v = v_.read(tensors.v, workspace, stream);
+  Operand q = q_.read(tensors.q, workspace, stream);
+  Operand k = k_.read(tensors.k, workspace, stream);
+  Operand v = v_.read(tensors.v, workspace, stream);
   ForwardParameters p = parameters_;
+  p.lengths.of = tensors.lengths;
+  if (p.lengths.exist()) {
+    q = p.lengths.packed ? of_entries(q) : q;
+    k = of_entries(k);
+    v = of_entries(v);
+  }
   p.o = tensors.o;
   p.lse = static_cast<float*>(tensors.lse);
   p.order = tensors.order;
@@ -280,6 +298,12 @@ std::vector<LaunchShape> ForwardPlan::launches() const {
 
 // Why another kernel is quicker.
 [[nodiscard]] std::string preference(const Problem& problem) {
+  if (common::has_lengths(problem) && (problem.window_left.has_value() || problem.softcap != 0)) {
+    return "";  // the plain kernels alone take them
+  }
+  if (has_few_rows(problem)) {
+    return "leaves few rows of sequences whose lengths are data to sm80/sequences";
+  }
   return unusable_reason().empty() && leaves_sms_idle(problem, device_properties().num_sms)
              ? "leaves few queries with many keys to sm80/forward, which splits the keys"
              : "";

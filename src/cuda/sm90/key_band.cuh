@@ -52,14 +52,15 @@ template <int kKeys>
 class KeyBand {
  public:
   KeyBand() = default;
-  // rows: of the block; row_end: behind the last query.
-  __device__ KeyBand(const DeviceProblem& problem, const WorkTile& work, int rows, std::int64_t row_end) {
+  // keys: a DeviceProblem or VisibleKeys; rows: of the block; row_end: behind the last query.
+  template <class VisibleKeys>
+  __device__ KeyBand(const VisibleKeys& keys, const WorkTile& work, int rows, std::int64_t row_end) {
     const std::int64_t last_row = min(std::int64_t{work.row} + rows, row_end) - 1;
-    const auto end = static_cast<int>((visible_keys(problem, last_row) + kKeys - 1) / kKeys);
-    const auto first = static_cast<int>(first_visible_key(problem, work.row) / kKeys);
-    const auto whole = static_cast<int>((first_visible_key(problem, last_row) + kKeys - 1) / kKeys);
+    const auto end = static_cast<int>((visible_keys(keys, last_row) + kKeys - 1) / kKeys);
+    const auto first = static_cast<int>(first_visible_key(keys, work.row) / kKeys);
+    const auto whole = static_cast<int>((first_visible_key(keys, last_row) + kKeys - 1) / kKeys);
     last_ = end - 1;
-    order_ = TileOrder(max(end - first, 0), end - static_cast<int>(visible_keys(problem, work.row) / kKeys),
+    order_ = TileOrder(max(end - first, 0), end - static_cast<int>(visible_keys(keys, work.row) / kKeys),
                        max(whole - first, 0));
   }
 

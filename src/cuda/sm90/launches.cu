@@ -18,8 +18,9 @@ namespace {
     const bool fits = variant.dtype == problem.dtype && variant.scale_in == request.scale_in &&
                       variant.load == request.load && variant.columns >= request.columns &&
                       (variant.caps_scores || problem.softcap == 0) &&
-                      (variant.takes_windows || !common::has_window(problem)) && variant.values >= problem.head_dim_v &&
-                      variant.rows == rows && variant.ctas_per_sm == blocks;
+                      (variant.takes_windows || !common::has_window(problem)) &&
+                      (variant.takes_lengths || !common::has_lengths(problem)) &&
+                      variant.values >= problem.head_dim_v && variant.rows == rows && variant.ctas_per_sm == blocks;
     const auto width = [](const Variant& of) { return of.columns + of.values; };
     if (fits && (found == nullptr || width(variant) < width(*found))) {
       found = &variant;
@@ -53,6 +54,7 @@ Launches launches_of(std::span<const Variant> variants, const Problem& p, const 
   }
   const std::int64_t num_sms = device_properties().num_sms;
   const bool has_window = common::has_window(p);
+  const bool has_lengths = common::has_lengths(p);
   const Waves waves{p.batch * p.heads_q, end - begin, has_window ? window_keys(p) : p.seq_k, num_sms,
                     p.causal != Causal::none && !has_window};
   const bool shares = two == nullptr || (sharing != nullptr && sharing->columns == two->columns &&
@@ -61,16 +63,25 @@ Launches launches_of(std::span<const Variant> variants, const Problem& p, const 
   const bool three_is_narrower = two != nullptr && three != nullptr && three->columns < two->columns;
   const std::int64_t rows_of_three = shares || three == nullptr || tile_rows == kRowsOfTwo ? 0
                                      : tile_rows == kRowsOfThree || three_is_narrower      ? end - begin
+                                     : has_lengths                                         ? 0
                                                                                            : waves.rows_for_three();
   Launches result;
+  // Packed sequences have their tiles one behind the other, as if a head were one long sequence.
+  DeviceProblem scheduled = sizes;
+  Problem heads = p;
+  if (p.packed.has_value()) {
+    scheduled.batch = heads.batch = 1;
+  }
   const auto add = [&](const Variant& variant, std::int64_t from, std::int64_t to) {
     const std::int64_t blocks = num_sms * variant.ctas_per_sm;  // that run at the same time
-    const int interleaved = interleaved_heads(p, TileScheduler::of_head(from, to, variant.rows), blocks);
+    const std::int64_t behind =
+        p.packed.has_value() ? count_packed_tiles(p.packed->total_q, p.batch, variant.rows) * variant.rows : to;
+    const int interleaved = interleaved_heads(heads, TileScheduler::of_head(from, behind, variant.rows), blocks);
     const KernelRequest with_lse{ScaleIn::softmax, request.columns, with_scale_in_softmax(request.load)};
     const Variant* const gives_lse = request.scale_in == ScaleIn::softmax
                                          ? &variant
                                          : find(variants, p, with_lse, variant.rows, variant.ctas_per_sm);
-    result.list.push_back({&variant, gives_lse, TileScheduler(sizes, interleaved, from, to, variant.rows), to,
+    result.list.push_back({&variant, gives_lse, TileScheduler(scheduled, interleaved, from, behind, variant.rows), to,
                            static_cast<unsigned>(blocks), !result.list.empty()});
   };
   const std::int64_t middle = begin + rows_of_three;

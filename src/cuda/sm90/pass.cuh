@@ -8,6 +8,7 @@
 #include <type_traits>
 
 #include "cuda/near.cuh"
+#include "cuda/sm90/batch_entry.cuh"
 #include "cuda/sm90/config.h"
 #include "cuda/sm90/key_band.cuh"
 #include "cuda/sm90/key_runs.cuh"
@@ -85,6 +86,24 @@ struct Pass {
   [[nodiscard]] __device__ __forceinline__ PipelineState<C::kStages> state(int n) const {
     return PipelineState<C::kStages>(used + n);
   }
+  [[nodiscard]] __device__ __forceinline__ bool has_entry() const { return C::kTakesLengths && p.lengths.exist(); }
+  // What says which keys rows see, and the row behind the last one. It is read where it is wanted, as it has no
+  // registers beside a tile's scores.
+  [[nodiscard]] __device__ __forceinline__ decltype(auto) visible() const {
+    if constexpr (C::kTakesLengths) {
+      const DeviceProblem& of = p.problem;
+      return has_entry() ? visible_to(shared.storage.entry, of)
+                         : VisibleKeys{of.causal, of.seq_k, of.causal_offset, of.first_offset};
+    } else {
+      return (p.problem);
+    }
+  }
+  [[nodiscard]] __device__ __forceinline__ std::int64_t row_end() const {
+    if constexpr (C::kTakesLengths) {
+      return has_entry() ? uniform(shared.storage.entry.row_end) : p.row_end;
+    }
+    return p.row_end;
+  }
   // The first of the keys that lie from `first` on in tile n.
   [[nodiscard]] __device__ __forceinline__ int first_key(int n, int first = 0) const {
     if constexpr (C::kIsRuns) {
@@ -95,10 +114,19 @@ struct Pass {
   }
 };
 
-// Tile n of K or V. Where there are runs, keys are neighbours by kNearTile alone.
+// Tile n of K or V. Where there are runs, keys are neighbours by kNearTile alone. axis: of a batch entry, its last
+// coordinate.
 template <class C, class Tile>
 __device__ __forceinline__ void load_keys(const Pass<C>& pass, int n, std::uint32_t tile, const CUtensorMap& map,
-                                          std::uint32_t full, int head) {
+                                          std::uint32_t full, int head, int BatchEntry::*axis) {
+  if constexpr (C::kTakesLengths) {
+    if (pass.has_entry()) {
+      const BatchEntry& entry = pass.shared.storage.entry;
+      const int row = row_before_end(pass.first_key(n), entry.keys);
+      tma_load_entry_tile<Tile>(tile, map, full, row, head, entry.*axis);
+      return;
+    }
+  }
   if constexpr (!C::kIsRuns) {
     tma_load_tile<Tile>(tile, map, full, pass.first_key(n), head, pass.work.batch);
   } else {
@@ -119,9 +147,17 @@ __device__ inline void load_queries(const Pass<C>& pass) {
   const std::uint32_t full = pass.shared.queries_full();
   ptx::barrier_arrive_expect_tx(full, C::kConsumers * C::QueryTile::kBytes);
   for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
+    const std::uint32_t tile = pass.shared.queries(consumer);
     const int row = pass.work.row + 64 * consumer;
-    tma_load_tile<typename C::QueryTile>(pass.shared.queries(consumer), pass.p.q, full, row, pass.work.head,
-                                         pass.work.batch);
+    if constexpr (C::kTakesLengths) {
+      if (pass.has_entry() && pass.p.lengths.packed) {
+        const BatchEntry& entry = pass.shared.storage.entry;
+        tma_load_entry_tile<typename C::QueryTile>(tile, pass.p.q, full, row_before_end(row, entry.row_end),
+                                                   pass.work.head, entry.q_axis);
+        continue;
+      }
+    }
+    tma_load_tile<typename C::QueryTile>(tile, pass.p.q, full, row, pass.work.head, pass.work.batch);
   }
 }
 
@@ -133,16 +169,18 @@ __device__ __forceinline__ void load_values(const Pass<C>& pass, int n) {
     const std::uint32_t full = pass.shared.values_full(state.stage);
     wait_empty(pass.shared.values_empty(state.stage), state.phase);
     ptx::barrier_arrive_expect_tx(full, C::ValueTile::kBytes);
-    load_keys<C, typename C::ValueTile>(pass, n, pass.shared.values(state.stage), pass.p.v, full, pass.work.head_kv);
+    load_keys<C, typename C::ValueTile>(pass, n, pass.shared.values(state.stage), pass.p.v, full, pass.work.head_kv,
+                                        &BatchEntry::v_axis);
   });
 }
 
 // Brings to the L2 what is read soon: the queries of the block that this SM has next, more or less, and of its head's
 // keys and values those from the number of its first query on, so that a head's blocks together bring most of them.
+// Where lengths are data, it would have to look for the block's batch entry first.
 template <class C>
 __device__ inline void prefetch_next(const ForwardParameters& p) {
   const unsigned index = blockIdx.x + p.next_tile;
-  if (index >= gridDim.x) {
+  if (index >= gridDim.x || (C::kTakesLengths && p.lengths.exist())) {
     return;
   }
   const WorkTile next = p.scheduler.at(index);

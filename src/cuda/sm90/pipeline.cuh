@@ -78,6 +78,16 @@ __device__ inline void tma_load_tile(std::uint32_t tile, const CUtensorMap& map,
                   row, head, batch);
   }
 }
+// The same of an entry that ends by itself, at the place `end` (config.h).
+template <class P>
+__device__ inline void tma_load_entry_tile(std::uint32_t tile, const CUtensorMap& map, std::uint32_t barrier, int row,
+                                           int head, int end) {
+#pragma unroll
+  for (int panel = 0; panel < P::kCount; ++panel) {
+    ptx::tma_load(tile + static_cast<std::uint32_t>(panel * P::kPanelBytes), map, barrier, panel * P::kPanelColumns,
+                  row, head, end, kEntryRows);
+  }
+}
 template <class P>
 __device__ inline void tma_prefetch_tile(const CUtensorMap& map, int row, int head, int batch) {
 #pragma unroll

@@ -61,6 +61,16 @@ __device__ inline void tma_load(std::uint32_t shared, const CUtensorMap& map, st
       : "memory");
 }
 
+// The same of a map with five axes.
+__device__ inline void tma_load(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int column,
+                                int row, int head, int batch, int last) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, %6, %7}], "
+      "[%2];" ::"r"(shared),
+      "l"(&map), "r"(barrier), "r"(column), "r"(row), "r"(head), "r"(batch), "r"(last)
+      : "memory");
+}
+
 // Brings what tma_load() would copy to the L2.
 __device__ inline void tma_prefetch(const CUtensorMap& map, int column, int row, int head, int batch) {
   asm volatile("cp.async.bulk.prefetch.tensor.4d.L2.global.tile [%0, {%1, %2, %3, %4}];" ::"l"(&map), "r"(column),

@@ -174,13 +174,12 @@ __device__ __forceinline__ void pack(const float (&s)[C::kHalf / 2], std::uint32
 }
 
 // Hides those of the keys first .. first + kKeys - 1 that come before a row's sliding window: scores from s[from] on.
-template <int kKeys, int kCount>
-__device__ __forceinline__ void hide_before_window(float (&s)[kCount], int from, const DeviceProblem& problem, int row,
-                                                   int first) {
+template <int kKeys, int kCount, class Keys>
+__device__ __forceinline__ void hide_before_window(float (&s)[kCount], int from, const Keys& keys, int row, int first) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const std::int64_t hidden = first_visible_key(problem, std::int64_t{row} + half * 8) - first;
+    const std::int64_t hidden = first_visible_key(keys, std::int64_t{row} + half * 8) - first;
     const int before = static_cast<int>(max(min(hidden, std::int64_t{kKeys}), std::int64_t{0})) - lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
@@ -193,15 +192,14 @@ __device__ __forceinline__ void hide_before_window(float (&s)[kCount], int from,
   }
 }
 
-// And all that a row does not see.
-template <int kKeys, Windows kWindows = Windows::taken, int kCount>
-__device__ __forceinline__ void apply_mask(float (&s)[kCount], int from, const DeviceProblem& problem, int row,
-                                           int first) {
+// And all that a row does not see. keys: a DeviceProblem or VisibleKeys.
+template <int kKeys, Windows kWindows = Windows::taken, int kCount, class Keys>
+__device__ __forceinline__ void apply_mask(float (&s)[kCount], int from, const Keys& keys, int row, int first) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
     const std::int64_t seen =
-        problem.causal ? min(problem.seq_k, std::int64_t{row} + half * 8 + problem.causal_offset + 1) : problem.seq_k;
+        keys.causal ? min(keys.seq_k, std::int64_t{row} + half * 8 + keys.causal_offset + 1) : keys.seq_k;
     const int left = static_cast<int>(max(min(seen - first, std::int64_t{kKeys}), std::int64_t{0})) - lane % 4 * 2;
 #pragma unroll
     for (int n = 0; n < kKeys / 8; ++n) {
@@ -212,8 +210,8 @@ __device__ __forceinline__ void apply_mask(float (&s)[kCount], int from, const D
       }
     }
   }
-  if (kWindows == Windows::taken && has_left_end(problem)) {
-    hide_before_window<kKeys>(s, from, problem, row, first);
+  if (kWindows == Windows::taken && has_left_end(keys)) {
+    hide_before_window<kKeys>(s, from, keys, row, first);
   }
 }
 

@@ -1,11 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "cuda/sm90/tensor_map.h"
 
+#include <algorithm>
 #include <array>
 #include <cstdint>
 #include <string>
 
 #include "cuda/launch.h"
+#include "cuda/sm90/config.h"
 #include "kernel.h"
 
 namespace distr::cuda::sm90 {
@@ -40,8 +42,47 @@ Input for_tma(const char* name, const Strides& strides, const Extent& extent, Wo
   return {name, strides, extent, suits_tma(strides, extent), workspace};
 }
 
+Input entries_for_tma(const char* name, const Strides& strides, const Extent& extent, WorkspaceLayout& workspace) {
+  const bool has_whole_rows = strides.row > 0 && (extent.batch == 1 || strides.batch % strides.row == 0);
+  return {name, strides, extent, has_whole_rows && suits_tma(strides, extent), workspace};
+}
+
+std::int64_t entry_rows(const Input& input) noexcept {
+  return input.extent().batch == 1 ? 0 : input.strides().batch / input.strides().row;
+}
+
+Operand of_entries(Operand tensor) {
+  tensor.ends_by_entry = true;
+  return tensor;
+}
+
+namespace {
+
+// A map by its axes: columns, rows and heads, and for a tensor behind them its batch, for entries what ends them.
+template <std::size_t kRank>
+CUtensorMap encode(const void* data, DType dtype, const Box& box, const std::array<cuuint64_t, kRank>& sizes,
+                   const std::array<cuuint64_t, kRank - 1>& strides_bytes) {
+  std::array<cuuint32_t, kRank> sides{static_cast<cuuint32_t>(box.columns), static_cast<cuuint32_t>(box.rows)};
+  std::fill(sides.begin() + 2, sides.end(), 1);
+  std::array<cuuint32_t, kRank> steps{};
+  steps.fill(1);
+  const auto type = dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const auto swizzle = box.columns == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
+                       : box.columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
+                                           : CU_TENSOR_MAP_SWIZZLE_32B;
+  CUtensorMap map{};
+  const CUresult result = encoder()(&map, type, kRank, const_cast<void*>(data), sizes.data(), strides_bytes.data(),
+                                    sides.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE, swizzle,
+                                    CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  if (result != CUDA_SUCCESS) {
+    throw Error(Status::device_failure, "cuTensorMapEncodeTiled: CUresult " + std::to_string(result));
+  }
+  return map;
+}
+
+}  // namespace
+
 CUtensorMap tensor_map(const Operand& tensor, DType dtype, const Box& box) {
-  constexpr int kRank = 4;
   constexpr cuuint64_t kElement = 2;  // bytes
   const Extent& extent = tensor.extent;
   const Strides& strides = tensor.strides;
@@ -49,25 +90,18 @@ CUtensorMap tensor_map(const Operand& tensor, DType dtype, const Box& box) {
   const auto stride = [&](std::int64_t count, std::int64_t elements) {
     return count == 1 ? size(packed_columns(extent.columns)) * kElement : size(elements) * kElement;
   };
-  const std::array<cuuint64_t, kRank> sizes{size(extent.columns), size(extent.rows), size(extent.heads),
-                                            size(extent.batch)};
-  const std::array<cuuint64_t, kRank - 1> strides_bytes{
-      stride(extent.rows, strides.row), stride(extent.heads, strides.head), stride(extent.batch, strides.batch)};
-  const std::array<cuuint32_t, kRank> sides{static_cast<cuuint32_t>(box.columns), static_cast<cuuint32_t>(box.rows), 1,
-                                            1};
-  const std::array<cuuint32_t, kRank> steps{1, 1, 1, 1};
-  const auto type = dtype == DType::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const auto swizzle = box.columns == 64   ? CU_TENSOR_MAP_SWIZZLE_128B
-                       : box.columns == 32 ? CU_TENSOR_MAP_SWIZZLE_64B
-                                           : CU_TENSOR_MAP_SWIZZLE_32B;
-  CUtensorMap map{};
-  const CUresult result = encoder()(&map, type, kRank, const_cast<void*>(tensor.data), sizes.data(),
-                                    strides_bytes.data(), sides.data(), steps.data(), CU_TENSOR_MAP_INTERLEAVE_NONE,
-                                    swizzle, CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  if (result != CUDA_SUCCESS) {
-    throw Error(Status::device_failure, "cuTensorMapEncodeTiled: CUresult " + std::to_string(result));
+  const cuuint64_t head = stride(extent.heads, strides.head);
+  if (!tensor.ends_by_entry) {
+    return encode<4>(tensor.data, dtype, box,
+                     {size(extent.columns), size(extent.rows), size(extent.heads), size(extent.batch)},
+                     {stride(extent.rows, strides.row), head, stride(extent.batch, strides.batch)});
   }
-  return map;
+  const cuuint64_t row = stride(extent.rows * extent.batch, strides.row);
+  const std::int64_t between = extent.batch == 1 ? 0 : strides.batch / strides.row;
+  const cuuint64_t ends = size((extent.batch - 1) * between + extent.rows + 1);
+  return encode<5>(tensor.data, dtype, box,
+                   {size(extent.columns), kEntryRows, size(extent.heads), ends, kEntryRows + 1},
+                   {row, head, row, kEntryWrap - row});
 }
 
 }  // namespace distr::cuda::sm90

@@ -52,7 +52,7 @@ struct TmaKeys {
     wait_empty(pass.shared.keys_empty(state.stage), state.phase);
     ptx::barrier_arrive_expect_tx(full, Keys::kBytes);
     load_keys<C, Keys>(pass, n, pass.shared.keys(state.stage), pass.p.k, full,
-                       pass.p.keys_of_query_head ? pass.work.head : pass.work.head_kv);
+                       pass.p.keys_of_query_head ? pass.work.head : pass.work.head_kv, &BatchEntry::k_axis);
   }
 
   // What the producer warpgroup does in a pass.

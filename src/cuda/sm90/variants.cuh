@@ -26,6 +26,7 @@ constexpr Variant variant() {
           C::kCtasPerSm,
           C::kCapsScores,
           C::kWindows == Windows::taken,
+          C::kTakesLengths,
           C::kThreads,
           static_cast<int>(sizeof(SharedStorage<C>)),
           &launch_variant<C>};

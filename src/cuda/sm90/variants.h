@@ -14,7 +14,7 @@ struct Variant {
   int columns, values, rows, keys;  // Config's, as all that follow
   KeyLoad load;
   int ctas_per_sm;
-  bool caps_scores, takes_windows;
+  bool caps_scores, takes_windows, takes_lengths;
   int threads, shared_bytes;
   void (*launch)(const ForwardParameters& parameters, void* stream);
 };

@@ -51,6 +51,11 @@ inline void tma_load(std::uint32_t shared, const CUtensorMap& map, std::uint32_t
   const int place[] = {column, row, head, batch};
   emulator::copy_box_in(shared, map, barrier, place, 4);
 }
+inline void tma_load(std::uint32_t shared, const CUtensorMap& map, std::uint32_t barrier, int column, int row, int head,
+                     int batch, int last) {
+  const int place[] = {column, row, head, batch, last};
+  emulator::copy_box_in(shared, map, barrier, place, 5);
+}
 inline void bulk_load(std::uint32_t shared, const void* global, unsigned bytes, std::uint32_t barrier) {
   emulator::copy_bulk_in(shared, global, bytes, barrier);
 }
