@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -204,10 +205,12 @@ class Checker {
       check(kernel, instance);
     }
     for (const auto& kernel : forced_tiles()) check(kernel, instance);
+    if (is_of_forward_alone(instance.test_case)) return;
+    const Case backward = of_backward(instance.test_case);
+    const bool same = backward.problem == instance.test_case.problem;
+    const std::optional<Instance> other = same ? std::nullopt : std::optional<Instance>(backward);
     for (const auto& kernel : backend.backward) {
-      if (!is_of_forward_alone(instance.test_case)) {
-        check(kernel, instance);
-      }
+      check(kernel, same ? instance : *other);
     }
   }
 
