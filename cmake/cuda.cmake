@@ -50,8 +50,9 @@ if(DISTR_CUDA_FOUND)
     set(CMAKE_CUDA_COMPILER_LAUNCHER ${Python3_EXECUTABLE} ${PROJECT_SOURCE_DIR}/tools/register_table.py --compile
       $CACHE{CMAKE_CUDA_COMPILER_LAUNCHER})
   endif()
-  # nvcc takes 2 to 3 s of CPU for the headers of a source, and CMake 3.25 has no unity builds of CUDA: a unit is one
-  # source that includes others. Names in their anonymous namespaces must not clash.
+  # nvcc takes 4 to 5 s of CPU for the headers of a source, and CMake 3.25 has no unity builds of CUDA: a unit is one
+  # source that includes others, and takes no longer than sm90/variants.cu beside it. Names in their anonymous
+  # namespaces must not clash.
   function(distr_cuda_unit sources name)
     set(includes "")
     foreach(source IN LISTS ARGN)
@@ -61,30 +62,23 @@ if(DISTR_CUDA_FOUND)
     file(CONFIGURE OUTPUT ${unit} CONTENT "${includes}")
     set(${sources} ${${sources}} ${unit} PARENT_SCOPE)
   endfunction()
-  set(DISTR_CUDA_SOURCES
-    ${PROJECT_SOURCE_DIR}/src/cuda/plain/backward.cu
-    ${PROJECT_SOURCE_DIR}/src/cuda/plain/forward.cu
-    ${PROJECT_SOURCE_DIR}/src/cuda/plain/plain.cpp
-    ${PROJECT_SOURCE_DIR}/src/cuda/sm80/backward_variants_bf16.cu
-    ${PROJECT_SOURCE_DIR}/src/cuda/sm80/backward_variants_f16.cu
-    ${PROJECT_SOURCE_DIR}/src/cuda/sm80/near_launch.cu
-    ${PROJECT_SOURCE_DIR}/src/cuda/sm80/variants_bf16.cu
-    ${PROJECT_SOURCE_DIR}/src/cuda/sm80/variants_f16.cu)
+  set(DISTR_CUDA_SOURCES ${PROJECT_SOURCE_DIR}/src/cuda/plain/plain.cpp)
+  distr_cuda_unit(DISTR_CUDA_SOURCES sm80_forward sm80/near_launch.cu sm80/variants_bf16.cu sm80/variants_f16.cu)
+  distr_cuda_unit(DISTR_CUDA_SOURCES plain plain/backward.cu plain/forward.cu plain/mask_gradient.cu)
+  distr_cuda_unit(DISTR_CUDA_SOURCES sm80_backward sm80/backward_variants_bf16.cu sm80/backward_variants_f16.cu)
   distr_cuda_unit(DISTR_CUDA_SOURCES host device.cu entries.cu memory.cu sm80/backward_launch.cu
     sm80/forward_launch.cu sm80/sequences_launch.cu streams.cu)
-  distr_cuda_unit(DISTR_CUDA_SOURCES orders grouping_energy.cu grouping_identity.cu grouping_lsh.cu
-    plain/mask_gradient.cu)
-  distr_cuda_unit(DISTR_CUDA_SOURCES prepare merge.cu prepare/fuse.cu prepare/operand.cu prepare/query_rows.cu
-    prepare/transpose.cu sm80/split_kv.cu)
+  distr_cuda_unit(DISTR_CUDA_SOURCES prepare grouping_energy.cu grouping_identity.cu grouping_lsh.cu merge.cu
+    prepare/fuse.cu prepare/operand.cu prepare/query_rows.cu prepare/transpose.cu sm80/split_kv.cu)
   # Hopper's own instructions are those of no other architecture: these sources are compiled for it alone.
   set(DISTR_HOPPER_SOURCES
-    ${PROJECT_SOURCE_DIR}/src/cuda/sm90/backward_variants.cu
-    ${PROJECT_SOURCE_DIR}/src/cuda/sm90/listed_variants.cu
-    ${PROJECT_SOURCE_DIR}/src/cuda/sm90/variants.cu)
+    ${PROJECT_SOURCE_DIR}/src/cuda/sm90/variants.cu
+    ${PROJECT_SOURCE_DIR}/src/cuda/sm90/listed_variants.cu)
+  distr_cuda_unit(DISTR_HOPPER_SOURCES sm90_backward sm90/backward_variants.cu sm90/backward_convert.cu
+    prepare/dropped_scores.cu)
   distr_cuda_unit(DISTR_HOPPER_SOURCES sm90_launches prepare/estimate.cu sm90/backward_launch.cu
-    sm90/backward_means.cu sm90/forward_launch.cu sm90/launches.cu sm90/screen_launch.cu sm90/tensor_map.cu)
-  distr_cuda_unit(DISTR_HOPPER_SOURCES sm90_rows prepare/dropped_scores.cu sm90/backward_convert.cu
-    sm90/screen_variants.cu)
+    sm90/backward_means.cu sm90/forward_launch.cu sm90/launches.cu sm90/screen_launch.cu sm90/screen_variants.cu
+    sm90/tensor_map.cu)
   distr_cuda_code("${CMAKE_CUDA_ARCHITECTURES}" machine_code ptx)
   set(DISTR_HOPPER OFF)
   if(90 IN_LIST machine_code OR DISTR_HOPPER_KERNELS)

@@ -127,12 +127,13 @@ TEST(Suite, CatchesWrongKernels) {
 }
 
 TEST(CpuForward, HasTheSameBitsForAnyNumberOfThreads) {
+  constexpr int kThreadCounts[] = {2, 3, 7};
   for (const Case& test_case : test::cases()) {
     Instance instance(test::with_dtype(test_case, DType::f32));
     Execution execution;
     execution.threads = 1;
     forward(test_case.problem, test_case.grouping, instance.forward(), execution);
-    for (const int threads : {2, 3, 7}) {
+    for (const int threads : test::thread_counts(kThreadCounts)) {
       Buffer o = instance.output();
       Buffer lse = instance.lse_output();
       execution.threads = threads;

@@ -1,11 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// A switch is the compiler's setjmp and longjmp, which make no system call, unlike swapcontext. AddressSanitizer
-// follows only swapcontext, so it is told of each switch.
+// A switch is a few instructions, or where there are none of ours the compiler's setjmp and longjmp: neither makes a
+// system call, unlike swapcontext. AddressSanitizer follows only swapcontext, so it is told of each switch.
 #include "emulator/fiber.h"
 
 #include <sys/mman.h>
 
 #include <atomic>
+#include <cstdint>
 #include <new>
 
 #if defined(__SANITIZE_ADDRESS__)
@@ -15,8 +16,8 @@
 namespace distr::emulator {
 namespace {
 
-thread_local Fiber* starting = nullptr;
-thread_local Fiber* preparing = nullptr;
+[[maybe_unused]] thread_local Fiber* starting = nullptr;
+[[maybe_unused]] thread_local Fiber* preparing = nullptr;
 
 // Stacks begin at different offsets, or their first lines would all fall into the same sets of the cache.
 std::size_t next_offset() {
@@ -52,7 +53,7 @@ void Fiber::switch_to(Fiber& to) {
   __sanitizer_finish_switch_fiber(fake_stack_, &preparing->stack_bottom_, &preparing->stack_size_);
 }
 
-#else
+#elif !defined(__x86_64__)
 
 namespace {
 
@@ -86,6 +87,12 @@ void Fiber::prepare(void (*body)()) {
     }
   }
   body_ = body;
+#if defined(__x86_64__) && !defined(__SANITIZE_ADDRESS__)
+  const auto top = reinterpret_cast<std::uintptr_t>(stack_) + kStackBytes - offset_;
+  place_[0] = reinterpret_cast<void*>(body);
+  place_[1] = reinterpret_cast<void*>(top - sizeof(void*));  // as behind a call, from a function aligned as offset_ is
+  place_[2] = nullptr;
+#else
   getcontext(&context_);
   context_.uc_stack.ss_sp = stack_;
   context_.uc_stack.ss_size = kStackBytes - offset_;
@@ -98,6 +105,7 @@ void Fiber::prepare(void (*body)()) {
   starting = this;
   preparing = &back;
   swapcontext(&back.context_, &context_);
+#endif
 #endif
 }
 

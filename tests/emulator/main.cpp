@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuda_emulated: `distr_gpu check` without a GPU. Options: --filter CASE --case CASE --kernel NAME --jobs N --small
-// --seed N.
+// cuda_emulated: `distr_gpu check` without a GPU. Options: --filter CASE --except CASE --case CASE --kernel NAME
+// --jobs N --small --seed N.
 #include <cstdlib>
 #include <iostream>
 #include <string>
@@ -21,6 +21,8 @@ int main(int argc, char** argv) {
     const std::string value = n + 1 < argc ? argv[++n] : "";
     if (word == "--filter") {
       options.filter = value;
+    } else if (word == "--except") {
+      options.except = value;
     } else if (word == "--case") {
       options.name = value;
     } else if (word == "--kernel") {

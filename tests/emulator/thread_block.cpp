@@ -183,7 +183,7 @@ Thread* ThreadBlock::choose() {
 
 // Threads that look at memory again and again do so; null: no thread can.
 bool ThreadBlock::wake_polling() {
-  constexpr int kMaxIdleTurns = 20'000;
+  constexpr int kMaxIdleTurns = 2000;  // between two of which another block goes on for thousands of its own
   const bool any = std::find(waits_on_.begin(), waits_on_.end(), &kPolling) != waits_on_.end();
   if (!any || ++idle_turns() > kMaxIdleTurns) {
     fault_ = deadlock();

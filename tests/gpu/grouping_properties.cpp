@@ -210,7 +210,7 @@ std::string orders_many_blocks(const GroupingKernel& kernel, DType dtype) {
   std::string fault = kNotAsked;
   for (const Strategy strategy : {Strategy::energy, Strategy::lsh}) {
     for (const OrderFrom from : {OrderFrom::own, OrderFrom::previous}) {
-      Case test_case = make_case("many blocks", strategy, 7, 370, 40, dtype);
+      Case test_case = make_case("many blocks", strategy, 7, 311, 40, dtype);
       test_case.grouping.block = 1;
       test_case.grouping.order_from = from;
       if (kernel.supports(test_case.problem, test_case.grouping).empty()) {

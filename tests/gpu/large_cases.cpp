@@ -163,4 +163,6 @@ std::vector<Case> large_cases() {
   return result;
 }
 
+Case of_backward(const Case& test_case) { return test_case; }
+
 }  // namespace distr::test

@@ -10,5 +10,7 @@ namespace distr::test {
 
 // Lengths that no tile divides, and enough of them for every stage of a pipeline.
 [[nodiscard]] std::vector<Case> large_cases();
+// What the kernels of the backward are given of a case: all of it, or fewer keys where the emulator would run long.
+[[nodiscard]] Case of_backward(const Case& test_case);
 
 }  // namespace distr::test

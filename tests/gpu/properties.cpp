@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <span>
 #include <string_view>
 #include <utility>
 
@@ -175,17 +176,18 @@ Result rows_up_to(const ForwardKernel& kernel, const Case& test_case, std::int64
 }
 
 std::string sees_the_future(const ForwardKernel& kernel, const Case& test_case) {
+  const Result unchanged = rows_up_to(kernel, test_case, test_case.problem.seq_q - 1, 0);
   for (const std::int64_t last : {0, 63, 64, 100, 127, 128, 250, 400, 450}) {
     if (last >= test_case.problem.seq_q - 1) {
       break;
     }
-    const Result before = rows_up_to(kernel, test_case, last, 0.25);
     for (const double later : {-40.0, -4000.0, kNan, kInfinity}) {
       if (!std::isfinite(later) && needs_finite_values(kernel.name)) {
         continue;
       }
       const Result after = rows_up_to(kernel, test_case, last, later);
-      if (before.o != after.o || before.lse != after.lse) {
+      if (!std::ranges::equal(after.o, std::span(unchanged.o).first(after.o.size())) ||
+          !std::ranges::equal(after.lse, std::span(unchanged.lse).first(after.lse.size()))) {
         return "rows up to " + std::to_string(last) + " of " + std::to_string(test_case.problem.seq_q) +
                " change when later ones become " + std::to_string(later);
       }

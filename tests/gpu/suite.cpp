@@ -7,6 +7,7 @@
 #include <functional>
 #include <map>
 #include <mutex>
+#include <optional>
 #include <span>
 #include <thread>
 #include <vector>
@@ -204,10 +205,12 @@ class Checker {
       check(kernel, instance);
     }
     for (const auto& kernel : forced_tiles()) check(kernel, instance);
+    if (is_of_forward_alone(instance.test_case)) return;
+    const Case backward = of_backward(instance.test_case);
+    const bool same = backward.problem == instance.test_case.problem;
+    const std::optional<Instance> other = same ? std::nullopt : std::optional<Instance>(backward);
     for (const auto& kernel : backend.backward) {
-      if (!is_of_forward_alone(instance.test_case)) {
-        check(kernel, instance);
-      }
+      check(kernel, same ? instance : *other);
     }
   }
 
@@ -280,7 +283,8 @@ std::vector<Case> wanted_cases(const CheckOptions& options) {
   std::vector<Case> result;
   for (const Case& test_case : all) {
     for (const DType dtype : kDTypes) {
-      if (test_case.name.find(options.filter) != std::string::npos &&
+      const bool left_out = !options.except.empty() && test_case.name.find(options.except) != std::string::npos;
+      if (!left_out && test_case.name.find(options.filter) != std::string::npos &&
           (options.name.empty() || test_case.name == options.name)) {
         result.push_back(with_dtype(test_case, dtype));
       }
@@ -335,7 +339,8 @@ int print_small_cases() {
 }
 
 bool is_whole(const CheckOptions& options) {
-  return !options.small && options.filter.empty() && options.name.empty() && options.kernel.empty();
+  return !options.small && options.filter.empty() && options.except.empty() && options.name.empty() &&
+         options.kernel.empty();
 }
 
 int check(const CheckOptions& options) {

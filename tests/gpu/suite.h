@@ -12,6 +12,7 @@ namespace distr::test {
 
 struct CheckOptions {
   std::string filter;      // only cases whose name contains it
+  std::string except;      // none whose name contains it; empty: no case is left out
   std::string name;        // only the case of this name
   std::string kernel;      // only kernels whose name contains it
   bool small = false;      // a few small cases, for compute-sanitizer

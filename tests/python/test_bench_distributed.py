@@ -2,12 +2,11 @@
 """Runs bench/distributed.py with two processes, in a short form, and holds the model of the ring to sums by hand."""
 
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from programs import run_ranks
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 CALLS = ("exact, causal", "exact, ulysses", "energy, near keys, zigzag")
@@ -25,13 +24,10 @@ def model():
 
 
 def test_times_and_errors_of_each_call(tmp_path):
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "DISTR_COMMIT": "abc"}
-    if "PYTHONPATH" in environment:  # relative to where the tests were started
-        environment["PYTHONPATH"] = os.pathsep.join(map(os.path.abspath, environment["PYTHONPATH"].split(os.pathsep)))
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     sizes = ["--seq", "512", "--head-dim", "16", "--rounds", "1", "--calls", ";".join(CALLS)]
-    command = [*launcher, str(BENCH / "distributed.py"), "--device", "cpu", *sizes, "--json-out", "found.json"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
+    words = [BENCH / "distributed.py", "--device", "cpu", *sizes, "--json-out", "found.json"]
+    environment = {"OMP_NUM_THREADS": "1", "DISTR_COMMIT": "abc"}
+    done = run_ranks(2, *words, folder=tmp_path, environment=environment, timeout=300)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "found.json").read_text())
     assert (result["meta"]["ranks"], result["meta"]["backend"], result["meta"]["commit"]) == (2, "gloo", "abc")

@@ -47,15 +47,15 @@ constexpr NearVariant variant() {
   return {kDTypeOf<T>, kDim, sizeof(NearStorage<Config<T, kDim, kDim, kRows, 1>>), launch_near<T, kDim>};
 }
 
-constexpr std::array kVariants = {variant<__half, 64>(), variant<__half, 128>(), variant<__nv_bfloat16, 64>(),
-                                  variant<__nv_bfloat16, 128>()};
+constexpr std::array kNearVariants = {variant<__half, 64>(), variant<__half, 128>(), variant<__nv_bfloat16, 64>(),
+                                      variant<__nv_bfloat16, 128>()};
 
 const NearVariant* find(const Problem& problem, const Grouping& grouping) {
   const std::int64_t needed = positions(problem, grouping);
-  const auto* const found = std::find_if(kVariants.begin(), kVariants.end(), [&](const NearVariant& v) {
+  const auto* const found = std::find_if(kNearVariants.begin(), kNearVariants.end(), [&](const NearVariant& v) {
     return v.dtype == problem.dtype && v.dim >= needed;
   });
-  return found == kVariants.end() ? nullptr : found;
+  return found == kNearVariants.end() ? nullptr : found;
 }
 
 }  // namespace
