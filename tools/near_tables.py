@@ -93,16 +93,32 @@ def near_small_models() -> str:
 
 
 def near_backward() -> str:
-    """Forward and backward with near keys relative to exact attention."""
+    """Forward and backward with near keys by blocks, relative to exact attention."""
     name = "h200/experiments/near_backward.json"
     meta, rows = (load(name)[part] for part in ("meta", "rows"))
     lines = []
     for row in rows:
         if row["strategy"] != "exact":
-            blocks = str(row["block"]) if row["block"] < row["seq"] else "whole sequence"
             window = str(row["window"]) if row["window"] >= 0 else "none"
             lines.append([str(row["head_dim"]), "yes" if row["causal"] else "no",
-                          f'`{row["strategy"]}` G = {row["group_size"]}', blocks, window,
+                          f'`{row["strategy"]}` G = {row["group_size"]}', window,
                           f'{row["time_of_exact_with_forward"]:.2f}'])
-    head = ["d", "causal", "setting", "block", "window", "forward + backward"]
+    head = ["d", "causal", "setting", "window", "forward + backward"]
     return markdown(head, lines) + "\n\n" + source(name, meta, f'CUDA {meta["cuda"]}')
+
+
+def given() -> str:
+    """Forward and backward with one order a head, relative to exact attention and to cuDNN."""
+    name = "h200/given.json"
+    meta, rows = (load(name)[part] for part in ("meta", "rows"))
+    times = {}
+    for row in rows:
+        if row["strategy"] == "given":
+            key = (row["group_size"], row["window"] or "none", row["sinks"])
+            shape = (row["batch"], row["heads"], row["head_dim"], row["causal"])
+            times.setdefault(key, {})[shape] = f'{row["of_exact"]:.2f}, {row["of_cudnn"]:.2f}'
+    shapes = sorted({shape for of in times.values() for shape in of}, key=lambda shape: (-shape[2], shape))
+    lines = [[str(part) for part in key] + [of[shape] for shape in shapes] for key, of in times.items()]
+    names = (f'B {b} H {h}, d {d}{", causal" if causal else ""}' for b, h, d, causal in shapes)
+    head = ["G", "window", "sinks", *names]
+    return markdown(head, lines) + "\n\n" + source(name, meta, f'torch {meta["torch"]}')

@@ -15,7 +15,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import paper_tables  # noqa: E402
 from distributed_tables import distributed, ring_model, rings, streams  # noqa: E402
 from feature_tables import decode, features  # noqa: E402
-from near_tables import near_backward, near_cpu, near_gpu, near_small_models, smollm2, smollm2_alone  # noqa: E402
+import near_tables  # noqa: E402
 from table_parts import ROOT, label, load, markdown, source  # noqa: E402
 
 
@@ -310,9 +310,11 @@ def build_time() -> str:
             source(name, meta, f'nvcc {meta["nvcc"]}'))
 
 
-TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "smollm2": smollm2,
-          "smollm2_alone": smollm2_alone, "near_cpu": near_cpu, "near_gpu": near_gpu, "near_backward": near_backward,
-          "near_small_models": near_small_models,
+TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "smollm2": near_tables.smollm2,
+          "smollm2_alone": near_tables.smollm2_alone, "near_cpu": near_tables.near_cpu,
+          "near_gpu": near_tables.near_gpu, "near_backward": near_tables.near_backward,
+          "given": near_tables.given,
+          "near_small_models": near_tables.near_small_models,
           "performance": performance, "grouping": grouping, "memory": memory, "errors": errors,
           "semantic_search": semantic_search, "torch_speed": torch_speed,
           "torch_speed_zen4": lambda: torch_speed("cpu/torch_zen4.json"), "gpu_speed": gpu_speed,
