@@ -63,8 +63,8 @@ enum class Product : std::uint8_t {
 }
 
 // Whether sm80/sequences is quicker, which puts the rows of several query heads into a tile and splits the keys:
-// lengths that are data, of so few rows in the middle that a tile of 128 is hardly filled. Measured (varlen.json): at a
-// mean of 256 it takes 0.78 of Hopper's time at d = 64, and as long at 128; at a mean of 480 as long at d = 64.
+// lengths that are data, of so few rows in the middle that a tile of 128 is hardly filled. Measured (log, step 72): at
+// a mean of 256 it takes 0.78 of Hopper's time at d = 64, and as long at 128; at a mean of 480 as long at d = 64.
 [[nodiscard]] inline bool has_few_rows(const Problem& problem) {
   const std::int64_t few_rows = problem.head_dim <= 64 ? 384 : 64;
   const std::int64_t rows =
