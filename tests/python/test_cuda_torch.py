@@ -172,13 +172,14 @@ def test_flash_functions_and_lengths_on_the_gpu():
 @pytest.mark.parametrize("lengths", [((25, 0, 130, 3), (40, 7, 90, 0)), ((300, 1, 0, 129), (290, 64, 3, 257))])
 @pytest.mark.parametrize("window", [(-1, -1), (70, 20)])
 @pytest.mark.parametrize("causal", [False, True])
+@pytest.mark.parametrize("dim", [64, 128])  # at 64 so few rows are sm80/sequences' on Hopper, but for windows
 @pytest.mark.parametrize("dtype", [BF16, torch.float16, torch.float32])
-def test_packed_sequences_are_each_by_itself_with_gradients(causal, dtype, window, lengths):
+def test_packed_sequences_are_each_by_itself_with_gradients(causal, dtype, dim, window, lengths):
     lengths_q, lengths_k = lengths
     starts = [torch.tensor([0, *torch.tensor(of).cumsum(0)], dtype=torch.int32, device=DEVICE)
               for of in (lengths_q, lengths_k)]  # fmt: skip
-    q = torch.randn(sum(lengths_q), 8, 64, device=DEVICE, dtype=dtype, requires_grad=True)
-    k, v = (torch.randn(sum(lengths_k), 2, 64, device=DEVICE, dtype=dtype, requires_grad=True) for _ in range(2))
+    q = torch.randn(sum(lengths_q), 8, dim, device=DEVICE, dtype=dtype, requires_grad=True)
+    k, v = (torch.randn(sum(lengths_k), 2, dim, device=DEVICE, dtype=dtype, requires_grad=True) for _ in range(2))
     longest = max(lengths_q), max(lengths_k)
     options = dict(causal=causal, window_size=window, return_attn_probs=True)
     out, lse, _ = distrattention.flash_attn_varlen_func(q, k, v, *starts, *longest, **options)
@@ -197,7 +198,7 @@ def test_packed_sequences_are_each_by_itself_with_gradients(causal, dtype, windo
 
 
 def test_packed_sequences_are_captured_and_replayed_with_other_lengths():
-    q, k, v = (torch.randn(600, heads, 64, device=DEVICE, dtype=BF16, requires_grad=True) for heads in (8, 2, 2))
+    q, k, v = (torch.randn(600, heads, 128, device=DEVICE, dtype=BF16, requires_grad=True) for heads in (8, 2, 2))
     starts = torch.tensor([0, 250, 251, 600], dtype=torch.int32, device=DEVICE)
 
     def step():

@@ -304,9 +304,11 @@ std::vector<LaunchShape> ForwardPlan::launches() const {
   if (has_few_rows(problem)) {
     return "leaves few rows of sequences whose lengths are data to sm80/sequences";
   }
-  return unusable_reason().empty() && leaves_sms_idle(problem, device_properties().num_sms)
-             ? "leaves few queries with many keys to sm80/forward, which splits the keys"
-             : "";
+  if (!unusable_reason().empty() || !leaves_sms_idle(problem, device_properties().num_sms)) {
+    return "";
+  }
+  return std::string("leaves few queries with many keys to ") +
+         (common::has_lengths(problem) ? "sm80/sequences" : "sm80/forward") + ", which splits the keys";
 }
 
 }  // namespace
