@@ -10,9 +10,9 @@
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/lengths.h"
 #include "cuda/problem.h"
 #include "cuda/score_cap.h"
-#include "cuda/sequence.cuh"
 #include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
