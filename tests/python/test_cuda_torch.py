@@ -34,6 +34,19 @@ def with_gradients(q, k, v, **settings):
     return (out, *torch.autograd.grad(out, (q, k, v), torch.ones_like(out)))
 
 
+def capture(step):
+    """A graph of the step, which runs once before, and what it returned."""
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        step()
+    torch.cuda.current_stream().wait_stream(stream)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        result = step()
+    return graph, result
+
+
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_calls_go_to_the_current_stream_and_wait_for_nothing(settings):
     """The stream sleeps while Q arrives on it and the call is made: who reads Q earlier reads NaN."""
@@ -94,14 +107,7 @@ def test_out_of_memory_is_said_and_survived():
 def test_a_captured_graph_repeats_the_step(settings, dtype):
     """Grouping, forward and backward in one graph, replayed with other values: with the bits of eager calls."""
     static = tensors(dtype=dtype, grad=True)
-    stream = torch.cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
-    with torch.cuda.stream(stream):
-        with_gradients(*static, **settings)
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = with_gradients(*static, **settings)
+    graph, captured = capture(lambda: with_gradients(*static, **settings))
     seen = []
     for _ in range(2):
         fresh = tensors(dtype=dtype, grad=True)
@@ -205,13 +211,7 @@ def test_packed_sequences_are_captured_and_replayed_with_other_lengths():
         out = distrattention.flash_attn_varlen_func(q, k, v, starts, starts, 400, 400, causal=True)
         return out, *torch.autograd.grad(out.sum(), (q, k, v))
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        captured = step()
+    graph, captured = capture(step)
     for others in ([0, 250, 251, 600], [0, 0, 400, 600]):
         starts.copy_(torch.tensor(others, dtype=torch.int32))
         graph.replay()
@@ -239,13 +239,7 @@ def test_a_step_against_a_cache_is_captured_and_replayed_with_other_lengths():
     def step():
         return distrattention.flash_attn_with_kvcache(q, *caches, new_k, new_v, cache_seqlens=lengths, causal=True)
 
-    stream = torch.cuda.Stream()
-    with torch.cuda.stream(stream):
-        step()
-    torch.cuda.current_stream().wait_stream(stream)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        out = step()
+    graph, out = capture(step)
     for counts in ([7, 299], [299, 31]):
         lengths.copy_(torch.tensor(counts))
         graph.replay()

@@ -35,7 +35,7 @@ struct Operand {
   const void* data = nullptr;
   Strides strides{};
   Extent extent{};
-  bool ends_by_entry = false;  // for TMA: cuda/sm90/batch_entry.cuh
+  bool ends_by_entry = false;  // TMA reads batch entries that end by themselves
 };
 // A packed one.
 [[nodiscard]] inline Operand packed(const void* data, const Extent& extent) noexcept {

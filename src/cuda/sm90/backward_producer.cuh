@@ -239,7 +239,7 @@ __device__ inline void load_all(const BackwardParameters& p, const KeyWork<C>& w
     using P = typename decltype(tile)::type;
     if constexpr (C::kTakesLengths) {
       if (is_packed<C>(p)) {
-        tma_load_entry_tile<P>(to, map, full, row, head, axis);
+        tma_load_tile<P>(to, map, full, row, head, axis, kEntryRows);
         return;
       }
     }

@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// Lengths that are data (cuda/sequence.cuh) in Hopper's forward: a thread block finds its batch entry and keeps in
-// shared memory what that has of its own. Everything else is a dense call's, for TMA ends where an entry does.
+// Lengths that are data (cuda/sequence.cuh) in Hopper's kernels. A thread block of the forward finds its batch entry
+// and keeps in shared memory what that has of its own. Everything else is a dense call's, for TMA ends where an entry
+// does.
 #pragma once
 
 #include <cstdint>

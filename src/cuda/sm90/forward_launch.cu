@@ -93,7 +93,10 @@ ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& gr
   parameters_.score_cap = score_cap_of(p);
   if (common::has_lengths(p)) {
     parameters_.lengths = DeviceLengths(p);
-    parameters_.entry_rows = {static_cast<std::int32_t>(entry_rows(k_)), static_cast<std::int32_t>(entry_rows(v_))};
+    const auto between = [](const Input& of) {
+      return static_cast<std::int32_t>(entry_rows(of.extent(), of.strides()));
+    };
+    parameters_.entry_rows = {between(k_), between(v_)};
   }
   if (p.batch == 0 || (packed && p.packed->total_q == 0)) {
     return;  // nothing runs

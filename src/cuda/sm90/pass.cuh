@@ -123,7 +123,7 @@ __device__ __forceinline__ void load_keys(const Pass<C>& pass, int n, std::uint3
     if (pass.has_entry()) {
       const BatchEntry& entry = pass.shared.storage.entry;
       const int row = row_before_end(pass.first_key(n), entry.keys);
-      tma_load_entry_tile<Tile>(tile, map, full, row, head, entry.*axis);
+      tma_load_tile<Tile>(tile, map, full, row, head, entry.*axis, kEntryRows);
       return;
     }
   }
@@ -152,8 +152,8 @@ __device__ inline void load_queries(const Pass<C>& pass) {
     if constexpr (C::kTakesLengths) {
       if (pass.has_entry() && pass.p.lengths.packed) {
         const BatchEntry& entry = pass.shared.storage.entry;
-        tma_load_entry_tile<typename C::QueryTile>(tile, pass.p.q, full, row_before_end(row, entry.row_end),
-                                                   pass.work.head, entry.q_axis);
+        tma_load_tile<typename C::QueryTile>(tile, pass.p.q, full, row_before_end(row, entry.row_end), pass.work.head,
+                                             entry.q_axis, kEntryRows);
         continue;
       }
     }

@@ -69,23 +69,14 @@ __device__ __forceinline__ void arrive_warp(std::uint32_t barrier) {
 // loop over the warp's.
 __device__ inline bool is_first_warp() { return uniform(static_cast<int>(threadIdx.x) / 32) == 0; }
 
-template <class P>
+// axes: the coordinates behind the row, of the map's last axes.
+template <class P, class... Axes>
 __device__ inline void tma_load_tile(std::uint32_t tile, const CUtensorMap& map, std::uint32_t barrier, int row,
-                                     int head, int batch) {
+                                     Axes... axes) {
 #pragma unroll
   for (int panel = 0; panel < P::kCount; ++panel) {
     ptx::tma_load(tile + static_cast<std::uint32_t>(panel * P::kPanelBytes), map, barrier, panel * P::kPanelColumns,
-                  row, head, batch);
-  }
-}
-// The same of an entry that ends by itself, at the place `end` (config.h).
-template <class P>
-__device__ inline void tma_load_entry_tile(std::uint32_t tile, const CUtensorMap& map, std::uint32_t barrier, int row,
-                                           int head, int end) {
-#pragma unroll
-  for (int panel = 0; panel < P::kCount; ++panel) {
-    ptx::tma_load(tile + static_cast<std::uint32_t>(panel * P::kPanelBytes), map, barrier, panel * P::kPanelColumns,
-                  row, head, end, kEntryRows);
+                  row, axes...);
   }
 }
 template <class P>

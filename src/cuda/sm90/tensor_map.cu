@@ -47,8 +47,8 @@ Input entries_for_tma(const char* name, const Strides& strides, const Extent& ex
   return {name, strides, extent, has_whole_rows && suits_tma(strides, extent), workspace};
 }
 
-std::int64_t entry_rows(const Input& input) noexcept {
-  return input.extent().batch == 1 ? 0 : input.strides().batch / input.strides().row;
+std::int64_t entry_rows(const Extent& extent, const Strides& strides) noexcept {
+  return extent.batch == 1 ? 0 : strides.batch / strides.row;
 }
 
 Operand of_entries(Operand tensor) {
@@ -97,8 +97,7 @@ CUtensorMap tensor_map(const Operand& tensor, DType dtype, const Box& box) {
                      {stride(extent.rows, strides.row), head, stride(extent.batch, strides.batch)});
   }
   const cuuint64_t row = stride(extent.rows * extent.batch, strides.row);
-  const std::int64_t between = extent.batch == 1 ? 0 : strides.batch / strides.row;
-  const cuuint64_t ends = size((extent.batch - 1) * between + extent.rows + 1);
+  const cuuint64_t ends = size((extent.batch - 1) * entry_rows(extent, strides) + extent.rows + 1);
   return encode<5>(tensor.data, dtype, box,
                    {size(extent.columns), kEntryRows, size(extent.heads), ends, kEntryRows + 1},
                    {row, head, row, kEntryWrap - row});

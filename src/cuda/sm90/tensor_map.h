@@ -15,8 +15,8 @@ namespace distr::cuda::sm90 {
 [[nodiscard]] Input entries_for_tma(const char* name, const Strides& strides, const Extent& extent,
                                     WorkspaceLayout& workspace);
 // Rows from an entry to the next; 0 of a batch of one, as packed sequences are.
-[[nodiscard]] std::int64_t entry_rows(const Input& input) noexcept;
-// Such a tensor, whose map has five axes (batch_entry.cuh).
+[[nodiscard]] std::int64_t entry_rows(const Extent& extent, const Strides& strides) noexcept;
+// Such a tensor, whose map has five axes (config.h, kEntryRows).
 [[nodiscard]] Operand of_entries(Operand tensor);
 
 // What is copied at a time: columns up to 64, a panel of the tile (config.h, Panels).
