@@ -118,19 +118,18 @@ def percent(rows, name, **wanted):
 
 
 def table5():
-    sets = ("fashion-mnist", "digits", "openclipart")
-    parts = ("table5_fashion", "table5_digits", "table5_openclipart")
-    all_rows = [load(part)[2] for part in parts]
+    parts = {"fashion-mnist": ("table5_fashion", "table5_fashion_seeds"), "digits": ("table5_digits",),
+             "openclipart": ("table5_openclipart", "table5_openclipart_seeds")}  # fmt: skip
+    rows = {data: [row for part in of for row in load(part)[2]] for data, of in parts.items()}
     lines = []
-    for method in methods_of(TABLE5, *all_rows):
+    for method in methods_of(TABLE5, *rows.values()):
         for at, regime in enumerate(("r1", "r2")):
             paper = [f"{x:.2f}" for x in TABLE5[method][at]] if method in TABLE5 else ["none"] * 5
-            ours = [cell(rows, "top1", ".1f", method=method, regime=regime, data=data)
-                    for data, rows in zip(sets, all_rows)]  # fmt: skip
+            ours = [cell(of, "top1", ".1f", method=method, regime=regime) for of in rows.values()]
             lines.append([NAMES[method], regime, *paper, *ours])
     head = ["method", "regime", "ImageNet", "CIFAR-100", "CIFAR-10", "iNat 2018", "iNat 2019", "Fashion-MNIST",
             "digits", "openclipart"]  # fmt: skip
-    return markdown(head, lines, *parts)
+    return markdown(head, lines, *(part for of in parts.values() for part in of))
 
 
 def table6():
@@ -146,8 +145,9 @@ def table6():
 
 
 def table7():
-    parts = ("table7", "table7_untuned")
-    tuned, untuned = (load(part)[2] for part in parts)
+    parts = ("table7", "table7_near", "table7_untuned")
+    tuned, near, untuned = (load(part)[2] for part in parts)
+    tuned = tuned + near
     lines = []
     for method in methods_of(TABLE7, tuned, untuned):
         paper = [f"{x:.2f}" for x in TABLE7[method]] if method in TABLE7 else ["none"] * 2

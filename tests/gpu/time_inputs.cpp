@@ -56,7 +56,7 @@ std::vector<Problem> attention_shapes(bool quick) {
 std::vector<Problem> grouping_shapes(bool quick) {
   std::vector<Problem> result;
   for (const std::int64_t heads : {1, 10, 32}) {
-    for (const std::int64_t n : {2048, 10240, 40960}) {
+    for (const std::int64_t n : {2048, 4096, 10240, 20480, 40960}) {
       for (const std::int64_t d : {64, 128}) {
         if (!quick || (heads == 10 && d == 128)) {
           result.push_back(problem_of(1, heads, d, n, false));
