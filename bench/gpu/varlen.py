@@ -4,8 +4,9 @@
 
 Three packs of as many rows: of four equal sequences, of many lengths, and of short ones. Beside them the same calls by
 the portable kernels (DISTR_DISABLE_KERNELS), a dense call where lengths are equal, and torch's varlen_attn, where there
-is one. One process, random data; each round calls every contender in an order of its own, as torch_gpu.py does. Checks
-the first head of the last sequence of each forward against float32 first.
+is one. One process, random data. `ms` is a call's time out of a captured graph, the graphs replayed by turns, so that no
+launch is timed: the host needs longer to launch short sequences than the GPU to compute them. `ms_called` is that of
+calls from Python, by turns as well. Checks the first head of the last sequence of each forward against float32 first.
 
 Writes {"meta", "rows"}; rel_error_out is of O. Exit status: 0; 1 where ours errs by more than 1 %.
 """
@@ -46,7 +47,8 @@ def mixed_lengths():
     return lengths
 
 
-PACKS = {"equal": [ROWS // 4] * 4, "mixed": mixed_lengths(), "short": [256] * (ROWS // 256)}
+def packs(short):
+    return {"equal": [ROWS // 4] * 4, "mixed": mixed_lengths(), "short": [short] * (ROWS // short)}
 
 
 class Portable(torch_gpu.Contender):
@@ -59,13 +61,10 @@ class Portable(torch_gpu.Contender):
 @dataclass(frozen=True)
 class Pack:
     name: str
+    lengths: tuple[int, ...]
     heads: int
     heads_kv: int
     head_dim: int
-
-    @property
-    def lengths(self):
-        return PACKS[self.name]
 
     def starts(self):
         return torch.tensor([0, *itertools.accumulate(self.lengths)], dtype=torch.int32, device="cuda")
@@ -136,13 +135,13 @@ def measure(pack, op, seconds):
             exact = float32_head(*(x.detach() for x in sets[0][:3]), first)
             errors[name] = ((out[first:, 0].float() - exact).norm() / exact.norm()).item()
         calls[name] = contender, partial(call, attend)
-    times, _ = torch_gpu.interleaved(calls, seconds)
+    called, _ = torch_gpu.interleaved(calls, seconds)
+    times = torch_gpu.in_graphs(calls, len(sets))
     rows = []
-    for name, of_call in times.items():
-        ms = statistics.median(of_call)
+    for name, ms in times.items():
         row = {"impl": name, "op": op, "pack": pack.name, "sequences": len(pack.lengths), "rows": ROWS}
         row |= {"heads": pack.heads, "heads_kv": pack.heads_kv, "head_dim": pack.head_dim, "dtype": "bf16"}
-        row |= {"ms": ms, "ms_min": min(of_call), "ms_max": max(of_call), "runs": len(of_call)}
+        row |= {"ms": ms, "ms_called": statistics.median(called[name]), "calls": len(called[name])}
         row |= {"tflops": pack.flops(op) / ms / 1e9, "rel_error_out": errors.get(name)}
         rows.append(row)
     return rows, skipped
@@ -153,6 +152,7 @@ def main():
     parser.add_argument("--out", type=pathlib.Path, required=True, help="result file")
     parser.add_argument("--commit", help="for the result file; else git is asked")
     parser.add_argument("--seconds", type=float, default=1.5, help="to spend on the rounds of one pack and operation")
+    parser.add_argument("--short", type=int, default=256, help="rows of a short sequence [%(default)s]")
     parser.add_argument("--quick", action="store_true", help="the forward of d = 128 alone")
     options = parser.parse_args()
     result = {"meta": torch_gpu.meta(options), "rows": []}
@@ -160,15 +160,16 @@ def main():
     ops, dims = ("forward", "forward_backward"), (128, 64)
     if options.quick:
         ops, dims = ops[:1], dims[:1]
-    for op, dim, name in itertools.product(ops, dims, PACKS):
-        pack = Pack(name, 16, 4, dim)
+    for op, dim, (name, lengths) in itertools.product(ops, dims, packs(options.short).items()):
+        pack = Pack(name, tuple(lengths), 16, 4, dim)
         rows, skipped = measure(pack, op, options.seconds)
         result["rows"].extend(rows)
         for row in rows:
             error = row["rel_error_out"]
             if error is not None and row["impl"].startswith("distr") and not error < 0.01:
                 failures.append(f"{pack}, {row['impl']}: errs by {error}")
-            print(f"{name} d{dim} {op} {row['impl']}: {row['ms']:.3f} ms, {row['tflops']:.0f} TFLOPS", flush=True)
+            print(f"{name} d{dim} {op} {row['impl']}: {row['ms']:.3f} ms (called {row['ms_called']:.3f}), "
+                  f"{row['tflops']:.0f} TFLOPS", flush=True)
         for impl, why in skipped.items():
             print(f"{name} d{dim} {op} {impl}: {why}", flush=True)
         result_file.write(options.out, result)
