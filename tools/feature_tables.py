@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/benchmarks-gpu.md on windows, capped scores and decoding; readme_tables.py writes them."""
+"""The tables of docs/benchmarks-gpu.md on windows, capped scores, packed sequences and decoding; readme_tables.py writes
+them."""
 
 from table_parts import load, markdown, source
 
@@ -14,6 +15,26 @@ def features() -> str:
         times = (f'{row["ms"]:.2f} ({row["of_plain"]:.2f})' for row in (ours, flex))
         lines.append([ours["op"].replace("_", " + "), str(ours["head_dim"]), what, *times])
     head = ["pass", "d", "causal, with", "ms (of neither)", "flex_attention, ms (of neither)"]
+    return markdown(head, lines) + "\n\n" + source(name, result["meta"], f'torch {result["meta"]["torch"]}')
+
+
+def varlen() -> str:
+    """Times of packed sequences, and the share of them in the time of the same rows otherwise."""
+    name = "h200/varlen.json"
+    result = load(name)
+    found = {}
+    for row in result["rows"]:
+        key = row["op"].replace("_", " + "), str(row["head_dim"]), row["pack"]
+        found.setdefault(key, {})[row["impl"]] = row
+    lines = []
+    for key, of in found.items():
+        ours = of["distr"]
+        others = (f'{of[impl]["ms"]:.3f} ({ours["ms"] / of[impl]["ms"]:.2f})' if impl in of else "none"
+                  for impl in ("torch varlen_attn", "distr portable", "distr dense"))  # fmt: skip
+        pack = f'{ours["sequences"]} {key[2]}'
+        lines.append([*key[:2], pack, f'{ours["ms"]:.3f}', *others])
+    head = ["pass", "d", "sequences", "ours, ms", "torch varlen_attn, ms (ours of it)",
+            "ours without Hopper's kernels", "ours as a dense batch"]  # fmt: skip
     return markdown(head, lines) + "\n\n" + source(name, result["meta"], f'torch {result["meta"]["torch"]}')
 
 
