@@ -8,6 +8,7 @@
 #include "gpu/device_run.h"
 #include "gpu/lengths_property.h"
 #include "gpu/properties.h"
+#include "gpu/sums_property.h"
 
 namespace distr::test {
 namespace {
@@ -210,6 +211,8 @@ std::vector<Property<BackwardKernel>> backward_properties() {
   return {{"G = 1 is exact", group_size_one_is_exact},
           {"with previous, dQ never sees the future", dq_never_sees_the_future},
           {"near to all keys is exact", near_to_all_keys_is_exact},
+          {"long sums lose little",
+           [](const BackwardKernel& kernel, DType dtype) { return long_sums_lose_little(kernel, dtype); }},
           {"sequences end anywhere",
            [](const BackwardKernel& kernel, DType dtype) { return sequences_end_anywhere(kernel, dtype); }}};
 }

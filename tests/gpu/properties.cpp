@@ -11,6 +11,7 @@
 #include "gpu/device_run.h"
 #include "gpu/large_strides.h"
 #include "gpu/lengths_property.h"
+#include "gpu/sums_property.h"
 #include "support/oracle.h"
 
 namespace distr::test {
@@ -321,6 +322,8 @@ std::vector<Property<ForwardKernel>> properties() {
           {"rows far apart", check_large_strides},
           {"an infinity stays in its head", infinities_stay_in_their_head},
           {"causal with previous never sees the future", causal_never_sees_the_future},
+          {"long sums lose little",
+           [](const ForwardKernel& kernel, DType dtype) { return long_sums_lose_little(kernel, dtype); }},
           {"lengths are clamped", lengths_are_clamped},
           {"sequences end anywhere",
            [](const ForwardKernel& kernel, DType dtype) { return sequences_end_anywhere(kernel, dtype); }}};

@@ -171,7 +171,7 @@ class Checker {
                         DType dtype) {
     for (const Property<Kernel>& property : wanted_properties) {
       for (const Kernel& kernel : kernels) {
-        if (wanted(kernel.name)) {
+        if (wanted(kernel.name) && (options_.name.empty() || options_.name == property.name)) {
           const Watchdog::Guard guard(watchdog_, property.name);
           const std::string fault = caught([&] { return property.judge(kernel, dtype); });
           if (fault != kNotAsked) {

@@ -13,7 +13,7 @@ namespace distr::test {
 struct CheckOptions {
   std::string filter;      // only cases whose name contains it
   std::string except;      // none whose name contains it; empty: no case is left out
-  std::string name;        // only the case of this name
+  std::string name;        // only the case of this name, or with the filter "properties" the property
   std::string kernel;      // only kernels whose name contains it
   bool small = false;      // a few small cases, for compute-sanitizer
   int jobs = 0;            // cases at a time; 0: one for each processor

@@ -337,11 +337,13 @@ __device__ bool stage_wide(std::int64_t rows, int columns, bool finite, float* s
 // r_c += A^T B with A = s_a [kStagedRows][kPitch] and B = s_b [kStagedRows][kColumns]: this thread's 4 columns of A and
 // its 8 of B, 4 x .. 4 x + 3 and 64 + 4 x .. 64 + 4 x + 3. An element of A that is 0 (a key without probability)
 // contributes nothing whatever B is, and a column n of r_c with bit n of `unused` set receives nothing whatever A is:
-// 0 * NaN must not be added. Where all is `finite`, 0 does that by itself.
+// 0 * NaN must not be added. Where all is `finite`, 0 does that by itself. The product is summed apart from r_c: a
+// chain of all rows that a sum is over would be rounded as often, and err more than a plain implementation's.
 __device__ inline void accumulate(const float* s_a, const float* s_b, int columns, bool finite, unsigned unused,
                                   float (&r_c)[4][8]) {
   const int y = static_cast<int>(threadIdx.x) / 16;
   const int x = static_cast<int>(threadIdx.x) % 16;
+  float r_product[4][8] = {};
 #pragma unroll 4
   for (int n = 0; n < kStagedRows; ++n) {
     const float4 a = *reinterpret_cast<const float4*>(s_a + n * kPitch + 4 * y);
@@ -357,10 +359,17 @@ __device__ inline void accumulate(const float* s_a, const float* s_b, int column
       for (int row = 0; row < 4; ++row) {
 #pragma unroll
         for (int c = 0; c < 4; ++c) {
-          float& sum = r_c[row][4 * half + c];
+          float& sum = r_product[row][4 * half + c];
           sum = finite || (r_a[row] != 0 && (unused >> (4 * half + c) & 1U) == 0) ? fmaf(r_a[row], r_b[c], sum) : sum;
         }
       }
+    }
+  }
+#pragma unroll
+  for (int row = 0; row < 4; ++row) {
+#pragma unroll
+    for (int n = 0; n < 8; ++n) {
+      r_c[row][n] += r_product[row][n];
     }
   }
 }
