@@ -50,7 +50,7 @@ struct BackwardConfig {
   static constexpr bool kCapsScores = kColumns == kValues;  // where it is asked to: the shapes of exact attention
   static constexpr bool kTakesLengths = kCapsScores;        // packed sequences
 
-  static constexpr bool kSeparateDq = kColumns <= 64;  // registers for dQ beside dP^T
+  static constexpr bool kOverlapsTiles = kColumns <= 64;  // has registers for dQ beside dP^T
 
   static constexpr int kStatsBytes = kRows * 8;          // LSE and D
   static constexpr int kDqBytes = kRows * kColumns * 4;  // of dQ
