@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/benchmarks-gpu.md on windows, capped scores, packed sequences and decoding; readme_tables.py writes
-them."""
+"""The tables of docs/benchmarks-gpu.md on windows, capped scores, packed sequences and decoding, which readme_tables.py
+writes."""
 
 from table_parts import load, markdown, source
 

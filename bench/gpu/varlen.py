@@ -4,8 +4,8 @@
 
 Three packs of as many rows: of four equal sequences, of many lengths, and of short ones. Beside them the same calls by
 the portable kernels (DISTR_DISABLE_KERNELS), a dense call where lengths are equal, and torch's varlen_attn, where there
-is one. One process, random data. `ms` is a call's time out of a captured graph, the graphs replayed by turns, so that no
-launch is timed: the host needs longer to launch short sequences than the GPU to compute them. `ms_called` is that of
+is one. One process, random data. `ms` is a call's time out of a captured graph, the graphs replayed by turns, so that
+no launch is timed: the host needs longer to launch short sequences than the GPU to compute them. `ms_called` is that of
 calls from Python, by turns as well. Checks the first head of the last sequence of each forward against float32 first.
 
 Writes {"meta", "rows"}; rel_error_out is of O. Exit status: 0; 1 where ours errs by more than 1 %.

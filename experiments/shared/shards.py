@@ -1,5 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The rows of a script measured by several processes beside one another, where a row leaves most of a GPU idle."""
+"""The rows of a script measured by several processes beside one another, where a row leaves most of a GPU idle, and on
+all GPUs that there are."""
 
 import json
 import os
@@ -25,6 +26,18 @@ def join(out):
         path.unlink()
 
 
+def gpu_of(number):
+    """The environment that shows a process its GPU, where there are several. Rows come in the order of the methods, so
+    each round of GPUs begins with the next GPU: else one would have the slowest methods."""
+    import torch
+
+    count = torch.cuda.device_count()
+    if count < 2:
+        return {}
+    names = os.environ.get("CUDA_VISIBLE_DEVICES", ",".join(map(str, range(count)))).split(",")
+    return {"CUDA_VISIBLE_DEVICES": names[(number + number // count) % count]}
+
+
 def run_shards(script, words, out, jobs):
     """Runs the script with --shard I/jobs for each I, and joins what they measured. Ends in words where one fails."""
     join(out)
@@ -35,7 +48,7 @@ def run_shards(script, words, out, jobs):
         if out.exists():
             part.write_bytes(out.read_bytes())
         command = [sys.executable, script, *map(str, words), "--out", part, "--shard", f"{number}/{jobs}"]
-        processes.append(subprocess.Popen(command, env=threads | os.environ))
+        processes.append(subprocess.Popen(command, env=threads | os.environ | gpu_of(number)))
     failed = [number for number, process in enumerate(processes) if process.wait() != 0]
     join(out)
     if failed:
