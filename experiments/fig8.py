@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Figure 8: draws the loss curves of fine-tuning out of result files of table5.py.
 
-    python3 experiments/fig8.py docs/paper_losses.png bench/results/h100/paper/table5_*.json"""
+    python3 experiments/fig8.py docs/paper_losses.png bench/results/h*/paper/table5_*.json"""
 
 import argparse
 import json

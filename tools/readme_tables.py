@@ -14,7 +14,7 @@ import sys
 sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent))
 import paper_tables  # noqa: E402
 from distributed_tables import distributed, ring_model, rings, streams  # noqa: E402
-from feature_tables import decode, features  # noqa: E402
+from feature_tables import decode, features, varlen  # noqa: E402
 import near_tables  # noqa: E402
 from table_parts import ROOT, label, load, markdown, source  # noqa: E402
 
@@ -322,7 +322,7 @@ TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "s
           "ring_model": ring_model, "distributed": distributed, "streams": streams,
           "rings": lambda: rings("h100_x2/distributed.json"),
           "rings_of_four": lambda: rings("h200_x4/distributed.json"),
-          "features": features, "decode": decode,
+          "features": features, "varlen": varlen, "decode": decode,
           **paper_tables.TABLES}
 
 

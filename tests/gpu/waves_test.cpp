@@ -49,11 +49,11 @@ TEST(Waves, SharesAreWholeTilesAndCostTheLeast) {
   }
 }
 
-// Of lengths that are data the mean decides, as nothing else is known; dense calls have no other kernel for few rows.
+// Of lengths that are data the mean decides and the longest; dense calls have no other kernel for few rows.
 TEST(FewRows, GoToTheKernelOfSequences) {
   Problem problem;
   problem.batch = 4;
-  problem.seq_q = 4096;
+  problem.seq_q = problem.seq_k = 4096;
   problem.head_dim = 128;
   problem.packed = {4 * 63, 4 * 63};
   EXPECT_TRUE(has_few_rows(problem));
@@ -63,6 +63,10 @@ TEST(FewRows, GoToTheKernelOfSequences) {
   EXPECT_TRUE(has_few_rows(problem));
   problem.packed = {4 * 384, 4 * 384};
   EXPECT_FALSE(has_few_rows(problem));
+  problem.seq_q = problem.seq_k = 512;
+  EXPECT_TRUE(has_few_rows(problem));
+  problem.seq_k = 513;
+  EXPECT_FALSE(has_few_rows(problem));
   problem.packed.reset();
   problem.key_lengths = true;
   EXPECT_FALSE(has_few_rows(problem));
@@ -70,6 +74,31 @@ TEST(FewRows, GoToTheKernelOfSequences) {
   EXPECT_TRUE(has_few_rows(problem));
   problem.key_lengths = false;
   EXPECT_FALSE(has_few_rows(problem));
+}
+
+TEST(ShortSequences, GoToThePortableBackwardWhereItTakesThem) {
+  Problem problem;
+  problem.dtype = DType::bf16;
+  problem.seq_q = problem.seq_k = 512;
+  problem.head_dim = 128;
+  EXPECT_FALSE(has_short_sequences(problem));  // not packed
+  problem.packed = {4 * 500, 4 * 500};
+  EXPECT_TRUE(has_short_sequences(problem));
+  problem.seq_q = 513;
+  EXPECT_FALSE(has_short_sequences(problem));
+  problem.seq_q = 512;
+  problem.head_dim = 64;
+  EXPECT_FALSE(has_short_sequences(problem));
+  problem.seq_q = problem.seq_k = 256;
+  EXPECT_TRUE(has_short_sequences(problem));
+  problem.softcap = 30;
+  EXPECT_FALSE(has_short_sequences(problem));
+  problem.softcap = 0;
+  problem.window_left = 100;
+  EXPECT_FALSE(has_short_sequences(problem));
+  problem.window_left.reset();
+  problem.dtype = DType::f16;
+  EXPECT_FALSE(has_short_sequences(problem));
 }
 
 }  // namespace

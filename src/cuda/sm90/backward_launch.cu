@@ -353,6 +353,9 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   if (const std::string reason = near_keys_reason(problem, grouping); !reason.empty() && !is_exact(grouping)) {
     return reason;
   }
+  if (has_short_sequences(problem)) {
+    return "leaves short packed sequences to sm80/backward";
+  }
   return unsupported_device_reason();
 }
 
