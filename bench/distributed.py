@@ -16,6 +16,9 @@ share_of_ideal is ms_one / (ranks * ms), and share_of_busy_ideal the same of ms_
 may all be slower than one alone. rel_error_out is against one process, in the same dtype; bits are compared between two
 runs.
 
+NCCL's kernels take SMs from attention's while keys travel: NCCL_MAX_CTAS, NCCL_MIN_CTAS and TORCH_NCCL_HIGH_PRIORITY
+say how many and how soon, and the meta's "environment" keeps them.
+
 Rank 0 writes {"meta", "rows"} (bench/results/<gpu or cpu>/distributed.json) and prints a line for each row. Exit
 status: 0; 1 where an output errs by more than --tolerance.
 """
@@ -291,6 +294,7 @@ def main():
         "backend": dist.get_backend(), "threads": torch.get_num_threads(), "torch": torch.__version__,
         "commit": commit, "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": shlex.join(["torchrun", "--nproc-per-node", str(place.ranks), *sys.argv]),
+        "environment": {key: os.environ[key] for key in sorted(os.environ) if key.startswith(("NCCL_", "TORCH_NCCL_"))},
     }  # fmt: skip
     rows = link_rows(place, options.rounds) if place.ranks > 1 else []
     links, wrong = list(rows), False
