@@ -14,8 +14,9 @@ if(CMAKE_CXX_COMPILER_ID STREQUAL "GNU")
   list(APPEND warnings -Wno-maybe-uninitialized -Wno-restrict -Wno-psabi)
 endif()
 target_compile_options(distr_options INTERFACE "$<$<COMPILE_LANGUAGE:CXX>:${warnings}>")
-if(DISTR_SANITIZE)
+if(DISTR_SANITIZE)  # all but targets of the property DISTR_UNSANITIZED
+  set(flags "-fsanitize=${DISTR_SANITIZE};-fno-sanitize-recover=all")
   target_compile_options(distr_options INTERFACE
-    -fsanitize=${DISTR_SANITIZE} -fno-sanitize-recover=all -fno-omit-frame-pointer)
+    "$<$<NOT:$<BOOL:$<TARGET_PROPERTY:DISTR_UNSANITIZED>>>:${flags}>" -fno-omit-frame-pointer)
   target_link_options(distr_options INTERFACE -fsanitize=${DISTR_SANITIZE})
 endif()
