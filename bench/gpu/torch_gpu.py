@@ -312,7 +312,7 @@ def sweep(options):
     heads, dims, lengths = (HEADS[:1], DIMS[1:], LENGTHS[::2]) if options.quick else (HEADS, DIMS, LENGTHS)
     for op, (batch, count), dim, causal, n in itertools.product(options.ops, heads, dims, (False, True), lengths):
         shape = Shape(batch, count, dim, n, causal, options.dtype)
-        if options.filter in str(shape):
+        if options.filter in str(shape) and (op != "forward" or n >= options.forward_from):
             yield shape, op
 
 
@@ -324,6 +324,7 @@ def parse_arguments():
     parser.add_argument("--dtype", choices=DTYPES, default="bf16")
     parser.add_argument("--ops", default="forward,forward_backward", help="forward, forward_backward, or both")
     parser.add_argument("--filter", default="", help='only shapes whose label holds it, "d64 N4096" for instance')
+    parser.add_argument("--forward-from", type=int, default=0, help="no forward alone of shorter lengths")
     parser.add_argument("--seconds", type=float, default=0.4, help="to spend on the rounds of one shape and operation")
     parser.add_argument("--graph-up-to", type=int, default=4096, help="lengths also timed out of a graph; 0: none")
     parser.add_argument("--limit", type=float, default=225, help="seconds after which no new shape is begun")

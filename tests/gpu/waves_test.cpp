@@ -64,6 +64,8 @@ TEST(FewRows, GoToTheKernelOfSequences) {
   problem.packed = {4 * 384, 4 * 384};
   EXPECT_FALSE(has_few_rows(problem));
   problem.seq_q = problem.seq_k = 512;
+  EXPECT_FALSE(has_few_rows(problem));
+  problem.causal = Causal::bottom_right;
   EXPECT_TRUE(has_few_rows(problem));
   problem.seq_k = 513;
   EXPECT_FALSE(has_few_rows(problem));
@@ -81,6 +83,8 @@ TEST(ShortSequences, GoToThePortableBackwardWhereItTakesThem) {
   problem.dtype = DType::bf16;
   problem.seq_q = problem.seq_k = 512;
   problem.head_dim = 128;
+  problem.heads_q = 4;
+  problem.causal = Causal::bottom_right;
   EXPECT_FALSE(has_short_sequences(problem));  // not packed
   problem.packed = {4 * 500, 4 * 500};
   EXPECT_TRUE(has_short_sequences(problem));
@@ -90,6 +94,14 @@ TEST(ShortSequences, GoToThePortableBackwardWhereItTakesThem) {
   problem.head_dim = 64;
   EXPECT_FALSE(has_short_sequences(problem));
   problem.seq_q = problem.seq_k = 256;
+  EXPECT_TRUE(has_short_sequences(problem));
+  problem.causal = Causal::none;
+  EXPECT_FALSE(has_short_sequences(problem));
+  problem.seq_q = problem.seq_k = 128;
+  EXPECT_TRUE(has_short_sequences(problem));
+  problem.heads_kv = 4;
+  EXPECT_FALSE(has_short_sequences(problem));
+  problem.seq_q = problem.seq_k = 64;
   EXPECT_TRUE(has_short_sequences(problem));
   problem.softcap = 30;
   EXPECT_FALSE(has_short_sequences(problem));

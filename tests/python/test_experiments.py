@@ -298,6 +298,19 @@ def test_shards_share_the_rows_and_lose_none(tmp_path):
     assert not shards.shard_files(out)
 
 
+@pytest.mark.parametrize(
+    ("count", "visible", "wanted"),
+    [(4, None, "01231230"), (2, "5,7", "57755775"), (1, None, None), (0, None, None)],
+)
+def test_shards_have_all_gpus_in_turn(count, visible, wanted, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    if visible:
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", visible)
+    expected = [{"CUDA_VISIBLE_DEVICES": gpu} for gpu in wanted] if wanted else [{}] * 8
+    assert [shards.gpu_of(number) for number in range(8)] == expected
+
+
 def test_shards_are_checked_and_take_turns(tmp_path):
     of = [results_module.shard(f"{number}/3") for number in range(3)]
     options = argparse.Namespace(out=tmp_path / "x.json", time_limit=9, device="cpu", dtype="float32")

@@ -353,10 +353,10 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   if (const std::string reason = near_keys_reason(problem, grouping); !reason.empty() && !is_exact(grouping)) {
     return reason;
   }
-  if (has_short_sequences(problem)) {
-    return "leaves short packed sequences to sm80/backward";
+  if (std::string reason = unsupported_device_reason(); !reason.empty()) {
+    return reason;
   }
-  return unsupported_device_reason();
+  return has_short_sequences(problem) ? "leaves short packed sequences to sm80/backward" : "";
 }
 
 KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping& grouping,

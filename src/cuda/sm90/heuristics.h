@@ -68,22 +68,26 @@ enum class Product : std::uint8_t {
 }
 
 // Whether sm80/sequences is quicker, which puts the rows of several query heads into a tile and splits the keys:
-// lengths that are data, of so few rows, at most or in the middle, that tiles of 128 and their blocks' starts are most
-// of the work. Measured (log, step 73), packed: at d = 64 it takes 0.59 of Hopper's time for sequences of 256 and 0.72
-// for 512, but 1.26 for a mean of 565 with long ones among them; at d = 128 0.98 for 128 and 1.08 for 256.
+// lengths that are data, of few rows, at most or in the middle. Measured (log, step 73), packed and causal, 16 heads of
+// 4: at d = 64 it takes 0.59 of Hopper's time for sequences of 256 and 0.72 for 512, but 1.26 for a mean of 565 with
+// long ones among them; at d = 128 0.98 for 128 and 1.09 for 256.
 [[nodiscard]] inline bool has_few_rows(const Problem& problem) {
   const bool is_narrow = problem.head_dim <= 64;
   const std::int64_t mean =
       problem.packed.has_value() ? problem.packed->total_q / std::max<std::int64_t>(problem.batch, 1) : problem.seq_q;
-  return common::has_lengths(problem) &&
-         (mean < (is_narrow ? 384 : 64) || (is_narrow && are_packed_within(problem, 512)));
+  const bool is_short = is_narrow && problem.causal != Causal::none && are_packed_within(problem, 512);
+  return common::has_lengths(problem) && (mean < (is_narrow ? 384 : 64) || is_short);
 }
 
-// Whether sm80/backward is quicker, and takes them: packed sequences, all of them short. Its backward takes 0.54, 0.68
-// and 0.89 of Hopper's time for 128, 256 and 512 rows at d = 128, and 0.68, 0.91 and 1.25 at d = 64 (log, step 73).
+// Whether sm80/backward is quicker, and takes them: packed sequences, all of them short. Causal, of 16 heads of 4, its
+// backward takes 0.54, 0.68 and 0.89 of Hopper's time for 128, 256 and 512 rows at d = 128, and 0.68, 0.91 and 1.25 at
+// d = 64 (log, step 73). Without causality rows meet twice as many keys, and where each query head has its own K Hopper
+// has no parts of dK and dV to add: neither was measured, and each halves what counts as short.
 [[nodiscard]] inline bool has_short_sequences(const Problem& problem) {
-  return are_packed_within(problem, problem.head_dim <= 64 ? 256 : 512) && problem.dtype == DType::bf16 &&
-         !problem.window_left.has_value() && problem.softcap == 0;
+  const std::int64_t most = (problem.head_dim <= 64 ? 256 : 512) / (problem.causal == Causal::none ? 2 : 1) /
+                            (problem.heads_q == problem.heads_kv ? 2 : 1);
+  return are_packed_within(problem, most) && problem.dtype == DType::bf16 && !problem.window_left.has_value() &&
+         problem.softcap == 0;
 }
 
 // Keys that a row of a sliding window sees, the first and the last rows apart.
