@@ -55,10 +55,10 @@ struct GroupingTensors {
 };
 
 /// Of sequences whose lengths are data, in memory of the call's device. On the CPU values are checked; on CUDA, where
-/// nothing reads them beforehand, kernels clamp them: a length to 0 to seq_k, a start to 0 to the total and to no less
-/// than the one before, a sequence to seq_q rows and seq_k keys. Rows of O that are of no sequence are not written.
-/// Nothing is read or written outside of the tensors, but where starts are negative or fall, rows may be left out, and
-/// Hopper's backward may end in a device failure.
+/// nothing reads them beforehand, kernels clamp them: a length to 0 to seq_k, a start to 0 to the total, a sequence to
+/// seq_q rows and seq_k keys, and to none where the next start is smaller. Rows of O that are of no sequence are not
+/// written. Nothing is read or written outside of the tensors, but where starts are negative or fall, rows may be left
+/// out or be those of two sequences, and Hopper's backward may end in a device failure.
 struct Lengths {
   const std::int32_t* keys = nullptr;      ///< [batch], where Problem::key_lengths; 0 to seq_k
   const std::int32_t* starts_q = nullptr;  ///< [batch + 1], where Problem::packed; from 0 to total_q, never falling
