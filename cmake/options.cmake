@@ -20,3 +20,11 @@ if(DISTR_SANITIZE)  # all but targets of the property DISTR_UNSANITIZED
     "$<$<NOT:$<BOOL:$<TARGET_PROPERTY:DISTR_UNSANITIZED>>>:${flags}>" -fno-omit-frame-pointer)
   target_link_options(distr_options INTERFACE -fsanitize=${DISTR_SANITIZE})
 endif()
+
+# Compiles the sources of a target as one unit, but those with options of their own. Compile commands are of single
+# sources, for clang-tidy, which joins them itself.
+function(distr_one_unit target)
+  if(NOT CMAKE_EXPORT_COMPILE_COMMANDS)
+    set_target_properties(${target} PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 0)
+  endif()
+endfunction()

@@ -46,10 +46,6 @@ struct Tally {
   std::map<std::string, int> refused;  // by reason
 };
 
-bool left_out(const CheckOptions& options, const std::string& name) {
-  return !options.except.empty() && name.find(options.except) != std::string::npos;
-}
-
 class Checker {
  public:
   explicit Checker(const CheckOptions& options) : options_(options), watchdog_(options.time_limit) {}
@@ -167,7 +163,7 @@ class Checker {
   static std::string label(const Case& test_case) { return test_case.name + ", " + name_of(test_case.problem.dtype); }
 
   [[nodiscard]] bool wanted(const std::string& kernel) const {
-    return kernel.find(options_.kernel) != std::string::npos && !left_out(options_, kernel);
+    return kernel.find(options_.kernel) != std::string::npos;
   }
 
   template <class Kernel>
@@ -285,11 +281,10 @@ std::vector<Case> wanted_cases(const CheckOptions& options) {
     }
   }
   std::vector<Case> result;
-  for (std::size_t n = 0; n < all.size(); ++n) {
-    const Case& test_case = all[n];
+  for (const Case& test_case : all) {
     for (const DType dtype : kDTypes) {
-      const bool has_turn = !options.in_turn || dtype != kDTypes[n % 2];
-      if (has_turn && !left_out(options, test_case.name) && test_case.name.find(options.filter) != std::string::npos &&
+      const bool left_out = !options.except.empty() && test_case.name.find(options.except) != std::string::npos;
+      if (!left_out && test_case.name.find(options.filter) != std::string::npos &&
           (options.name.empty() || test_case.name == options.name)) {
         result.push_back(with_dtype(test_case, dtype));
       }
@@ -344,8 +339,8 @@ int print_small_cases() {
 }
 
 bool is_whole(const CheckOptions& options) {
-  return !options.small && !options.in_turn && options.filter.empty() && options.except.empty() &&
-         options.name.empty() && options.kernel.empty();
+  return !options.small && options.filter.empty() && options.except.empty() && options.name.empty() &&
+         options.kernel.empty();
 }
 
 int check(const CheckOptions& options) {

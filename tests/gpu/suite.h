@@ -12,11 +12,10 @@ namespace distr::test {
 
 struct CheckOptions {
   std::string filter;      // only cases whose name contains it
-  std::string except;      // no case and no kernel whose name contains it; empty: none is left out
+  std::string except;      // none whose name contains it; empty: no case is left out
   std::string name;        // only the case of this name, or with the filter "properties" the property
   std::string kernel;      // only kernels whose name contains it
   bool small = false;      // a few small cases, for compute-sanitizer
-  bool in_turn = false;    // f16 and bf16 in turn, case by case
   int jobs = 0;            // cases at a time; 0: one for each processor
   double time_limit = 60;  // seconds for one case
 };
