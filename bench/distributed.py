@@ -16,8 +16,9 @@ share_of_ideal is ms_one / (ranks * ms), and share_of_busy_ideal the same of ms_
 may all be slower than one alone. rel_error_out is against one process, in the same dtype; bits are compared between two
 runs.
 
-NCCL's kernels take SMs from attention's while keys travel: NCCL_MAX_CTAS, NCCL_MIN_CTAS and TORCH_NCCL_HIGH_PRIORITY
-say how many and how soon, and the meta's "environment" keeps them.
+The meta's "transport" is how keys go from rank to rank (distrattention/distributed): PeerMemory, or Messages where GPUs
+do not reach each other's memory or DISTR_PEER_MEMORY is 0. NCCL's kernels then take SMs from attention's:
+NCCL_MAX_CTAS, NCCL_MIN_CTAS and TORCH_NCCL_HIGH_PRIORITY say how many and how soon, and "environment" keeps them.
 
 Rank 0 writes {"meta", "rows"} (bench/results/<gpu or cpu>/distributed.json) and prints a line for each row. Exit
 status: 0; 1 where an output errs by more than --tolerance.
@@ -50,7 +51,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 import distrattention
 from distrattention import Settings, scaled_dot_product_attention
-from distrattention.distributed import attention, layout, ring, shard, unshard
+from distrattention.distributed import attention, layout, peer_memory, ring, shard, travel, unshard
 
 DTYPES = {"bf16": torch.bfloat16, "f32": torch.float32}
 LINK_BYTES = (1 << 12, 1 << 20, 1 << 24, 1 << 27)
@@ -98,18 +99,24 @@ class Place:
         return torch.cuda.get_device_name() if self.kind == "cuda" else processor.cpu_name()
 
 
-def nothing_travels(k, v, call):
-    """Takes the place of ring._travelling(): the kernels get this rank's K and V in place of the others'."""
+def nothing_travels(self, k, v, call):
+    """Takes the place of a transport's keys(): the kernels get this rank's K and V in place of the others'."""
     return ((source, k, v) for source in range(layout.size_of(call.group)))
 
 
 @contextlib.contextmanager
 def without_travel():
-    def stay(self, leaving, arriving, call, tag):
+    def stay(self, leaving, arriving, group, tag):
         self._works, self._from, self._to = [], 0, 0
         arriving.zero_()
 
-    with mock.patch.object(ring, "_travelling", nothing_travels), mock.patch.object(ring._Moving, "__init__", stay):
+    with (
+        mock.patch.object(travel.Messages, "keys", nothing_travels),
+        mock.patch.object(travel.Moving, "__init__", stay),
+        mock.patch.multiple(
+            peer_memory.PeerMemory, keys=nothing_travels, barrier=lambda *_: None, fetch=lambda *_: lambda: None
+        ),
+    ):
         yield
 
 
@@ -120,17 +127,29 @@ def without_kernels():
         yield
 
 
-def link_rows(place, rounds):
+def transport_of(place):
+    """How keys go between all ranks."""
+    call = ring.Call(dist.group.WORLD, [layout.pieces_of([(0, 1)])] * place.ranks, False, None, ("exact",), True)
+    return peer_memory.transport_of(call, *[torch.empty((1, 1, 1, 1), device=place.kind)] * 3)
+
+
+def link_rows(place, transport, rounds):
+    """What so many bytes take from one rank to the next by the ring's transport, while all ranks send as many."""
+    group = dist.group.WORLD
+
+    def move(leaving, arriving):
+        if isinstance(transport, travel.Messages):
+            travel.Moving(leaving, arriving, group, 1).wait()
+        else:
+            transport.grow("link", max(LINK_BYTES), group)
+            lying = transport.buffers("link", leaving.numel(), leaving.dtype)
+            transport.fetch(arriving, lying[(place.rank - 1) % place.ranks])()
+
     rows = []
     for count in LINK_BYTES:
         leaving = torch.zeros(count, dtype=torch.uint8, device=place.kind)
         arriving = torch.empty_like(leaving)
-        call = ring.Call(dist.group.WORLD, [], False, None, (), True)
-
-        def move():
-            ring._Moving(leaving, arriving, call, 1).wait()
-
-        times = [place.milliseconds(move) for _ in range(rounds + 1)][1:]
+        times = [place.milliseconds(functools.partial(move, leaving, arriving)) for _ in range(rounds + 1)][1:]
         rows.append({"op": "link", "bytes": count, "ms": statistics.median(times), "ms_min": min(times)})
     return rows
 
@@ -226,7 +245,7 @@ def rounds_of(place, calls, rounds):
     return times
 
 
-def row_of(place, options, n, head_dim, name, op, links, forward):
+def row_of(place, options, n, head_dim, name, op, links, forward, by_messages):
     """`forward`: the row of the forward alone, where there is one."""
     kind, causal, settings = CALLS[name]
     generator = torch.Generator(place.kind).manual_seed(1)  # alike on all ranks
@@ -253,10 +272,11 @@ def row_of(place, options, n, head_dim, name, op, links, forward):
     }  # fmt: skip
     if "ms_compute" in medians:
         bytes_of_keys = ring_model.bytes_of_keys(n / place.ranks, options.kv_heads, head_dim, tensors[0].element_size())
+        bytes_of_gradients = bytes_of_keys * (4 / tensors[0].element_size() if by_messages else 1)
         passes = (forward["ms_compute"], row["ms_compute"] - forward["ms_compute"]) if forward else (
             row["ms_compute"], None)  # fmt: skip
         row["ms_model"] = ring_model.ring_ms(
-            place.ranks, *passes, bytes_of_keys, tensors[0].element_size(), ring_model.Link.of_rows(links)
+            place.ranks, *passes, bytes_of_keys, bytes_of_gradients, ring_model.Link.of_rows(links)
         )
     return row
 
@@ -296,12 +316,15 @@ def main():
         "command": shlex.join(["torchrun", "--nproc-per-node", str(place.ranks), *sys.argv]),
         "environment": {key: os.environ[key] for key in sorted(os.environ) if key.startswith(("NCCL_", "TORCH_NCCL_"))},
     }  # fmt: skip
-    rows = link_rows(place, options.rounds) if place.ranks > 1 else []
+    transport = transport_of(place)
+    meta["transport"] = type(transport).__name__
+    rows = link_rows(place, transport, options.rounds) if place.ranks > 1 else []
     links, wrong = list(rows), False
     for n, d, name, op in itertools.product(options.seq, options.head_dim, options.calls.split(";"), OPERATIONS):
         if CALLS[name][0] == "ulysses" and options.kv_heads % place.ranks:
             continue
-        row = row_of(place, options, n, d, name, op, links, None if op == "forward" else rows[-1])
+        row = row_of(place, options, n, d, name, op, links, None if op == "forward" else rows[-1],
+                     isinstance(transport, travel.Messages))  # fmt: skip
         rows.append(row)
         wrong = wrong or row["rel_error_out"] > options.tolerance
         if place.rank == 0:

@@ -3,8 +3,9 @@
 """A model of attention around a ring of GPUs: what a call takes, and which share of the ideal that is.
 
 A pass around a ring of P ranks has P steps. In each but the last, K and V of n = N / P rows go to the next rank while
-kernels run, so that a step takes the longer of the two; in the backward the gradients of K and V, in fp32, go along,
-and home in the end, and half of a rank's own step comes first and half last, beside the first and the last hop.
+kernels run, so that a step takes the longer of the two; in the backward the gradients of K and V go along, and home in
+the end, and half of a rank's own step comes first and half last, beside the first and the last hop. By messages they
+are in fp32, and by the memory of peers in the dtype of K (distrattention/distributed).
 Kernels are those measured on one GPU (bench/results/h200/torch.json), whose time grows with the square of n beyond the
 longest one measured; a merge reads what a step found and, every third time, reads and writes O in fp32; before a call
 ranks gather 4 kB from each other. The ideal is one GPU's time for the whole sequence, divided by P. Links and memory
@@ -53,6 +54,7 @@ class Link(NamedTuple):
 
 # Bandwidths are 80 % of NVLink 4's 450 GB/s and of one 400 Gb/s port for each GPU.
 LINKS = {"NVLink": Link(0.01, 360e6), "400 Gb/s": Link(0.02, 40e6)}
+GRADIENTS = {"NVLink": 1, "400 Gb/s": 2}  # bytes of gradients to those of keys: the memory of peers, and messages
 
 
 def bytes_of_keys(rows, kv_heads, head_dim, element_bytes):
@@ -71,11 +73,11 @@ def pass_ms(ranks, compute_ms, moved_bytes, link, homing=False):
     return (ranks - 1) * max(step, hop) + step
 
 
-def ring_ms(ranks, forward_ms, backward_ms, key_bytes, element_bytes, link):
+def ring_ms(ranks, forward_ms, backward_ms, key_bytes, gradient_bytes, link):
     """Of a call whose kernels take so long, its backward included unless backward_ms is None."""
     total = pass_ms(ranks, forward_ms, key_bytes, link) + (ranks - 1) * link.ms(GATHERED_BYTES)
     if backward_ms is not None:
-        total += pass_ms(ranks, backward_ms, key_bytes * (1 + 4 / element_bytes), link, homing=True)
+        total += pass_ms(ranks, backward_ms, key_bytes + gradient_bytes, link, homing=True)
     return total
 
 
@@ -119,9 +121,10 @@ def row_of(kernels, strategy, group_size, link, ranks, n, op):
     )
     step[0] += MERGE_PASSES * 4 * n * HEADS * HEAD_DIM / MEMORY_BYTES_PER_MS
     key_bytes = bytes_of_keys(n, KV_HEADS, HEAD_DIM, 2)
-    ms = ring_ms(ranks, ranks * step[0], ranks * step[1] if gradients else None, key_bytes, 2, LINKS[link])
+    gradient_bytes = GRADIENTS[link] * key_bytes
+    ms = ring_ms(ranks, ranks * step[0], ranks * step[1] if gradients else None, key_bytes, gradient_bytes, LINKS[link])
     ideal = sum(whole if gradients else whole[:1]) / ranks
-    hop = LINKS[link].ms(key_bytes * (3 if gradients else 1))
+    hop = LINKS[link].ms(key_bytes + gradients * gradient_bytes)
     return {
         "strategy": strategy, "group_size": group_size, "link": link, "ranks": ranks, "seq": n * ranks, "rows": n,
         "op": op, "step_ms": step[gradients], "hop_ms": hop, "ms": ms, "share_of_ideal": ideal / ms,

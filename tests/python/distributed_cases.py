@@ -3,12 +3,14 @@
 started once and run all cases, with gloo, in groups of as many as a case wants; and for test_cuda_distributed.py as
 many as there are GPUs, with NCCL."""
 
+import collections
 import dataclasses
 import datetime
 import os
 import time
 import traceback
 from pathlib import Path
+from unittest import mock
 
 import torch
 import torch.distributed as dist
@@ -16,7 +18,7 @@ from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import Replicate, Shard, distribute_tensor
 
 from distrattention import Settings, ops, scaled_dot_product_attention
-from distrattention.distributed import attention, register_sharding_rules, shard, unshard
+from distrattention.distributed import attention, peer_memory, register_sharding_rules, shard, travel, unshard
 
 WORLD = 8
 SECONDS = 180  # the time limit of the groups
@@ -116,6 +118,15 @@ CASES = {
 }  # fmt: skip
 
 
+# Cases that also run by the transport that the device's ring does not take: on GPUs by messages, and on the CPU by the
+# memory of peers, which files stand for.
+BY_OTHER_TRANSPORT = [
+    "exact, causal", "exact, zigzag", "exact, zigzag, 2 ranks", "exact, fewer chunks than ranks", "exact, bf16",
+    "energy, causal", "energy, float64, zigzag", "energy, window", "energy, near, causal", "energy, near, zigzag",
+    "hybrid, zigzag",
+]  # fmt: skip
+
+
 def ranks_of(case):
     """How many ranks the case wants."""
     return case.ranks if isinstance(case.ranks, int) else case.ranks[0] * case.ranks[1]
@@ -154,6 +165,7 @@ def _run(rank, folder, world, kind, found):
         torch.cuda.set_device(rank)
     dist.init_process_group(backend, init_method=store, rank=rank, world_size=world, timeout=limit)
     names = cases_for(world, kind)
+    names.sort(key=lambda name: ranks_of(CASES[name]), reverse=True)  # so the ranks of each group were in as many
     groups = {}
     for ranks in dict.fromkeys(CASES[name].ranks for name in names):
         if isinstance(ranks, int):
@@ -163,6 +175,10 @@ def _run(rank, folder, world, kind, found):
     for name in names:
         if rank < ranks_of(CASES[name]):
             found[name] = _shards(CASES[name], groups[CASES[name].ranks], kind)
+    with _messages() if kind == "cuda" else _files_of_peers(folder):
+        for name in names:
+            if name in BY_OTHER_TRANSPORT and rank < ranks_of(CASES[name]):
+                found["other transport", name] = _shards(CASES[name], groups[CASES[name].ranks], kind)
     if kind == "cpu":
         _run_the_rest(rank, folder, limit, groups, found)
     elif world > 1:
@@ -185,6 +201,41 @@ def _run_the_rest(rank, folder, limit, groups, found):
     others = dist.new_group([4, 5, 6], timeout=limit, use_local_synchronization=True) if rank in (4, 5, 6) else None
     if others:
         _call_as_one_dies("in the ring", rank, 5, found, others, folder)
+
+
+def _messages():
+    return mock.patch.object(peer_memory, "transport_of", lambda *_: travel.Messages())
+
+
+def _files_of_peers(folder):
+    """Rings go by PeerMemory, whose memory is that of files."""
+    made = collections.Counter()
+
+    def shared(count, group, device):
+        made[group.group_name] += 1
+        names = [f"{group.group_name}.{made[group.group_name]}.{rank}" for rank in range(group.size())]
+        return [torch.from_file(str(folder / name), True, count, dtype=torch.uint8) for name in names], None
+
+    class AtOnce:
+        def __init__(self, device):
+            pass
+
+        def start(self, into, source):
+            into.copy_(source)
+            return lambda: None
+
+        def join(self):
+            pass
+
+    def reach(call, q, k, v):
+        if call.group is None:
+            return travel.Messages()
+        transport = found.setdefault(call.group, peer_memory.PeerMemory(k.device))
+        assert transport.reserve(k, v, call, any(tensor.requires_grad for tensor in (q, k, v)))
+        return transport
+
+    found = {}
+    return mock.patch.multiple(peer_memory, shared=shared, CopyEngine=AtOnce, transport_of=reach)
 
 
 def _shards(case, group, kind):

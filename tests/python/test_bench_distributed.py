@@ -54,8 +54,8 @@ def test_the_model_adds_up_its_steps(model):
     assert model.pass_ms(4, 8.0, 400, link, homing=True) == 2 * 5 + 2 * 5 + 2
     assert model.pass_ms(1, 8.0, 400, link, homing=True) == 8
     gather = 3 * (1 + 4096 / 100)
-    assert model.ring_ms(4, 40.0, None, 400, 2, link) == pytest.approx(40 + gather)
-    assert model.ring_ms(4, 40.0, 400.0, 400, 2, link) == pytest.approx(40 + 400 + gather)  # hops of 5 and 13 hide
+    assert model.ring_ms(4, 40.0, None, 400, 800, link) == pytest.approx(40 + gather)
+    assert model.ring_ms(4, 40.0, 400.0, 400, 800, link) == pytest.approx(40 + 400 + gather)  # hops of 5 and 13 hide
     assert model.bytes_of_keys(10, 2, 8, 2) == 640
     rows = [{"bytes": 100, "ms": 2.0}, {"bytes": 10100, "ms": 12.0}]
     assert model.Link.of_rows(rows) == (2.0, 1010.0)

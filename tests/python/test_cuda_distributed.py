@@ -37,6 +37,12 @@ def test_equals_one_process(found, name, textbook, no_worse_than):
     check(found, name, textbook, no_worse_than)
 
 
+@pytest.mark.skipif(not NAMES, reason="needs two GPUs")
+@pytest.mark.parametrize("name", [name for name in NAMES if name in distributed_cases.BY_OTHER_TRANSPORT])
+def test_messages_equal_one_process(found, name, textbook, no_worse_than):
+    check(found, name, textbook, no_worse_than, ("other transport", name))
+
+
 @pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
 @pytest.mark.parametrize("name", distributed_cases.FAULTS_OF_PAIRS)
 def test_both_ranks_are_told_what_differs(found, name):

@@ -4,7 +4,7 @@
 import distributed_cases
 import pytest
 import torch
-from distributed_cases import CASES, DTENSORS, FAULTS, SECONDS, ranks_of
+from distributed_cases import BY_OTHER_TRANSPORT, CASES, DTENSORS, FAULTS, SECONDS, ranks_of
 
 from distrattention import ops
 from distrattention.core import columns_of, options_of
@@ -46,13 +46,14 @@ def by_textbook(case, textbook):
     )  # fmt: skip
 
 
-def check(found, name, textbook, no_worse_than):
-    """The results of every rank are those of textbook attention, and of each other."""
+def check(found, name, textbook, no_worse_than, key=None):
+    """The results of every rank are those of textbook attention, and of each other. key: under which they were found,
+    the name of the case unless given."""
     case = CASES[name]
     attention = by_textbook(case, textbook)
     truth = of_one_process(case, attention, torch.float64)
     plain = of_one_process(case, attention, case.dtype)
-    everyone = [of_rank[name] for of_rank in found[: ranks_of(case)]]
+    everyone = [of_rank[key or name] for of_rank in found[: ranks_of(case)]]
     for of_rank in everyone:
         assert of_rank["same bits"]
         for actual, exact, rough, what in zip(of_rank["results"], truth, plain, NAMES):
@@ -63,6 +64,11 @@ def check(found, name, textbook, no_worse_than):
 @pytest.mark.parametrize("name", CASES)
 def test_equals_one_process(found, name, textbook, no_worse_than):
     check(found, name, textbook, no_worse_than)
+
+
+@pytest.mark.parametrize("name", BY_OTHER_TRANSPORT)
+def test_peer_memory_equals_one_process(found, name, textbook, no_worse_than):
+    check(found, name, textbook, no_worse_than, ("other transport", name))
 
 
 def test_a_sequence_without_rows_has_none(found):

@@ -6,7 +6,7 @@ from typing import Any
 
 from distrattention import core, ops  # first, for it says in words what is missing
 from distrattention.determinism import is_nondeterministic_backward_allowed
-from distrattention.distributed import ring, ulysses
+from distrattention.distributed import peer_memory, ring, ulysses
 from distrattention.distributed.agreement import agree
 from distrattention.distributed.columns import columns_of
 from distrattention.distributed.layout import (
@@ -113,6 +113,7 @@ def _around_the_ring(q, k, v, rows, ranks, multiple, causal, scale, settings):
         columns = columns_of(q.detach(), k.detach(), pieces, ranks.ring, options, settings.seed, settings.order)
     deterministic = not is_nondeterministic_backward_allowed() or torch.are_deterministic_algorithms_enabled()
     call = ring.Call(ranks.ring, pieces, causal != "none", scale, options, deterministic)
+    call = call._replace(transport=peer_memory.transport_of(call, q, k, v))
     return ring.attend(q, k, v, columns, call)
 
 

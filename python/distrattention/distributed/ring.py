@@ -1,18 +1,19 @@
 # SPDX-License-Identifier: Apache-2.0
-"""Attention around a ring: K and V go from rank to rank while each rank computes with those that it has, and merges
-what it gets, O and LSE of its rows over ever more keys (method, 3 for the gradients, which need no more than both)."""
+"""Attention around a ring: K and V go from rank to rank (travel.py, peer_memory.py) while each rank computes with those
+that it has, and merges what it gets, O and LSE of its rows over ever more keys (method, 3 for the gradients, which need
+no more than both)."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from distrattention import ops  # first, for it says in words what is missing
 from distrattention.distributed.columns import Columns
 from distrattention.distributed.layout import Piece, rank_in, rows_of, size_of
+from distrattention.distributed.travel import Messages, add, are_of_all_keys
 
 import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
 from torch.autograd.function import once_differentiable  # isort: skip
 
-_KEYS, _GRADIENTS = 1, 2  # tags of what travels
 _MOST_PARTS = 4  # that are kept
 
 
@@ -35,6 +36,7 @@ class Call(NamedTuple):
     scale: float | None
     options: tuple  # of core.options_of(), with "auto" resolved
     deterministic: bool
+    transport: Any = Messages()  # how K, V and their gradients go from rank to rank
 
     @property
     def rank(self) -> int:
@@ -110,7 +112,7 @@ class _Ring(torch.autograd.Function):
     def forward(ctx, q, k, v, order, key_means, call):
         columns, heads = Columns(order, key_means), slice(0, q.shape[1])
         parts = _Parts(_merged, ops.lse_dtype(q.dtype), [heads], call)
-        for source, keys, values in _travelling(k, v, call):
+        for source, keys, values in call.transport.keys(k, v, call):
             for pair in call.pairs(source):
                 part = ops.forward(
                     q[:, :, pair.rows], keys[:, :, pair.keys], values[:, :, pair.keys], None,
@@ -133,8 +135,9 @@ class _Ring(torch.autograd.Function):
         call = ctx.call
         rows = _Rows(q, out, lse, grad_out, grad_lse, Columns(order, key_means))
         shares = _shares(k.shape[1], q.shape[1] // k.shape[1], size_of(call.group))
-        sums = _Parts(_added, ops.lse_dtype(q.dtype), [share.rows for share in shares], call)
-        home = _Homing(k, v, call, ops.lse_dtype(q.dtype))
+        sums_dtype = ops.lse_dtype(q.dtype)
+        sums = _Parts(_added, sums_dtype, [share.rows for share in shares], call)
+        home = call.transport.gradients(k, v, call, sums_dtype)
 
         def gradients(share, source, keys, values):
             """[(keys of the pair, dk, dv)]; dq goes to the sums."""
@@ -146,7 +149,7 @@ class _Ring(torch.autograd.Function):
             return found
 
         own = []
-        for source, keys, values in _travelling(k, v, call):
+        for source, keys, values in call.transport.keys(k, v, call):
             if source == call.rank:
                 own.append(gradients(shares[0], source, keys, values))
             else:
@@ -156,7 +159,9 @@ class _Ring(torch.autograd.Function):
         arrived = home.arrived()
         grads = tuple(torch.empty_like(tensor) for tensor in (q, k, v))
         for share, found in zip(shares, own):
-            home.finish(found, arrived, [grad[:, share.keys] for grad in grads[1:]], share.keys)
+            results = [grad[:, share.keys] for grad in grads[1:]]
+            others = arrived and [tensor[:, share.keys] for tensor in arrived]
+            _finish(found, others or [torch.zeros_like(grad, dtype=sums_dtype) for grad in results], results)
         sums.finish(grads[0])
         return *grads, None, None, None
 
@@ -214,11 +219,11 @@ class _Parts:
         for of_heads, of_rows, kept in self._kept:
             if _holds(heads, of_heads) and _holds(rows, of_rows):
                 where = (slice(None), _within(heads, of_heads), _within(rows, of_rows))
-                kept.append([tensor[where] for tensor in part])
                 if len(kept) == _MOST_PARTS:
                     both = [torch.empty_like(tensor, dtype=self._dtype) for tensor in kept[0]]
                     self._together(kept, *both)
                     kept[:] = [both]
+                kept.append([tensor[where] for tensor in part])
 
     def finish(self, *result):
         for of_heads, of_rows, kept in self._kept:
@@ -253,121 +258,13 @@ def _added(parts, total):
     torch.add(first, *others[-1], out=total)
 
 
-def _travelling(k, v, call):
-    """Yields (source, k, v) of every rank of the ring, this one's first; those of the next come meanwhile."""
-    size, rank = size_of(call.group), call.rank
-    buffer = torch.cat((k.reshape(-1), v.reshape(-1))) if size > 1 else None
-    for step in range(size):
-        source, coming = (rank - step) % size, (rank - step - 1) % size
-        moving = None
-        if step + 1 < size:
-            arriving = buffer.new_empty(_elements(k, v, call, coming))
-            moving = _Moving(buffer, arriving, call, _KEYS)
-        yield source, *((k, v) if step == 0 else _views(buffer, k, v, call, source))
-        if moving:
-            moving.wait()
-            buffer = arriving
-
-
-def _elements(k, v, call, source):
-    return k.shape[0] * k.shape[1] * rows_of(call.pieces[source]) * (k.shape[3] + v.shape[3])
-
-
-def _views(buffer, k, v, call, source):
-    """K and V, or their gradients, of a rank, in a buffer that holds both."""
-    rows = rows_of(call.pieces[source])
-    shapes = [(*tensor.shape[:2], rows, tensor.shape[3]) for tensor in (k, v)]
-    first = k.shape[0] * k.shape[1] * rows * k.shape[3]
-    return buffer[:first].view(shapes[0]), buffer[first:].view(shapes[1])
-
-
-class _Homing:
-    """The gradients of K and V, which follow the ring until each is with the rank that owns the rows."""
-
-    def __init__(self, k, v, call, dtype):
-        self._k, self._v, self._call, self._dtype = k, v, call, dtype
-        self._moving = self._arriving = None
-
-    def add(self, source, found):
-        """Adds what was found for the rank's rows to what others found, and passes it on."""
-        buffer = self._wait()
-        if buffer is None:
-            buffer = self._k.new_empty(_elements(self._k, self._v, self._call, source), dtype=self._dtype)
-            _gather(found, _views(buffer, self._k, self._v, self._call, source))
-        else:
-            _add(found, _views(buffer, self._k, self._v, self._call, source))
-        count = _elements(self._k, self._v, self._call, (source - 1) % size_of(self._call.group))
-        self._arriving = buffer.new_empty(count)
-        self._moving = _Moving(buffer, self._arriving, self._call, _GRADIENTS)
-
-    def arrived(self):
-        """What others found for this rank's K and V; None where there are no others."""
-        buffer = self._wait()
-        return None if buffer is None else _views(buffer, self._k, self._v, self._call, self._call.rank)
-
-    def finish(self, found, arrived, results, heads):
-        """What was found for some heads and what arrived, rounded once."""
-        if arrived is None:
-            sums = [torch.zeros_like(tensor, dtype=self._dtype) for tensor in results]
-        else:
-            sums = [tensor[:, heads] for tensor in arrived]
-        if _are_of_all_keys(found, sums):
-            for result, total, some in zip(results, sums, found[0][1:]):
-                torch.add(total, some, out=result)
-            return
-        _add(found, sums)
-        for result, total in zip(results, sums):
-            result.copy_(total)
-
-    def _wait(self):
-        if self._moving:
-            self._moving.wait()
-        return self._arriving
-
-
-def _are_of_all_keys(found, sums):
-    return len(found) == 1 and found[0][1].shape[2] == sums[0].shape[2]
-
-
-def _gather(found, sums):
-    """The sums of what pairs found for their keys."""
-    if _are_of_all_keys(found, sums):
-        for total, some in zip(sums, found[0][1:]):
-            total.copy_(some)
-    else:
-        for total in sums:
-            total.zero_()
-        _add(found, sums)
-
-
-def _add(found, sums):
-    for keys, *grads in found:
-        for total, some in zip(sums, grads):
-            total[:, :, keys].add_(some)
-
-
-class _Moving:
-    """A tensor on its way to the next rank, and another from the one before; either may be empty."""
-
-    def __init__(self, leaving, arriving, call, tag):
-        group = call.group
-        self._tensors = leaving, arriving  # until they have moved
-        self._to, self._from = ((call.rank + step) % group.size() for step in (1, -1))
-        operations = []
-        if leaving.numel():
-            operations.append(dist.P2POp(dist.isend, leaving, group=group, tag=tag, group_peer=self._to))
-        if arriving.numel():
-            operations.append(dist.P2POp(dist.irecv, arriving, group=group, tag=tag, group_peer=self._from))
-        self._works = self._guarded(lambda: dist.batch_isend_irecv(operations) if operations else [])
-
-    def wait(self):
-        """Until both have moved; on a GPU, what is computed next waits, not the host."""
-        self._guarded(lambda: [work.wait() for work in self._works])
-
-    def _guarded(self, do):
-        try:
-            return do()
-        except RuntimeError as error:
-            raise RuntimeError(
-                f"the ring broke between this rank and the ranks {self._from} and {self._to} of the group: {error}"
-            ) from error
+def _finish(found, others, results):
+    """The gradients of this rank's keys: the sums of what others found and what was found here, rounded once. `others`
+    may be written over."""
+    if are_of_all_keys(found, others):
+        for result, total, some in zip(results, others, found[0][1:]):
+            torch.add(total, some, out=result)
+        return
+    add(found, others)
+    for result, total in zip(results, others):
+        result.copy_(total)

@@ -151,16 +151,16 @@ struct Waves {
 }
 
 // How many heads a backward interleaves (cuda/backward_scheduler.cuh): those whose Q, dO and sums of dQ stay in the L2
-// together, but enough for several thread blocks an SM. Then few of one head wait for each other, and where attention
-// is causal the long ones of the last heads do not begin late (docs/kernel-log.md, sm90/backward). columns, values: the
-// kernel's.
+// together, but enough for two thread blocks an SM, or four where attention is causal, so that the long ones of the
+// last heads do not begin late. More make a call of many heads slower by up to 5 % (docs/kernel-log.md, sm90/backward,
+// step 14). columns, values: the kernel's.
 [[nodiscard]] inline int interleaved_backward_heads(const Problem& problem, std::int64_t columns, std::int64_t values,
                                                     std::int64_t key_tile_rows, std::int64_t num_sms) {
   constexpr std::int64_t kCacheBytes = std::int64_t{36} << 20;
-  constexpr std::int64_t kCtasPerSm = 4;
+  const std::int64_t ctas_per_sm = problem.causal == Causal::none ? 2 : 4;
   const std::int64_t bytes_per_head = problem.seq_q * (2 * (columns + values) + 4 * columns);
   const std::int64_t ctas_per_head = common::ceil_div(problem.seq_k, key_tile_rows);
-  const std::int64_t enough = common::ceil_div(kCtasPerSm * num_sms, ctas_per_head);
+  const std::int64_t enough = common::ceil_div(ctas_per_sm * num_sms, ctas_per_head);
   const std::int64_t heads = problem.batch * problem.heads_q;
   const std::int64_t sets = std::max(heads / std::max(kCacheBytes / bytes_per_head, enough), std::int64_t{1});
   return static_cast<int>(common::ceil_div(heads, sets));  // none of them much smaller than the others

@@ -1,0 +1,219 @@
+# SPDX-License-Identifier: Apache-2.0
+"""A ring's transport between GPUs of one machine that reach each other's memory: each reads what it needs from where it
+lies, by its copy engine. Messages of NCCL are kernels, which take SMs from attention, and start late where it has them
+all.
+
+K and V of a rank lie still in its memory while the others read them. The gradients that it found for another's keys lie
+in one of two slots, so that the owner reads the one while the other is written:
+
+    step t = 1, 2, ...: rank r computes with the keys of rank r - t, and leaves their gradients in slot t % 2
+                        all ranks meet (a barrier)
+                        rank r reads its own from slot t % 2 of rank r + t, while all compute step t + 1
+
+A slot is written again two steps later: behind the barrier of the step between, before which its reader has waited."""
+
+import os
+import socket
+import weakref
+from pathlib import Path
+
+from distrattention import ops  # first, for it says in words what is missing
+from distrattention.distributed.layout import size_of
+from distrattention.distributed.travel import Messages, elements, gather, views
+
+import torch  # isort: skip
+import torch.distributed as dist  # isort: skip
+
+SWITCH = "DISTR_PEER_MEMORY"  # 0: messages always
+
+_found = weakref.WeakKeyDictionary()  # by group: the transport of each device
+_made = 0  # how often this process has called shared()
+
+
+def transport_of(call, q, k, v):
+    """How K and V go between the ranks of the call: by PeerMemory where all ranks can, else by Messages. All ranks call
+    it."""
+    if size_of(call.group) == 1 or not k.is_cuda:
+        return Messages()
+    of_group = _found.setdefault(call.group, {})
+    if k.device not in of_group:
+        of_group[k.device] = PeerMemory(k.device) if _all_reach_all(call.group, k.device) else Messages()
+    transport = of_group[k.device]
+    with_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
+    if isinstance(transport, PeerMemory) and not transport.reserve(k, v, call, with_gradients):
+        transport = of_group[k.device] = Messages()
+    return transport
+
+
+def _all_reach_all(group, device):
+    """Whether the ranks are on one machine, a GPU each, and all see that those reach each other's memory."""
+    boot = Path("/proc/sys/kernel/random/boot_id")
+    host = socket.gethostname(), boot.read_text() if boot.exists() else ""
+    uuids = [str(torch.cuda.get_device_properties(n).uuid) for n in range(torch.cuda.device_count())]
+    with torch.cuda.device(device):  # where groups without a backend for the CPU put what they tell
+        told = _told((host, uuids[device.index]), group)
+        can = os.environ.get(SWITCH) != "0" and len(set(told)) == len(told) and all(of == host for of, _ in told)
+        others = {uuid for _, uuid in told} - {uuids[device.index]}
+        can = can and all(
+            uuid in uuids and torch.cuda.can_device_access_peer(device.index, uuids.index(uuid)) for uuid in others
+        )
+        return all(_told(can, group))
+
+
+def _told(mine, group):
+    """What each rank of the group tells the others."""
+    found = [None] * group.size()
+    dist.all_gather_object(found, mine, group=group)
+    return found
+
+
+def shared(count, group, device):
+    """So many bytes in the memory of each rank, by rank, which this one reaches, too; and what they last as long as.
+    All ranks call it, and have called it as often: torch (2.11) numbers its messages by process, not by group."""
+    from torch.distributed import _symmetric_memory  # torch has it only where it was built with GPUs
+
+    mine = _symmetric_memory.empty(count, dtype=torch.uint8, device=device)
+    handle = _symmetric_memory.rendezvous(mine, group)
+    return [handle.get_buffer(rank, (count,), torch.uint8) for rank in range(group.size())], (mine, handle)
+
+
+class CopyEngine:
+    """Copies beside what a GPU computes."""
+
+    def __init__(self, device):
+        self._device, self._stream = device, torch.cuda.Stream(device)
+
+    def start(self, into, source):
+        """Starts a copy behind all that the current stream has been given. Returns a function that makes what the
+        stream is given next wait for the copy."""
+        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+        with torch.cuda.stream(self._stream):
+            into.copy_(source, non_blocking=True)
+            done = self._stream.record_event()
+        return lambda: torch.cuda.current_stream(self._device).wait_event(done)
+
+    def join(self):
+        """Makes what the current stream is given next wait for all copies."""
+        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+
+def kept_dtype(k, call):
+    """In which gradients lie for their owner: as kernels rounded them, but with near keys, where pairs have keys in
+    common and there are sums."""
+    return ops.lse_dtype(k.dtype) if call.has_near_keys else k.dtype
+
+
+class PeerMemory:
+    """Memory of the GPUs of a group that all of them reach. It grows with the calls and is kept: K and V of one rank,
+    and their gradients twice."""
+
+    def __init__(self, device):
+        self._device = device
+        self._engine = CopyEngine(device)
+        self._buffers = {}
+        self._token = torch.zeros(1, device=device)
+
+    def keys(self, k, v, call):
+        """Yields (source, k, v) of every rank of the ring, this one's first; those of the next come meanwhile."""
+        rank, size = call.rank, len(call.pieces)
+        counts = [elements(k, v, pieces) for pieces in call.pieces]
+        lying = self.buffers("keys", max(counts), k.dtype)
+        self.barrier(call.group)  # nobody reads what lay there any more
+        for place, tensor in zip(views(lying[rank], k, v, call.pieces[rank]), (k, v)):
+            place.copy_(tensor)
+        self.barrier(call.group)
+        arriving = k.new_empty((min(size - 1, 2), max(counts)))
+
+        def start(step):
+            source = (rank - step) % size
+            into = arriving[step % len(arriving)][: counts[source]]
+            return source, into, self.fetch(into, lying[source][: counts[source]])
+
+        coming = start(1)
+        yield rank, k, v
+        for step in range(1, size):
+            source, here, wait = coming
+            wait()
+            if step + 1 < size:
+                coming = start(step + 1)
+            yield source, *views(here, k, v, call.pieces[source])
+
+    def gradients(self, k, v, call, dtype):
+        """What takes the gradients of others' K and V home, and brings those of this rank's; sums are in `dtype`."""
+        return _Slots(self, k, v, call, dtype)
+
+    def reserve(self, k, v, call, with_gradients):
+        """Makes room for what the call leaves here. False, on all ranks, where there is none to be had."""
+        most = max(elements(k, v, pieces) for pieces in call.pieces)
+        wanted = {"keys": most * k.dtype.itemsize}
+        if with_gradients:
+            wanted["gradients"] = 2 * most * kept_dtype(k, call).itemsize
+        return all(self.grow(name, count, call.group) for name, count in wanted.items())
+
+    def grow(self, name, count, group):
+        """Makes the buffers of a name hold so many bytes; False, on all ranks, where these must not call shared()."""
+        global _made
+        if name not in self._buffers or self._buffers[name][0][0].numel() < count:
+            if len(set(_told(_made, group))) > 1:
+                return False
+            self._buffers.pop(name, None)  # before there is another
+            self._buffers[name] = shared(count, group, self._device)
+            _made += 1
+        return True
+
+    def buffers(self, name, count, dtype):
+        """So many numbers in the memory of each rank, by rank."""
+        buffers, _ = self._buffers[name]
+        return [buffer[: count * dtype.itemsize].view(dtype) for buffer in buffers]
+
+    def barrier(self, group):
+        """Makes what is computed next wait until all ranks have come here, and have read what they began to read."""
+        self._engine.join()
+        try:
+            dist.all_reduce(self._token, group=group)
+        except RuntimeError as error:
+            raise RuntimeError(f"the ring of {group.size()} ranks broke at a barrier: {error}") from error
+
+    def fetch(self, into, source):
+        """Starts to copy from another rank's memory; returns a function that waits for it."""
+        return self._engine.start(into, source) if into.numel() else lambda: None
+
+
+class _Slots:
+    """The gradients of K and V, which each rank leaves in its memory for the rank that owns the rows."""
+
+    def __init__(self, peers, k, v, call, dtype):
+        self._peers, self._k, self._v, self._call, self._dtype = peers, k, v, call, dtype
+        most = max(elements(k, v, pieces) for pieces in call.pieces)
+        kept = kept_dtype(k, call)
+        self._slots = [of_rank.view(2, most) for of_rank in peers.buffers("gradients", 2 * most, kept)]
+        self._arriving = k.new_empty((2, elements(k, v, call.pieces[call.rank])), dtype=kept)
+        self._coming = self._sums = None
+
+    def add(self, source, found):
+        """Leaves what was found for the rank's rows to it, and reads what another one found for this rank's."""
+        rank, size = self._call.rank, len(self._call.pieces)
+        step = (rank - source) % size
+        gather(found, views(self._slots[rank][step % 2], self._k, self._v, self._call.pieces[source]))
+        self._collect()
+        self._peers.barrier(self._call.group)
+        into = self._arriving[step % 2]
+        self._coming = into, self._peers.fetch(into, self._slots[(rank + step) % size][step % 2][: into.numel()])
+
+    def arrived(self):
+        """(dk, dv): what others found for this rank's K and V."""
+        self._collect()
+        return views(self._sums, self._k, self._v, self._call.pieces[self._call.rank])
+
+    def _collect(self):
+        """Adds what has come, in the order of the steps. What alone comes is left as it is."""
+        if self._coming is None:
+            return
+        come, wait = self._coming
+        wait()
+        if self._sums is not None:
+            self._sums.add_(come)
+        elif len(self._call.pieces) > 2:
+            self._sums = come.to(self._dtype, copy=True)
+        else:
+            self._sums = come

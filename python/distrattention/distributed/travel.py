@@ -1,0 +1,132 @@
+# SPDX-License-Identifier: Apache-2.0
+"""What travels in a ring: K and V of each rank, which all others need, and the gradients for them, which go home to the
+rank that owns the rows. Here by messages from each rank to the next, between any processes; GPUs that reach each
+other's memory need none (peer_memory.py)."""
+
+from distrattention import core  # noqa: F401; first, for it says in words what is missing
+from distrattention.distributed.layout import rows_of, size_of
+
+import torch  # isort: skip
+import torch.distributed as dist  # isort: skip
+
+_KEYS, _GRADIENTS = 1, 2  # tags of messages
+
+
+def elements(k, v, pieces):
+    """How many numbers K and V of a rank that has these pieces hold."""
+    return k.shape[0] * k.shape[1] * rows_of(pieces) * (k.shape[3] + v.shape[3])
+
+
+def views(buffer, k, v, pieces):
+    """K and V, or their gradients, of a rank that has these pieces, in a flat buffer that begins with both."""
+    rows = rows_of(pieces)
+    found, first = [], 0
+    for tensor in (k, v):
+        shape = (*tensor.shape[:2], rows, tensor.shape[3])
+        found.append(buffer[first : first + torch.Size(shape).numel()].view(shape))
+        first += found[-1].numel()
+    return found
+
+
+def are_of_all_keys(found, sums):
+    """Whether the one pair of `found`, [(keys, dk, dv)], has every key of `sums`, (dk, dv)."""
+    return len(found) == 1 and found[0][1].shape[2] == sums[0].shape[2]
+
+
+def gather(found, sums):
+    """Makes (dk, dv) the sums of what pairs found for their keys, [(keys, dk, dv)]."""
+    first = slice(0, 0)
+    if found:
+        first, *grads = found[0]
+        for total, some in zip(sums, grads):
+            total[:, :, first].copy_(some)
+    for total in sums:
+        total[:, :, : first.start].zero_()
+        total[:, :, first.stop :].zero_()
+    add(found[1:], sums)
+
+
+def add(found, sums):
+    """Adds what pairs found for their keys, [(keys, dk, dv)], to (dk, dv)."""
+    for keys, *grads in found:
+        for total, some in zip(sums, grads):
+            total[:, :, keys].add_(some)
+
+
+class Messages:
+    """Once around the ring, from each rank to the next, while that computes; gradients behind what they are of."""
+
+    def keys(self, k, v, call):
+        """Yields (source, k, v) of every rank of the ring, this one's first; those of the next come meanwhile."""
+        size, rank = size_of(call.group), call.rank
+        buffer = torch.cat((k.reshape(-1), v.reshape(-1))) if size > 1 else None
+        for step in range(size):
+            source, coming = (rank - step) % size, (rank - step - 1) % size
+            moving = None
+            if step + 1 < size:
+                arriving = buffer.new_empty(elements(k, v, call.pieces[coming]))
+                moving = Moving(buffer, arriving, call.group, _KEYS)
+            yield source, *((k, v) if step == 0 else views(buffer, k, v, call.pieces[source]))
+            if moving:
+                moving.wait()
+                buffer = arriving
+
+    def gradients(self, k, v, call, dtype):
+        """What takes the gradients of others' K and V home, and brings those of this rank's; sums are in `dtype`."""
+        return _Following(k, v, call, dtype)
+
+
+class _Following:
+    """The gradients of K and V, which follow the ring until each is with the rank that owns the rows."""
+
+    def __init__(self, k, v, call, dtype):
+        self._k, self._v, self._call, self._dtype = k, v, call, dtype
+        self._moving = self._arriving = None
+
+    def add(self, source, found):
+        """Adds what was found for the rank's rows to what others found, and passes it on."""
+        buffer = self._wait()
+        pieces = self._call.pieces
+        if buffer is None:
+            buffer = self._k.new_empty(elements(self._k, self._v, pieces[source]), dtype=self._dtype)
+            gather(found, views(buffer, self._k, self._v, pieces[source]))
+        else:
+            add(found, views(buffer, self._k, self._v, pieces[source]))
+        self._arriving = buffer.new_empty(elements(self._k, self._v, pieces[(source - 1) % len(pieces)]))
+        self._moving = Moving(buffer, self._arriving, self._call.group, _GRADIENTS)
+
+    def arrived(self):
+        """(dk, dv): what others found for this rank's K and V; None where there are no others."""
+        buffer = self._wait()
+        return None if buffer is None else views(buffer, self._k, self._v, self._call.pieces[self._call.rank])
+
+    def _wait(self):
+        if self._moving:
+            self._moving.wait()
+        return self._arriving
+
+
+class Moving:
+    """A tensor on its way to the next rank of a group, and another from the one before; either may be empty."""
+
+    def __init__(self, leaving, arriving, group, tag):
+        self._tensors = leaving, arriving  # until they have moved
+        self._to, self._from = ((group.rank() + step) % group.size() for step in (1, -1))
+        operations = []
+        if leaving.numel():
+            operations.append(dist.P2POp(dist.isend, leaving, group=group, tag=tag, group_peer=self._to))
+        if arriving.numel():
+            operations.append(dist.P2POp(dist.irecv, arriving, group=group, tag=tag, group_peer=self._from))
+        self._works = self._guarded(lambda: dist.batch_isend_irecv(operations) if operations else [])
+
+    def wait(self):
+        """Until both have moved; on a GPU, what is computed next waits, not the host."""
+        self._guarded(lambda: [work.wait() for work in self._works])
+
+    def _guarded(self, do):
+        try:
+            return do()
+        except RuntimeError as error:
+            raise RuntimeError(
+                f"the ring broke between this rank and the ranks {self._from} and {self._to} of the group: {error}"
+            ) from error
