@@ -214,7 +214,8 @@ def _files_of_peers(folder):
     def shared(count, group, device):
         made[group.group_name] += 1
         names = [f"{group.group_name}.{made[group.group_name]}.{rank}" for rank in range(group.size())]
-        return [torch.from_file(str(folder / name), True, count, dtype=torch.uint8) for name in names], None
+        buffers = [torch.from_file(str(folder / name), True, count, dtype=torch.uint8) for name in names]
+        return buffers, lambda: dist.barrier(group)
 
     class AtOnce:
         def __init__(self, device):
@@ -235,7 +236,8 @@ def _files_of_peers(folder):
         return transport
 
     found = {}
-    return mock.patch.multiple(peer_memory, shared=shared, CopyEngine=AtOnce, transport_of=reach)
+    in_turn = {"CopyEngine": AtOnce, "HighPriority": lambda device: travel.InTurn()}
+    return mock.patch.multiple(peer_memory, shared=shared, transport_of=reach, **in_turn)
 
 
 def _shards(case, group, kind):
