@@ -214,8 +214,7 @@ def _files_of_peers(folder):
     def shared(count, group, device):
         made[group.group_name] += 1
         names = [f"{group.group_name}.{made[group.group_name]}.{rank}" for rank in range(group.size())]
-        buffers = [torch.from_file(str(folder / name), True, count, dtype=torch.uint8) for name in names]
-        return buffers, lambda: dist.barrier(group)
+        return [torch.from_file(str(folder / name), True, count, dtype=torch.uint8) for name in names], None
 
     class AtOnce:
         def __init__(self, device):
@@ -236,8 +235,7 @@ def _files_of_peers(folder):
         return transport
 
     found = {}
-    in_turn = {"CopyEngine": AtOnce, "HighPriority": lambda device: travel.InTurn()}
-    return mock.patch.multiple(peer_memory, shared=shared, transport_of=reach, **in_turn)
+    return mock.patch.multiple(peer_memory, shared=shared, CopyEngine=AtOnce, transport_of=reach)
 
 
 def _shards(case, group, kind):

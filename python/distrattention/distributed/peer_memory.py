@@ -68,19 +68,13 @@ def _told(mine, group):
 
 
 def shared(count, group, device):
-    """So many bytes in the memory of each rank, by rank, which this one reaches, too, while it keeps the second result:
-    a function that makes what the current stream is given next wait until all ranks have called theirs. All ranks call
-    shared(), and have called it as often: torch (2.11) numbers its messages by process, not by group."""
+    """So many bytes in the memory of each rank, by rank, which this one reaches, too; and what they last as long as.
+    All ranks call it, and have called it as often: torch (2.11) numbers its messages by process, not by group."""
     from torch.distributed import _symmetric_memory  # torch has it only where it was built with GPUs
 
     mine = _symmetric_memory.empty(count, dtype=torch.uint8, device=device)
     handle = _symmetric_memory.rendezvous(mine, group)
-    timeout = round(1000 * group._get_backend(device).options._timeout.total_seconds())
-
-    def meet(kept=mine):  # a kernel of one warp, for which there is room beside attention's
-        handle.barrier(channel=0, timeout_ms=timeout)
-
-    return [handle.get_buffer(rank, (count,), torch.uint8) for rank in range(group.size())], meet
+    return [handle.get_buffer(rank, (count,), torch.uint8) for rank in range(group.size())], (mine, handle)
 
 
 class CopyEngine:
@@ -103,23 +97,6 @@ class CopyEngine:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
-class HighPriority:
-    """A stream for what a rank computes with others' keys. What it computes with its own, on the stream of the call,
-    fills the gaps that this leaves: waits for other ranks, and waves of thread blocks that are not full."""
-
-    def __init__(self, device):
-        self._device, self._stream = device, torch.cuda.Stream(device, priority=-1)
-
-    def fork(self):
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
-
-    def entered(self):
-        return torch.cuda.stream(self._stream)
-
-    def join(self):
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
-
-
 def kept_dtype(k, call):
     """In which gradients lie for their owner: as kernels rounded them, but with near keys, where pairs have keys in
     common and there are sums."""
@@ -132,22 +109,19 @@ class PeerMemory:
 
     def __init__(self, device):
         self._device = device
-        self._engine, self._lane = CopyEngine(device), HighPriority(device)
+        self._engine = CopyEngine(device)
         self._buffers = {}
-
-    def lane(self):
-        """Where a rank computes with others' keys: fork(), all of it in entered(), join()."""
-        return self._lane
+        self._token = torch.zeros(1, device=device)
 
     def keys(self, k, v, call):
         """Yields (source, k, v) of every rank of the ring, this one's first; those of the next come meanwhile."""
         rank, size = call.rank, len(call.pieces)
         counts = [elements(k, v, pieces) for pieces in call.pieces]
         lying = self.buffers("keys", max(counts), k.dtype)
-        self.barrier()  # nobody reads what lay there any more
+        self.barrier(call.group)  # nobody reads what lay there any more
         for place, tensor in zip(views(lying[rank], k, v, call.pieces[rank]), (k, v)):
             place.copy_(tensor)
-        self.barrier()
+        self.barrier(call.group)
         arriving = k.new_empty((min(size - 1, 2), max(counts)))
 
         def start(step):
@@ -179,11 +153,9 @@ class PeerMemory:
     def grow(self, name, count, group):
         """Makes the buffers of a name hold so many bytes; False, on all ranks, where these must not call shared()."""
         global _made
-        buffers, _ = self._buffers.get(name, ([], None))
-        if not buffers or buffers[0].numel() < count:
+        if name not in self._buffers or self._buffers[name][0][0].numel() < count:
             if len(set(_told(_made, group))) > 1:
                 return False
-            del buffers
             self._buffers.pop(name, None)  # before there is another
             self._buffers[name] = shared(count, group, self._device)
             _made += 1
@@ -194,11 +166,13 @@ class PeerMemory:
         buffers, _ = self._buffers[name]
         return [buffer[: count * dtype.itemsize].view(dtype) for buffer in buffers]
 
-    def barrier(self):
+    def barrier(self, group):
         """Makes what is computed next wait until all ranks have come here, and have read what they began to read."""
-        _, meet = self._buffers["keys"]
         self._engine.join()
-        meet()
+        try:
+            dist.all_reduce(self._token, group=group)
+        except RuntimeError as error:
+            raise RuntimeError(f"the ring of {group.size()} ranks broke at a barrier: {error}") from error
 
     def fetch(self, into, source):
         """Starts to copy from another rank's memory; returns a function that waits for it."""
@@ -222,7 +196,7 @@ class _Slots:
         step = (rank - source) % size
         gather(found, views(self._slots[rank][step % 2], self._k, self._v, self._call.pieces[source]))
         self._collect()
-        self._peers.barrier()
+        self._peers.barrier(self._call.group)
         into = self._arriving[step % 2]
         self._coming = into, self._peers.fetch(into, self._slots[(rank + step) % size][step % 2][: into.numel()])
 

@@ -130,46 +130,38 @@ class _Ring(torch.autograd.Function):
     @once_differentiable
     def backward(ctx, grad_out, grad_lse):
         """A rank's own keys come first for one half of the heads, while others' keys are on their way here, and last
-        for the other half, while the gradients of its keys are on their way home; or beside others' keys, where the
-        transport has a lane for these."""
+        for the other half, while the gradients of its keys are on their way home."""
         q, k, v, order, key_means, out, lse = ctx.saved_tensors
-        call, lane = ctx.call, ctx.call.transport.lane()
+        call = ctx.call
         rows = _Rows(q, out, lse, grad_out, grad_lse, Columns(order, key_means))
         shares = _shares(k.shape[1], q.shape[1] // k.shape[1], size_of(call.group))
-        every = _Heads(slice(0, q.shape[1]), slice(0, k.shape[1]))
         sums_dtype = ops.lse_dtype(q.dtype)
         sums = _Parts(_added, sums_dtype, [share.rows for share in shares], call)
+        home = call.transport.gradients(k, v, call, sums_dtype)
 
         def gradients(share, source, keys, values):
-            """[(pair, dq, dk, dv)]"""
-            keys, values = keys[:, share.keys], values[:, share.keys]
-            return [(pair, *rows.of(share).backward(pair, keys, values, call)) for pair in call.pairs(source)]
-
-        def add(share, found):
-            """Adds dq to the sums. Returns [(keys of the pair, dk, dv)]."""
-            for pair, grad_q, *_ in found:
+            """[(keys of the pair, dk, dv)]; dq goes to the sums."""
+            found = []
+            for pair in call.pairs(source):
+                grad_q, grad_k, grad_v = rows.of(share).backward(pair, keys[:, share.keys], values[:, share.keys], call)
                 sums.add(share.rows, pair.rows, (grad_q,))
-            return [(pair.keys, *grads) for pair, _, *grads in found]
+                found.append((pair.keys, grad_k, grad_v))
+            return found
 
-        lane.fork()
-        with lane.entered():
-            home = call.transport.gradients(k, v, call, sums_dtype)
-            travelling = call.transport.keys(k, v, call)
-            next(travelling)  # this rank's
-        own = [gradients(shares[0], call.rank, k, v)]
-        with lane.entered():
-            for source, keys, values in travelling:
-                home.add(source, add(every, gradients(every, source, keys, values)))
+        own = []
+        for source, keys, values in call.transport.keys(k, v, call):
+            if source == call.rank:
+                own.append(gradients(shares[0], source, keys, values))
+            else:
+                every = _Heads(slice(0, q.shape[1]), slice(0, k.shape[1]))
+                home.add(source, gradients(every, source, keys, values))
         own += [gradients(share, call.rank, k, v) for share in shares[1:]]
-        with lane.entered():
-            arrived = home.arrived()
-        lane.join()
+        arrived = home.arrived()
         grads = tuple(torch.empty_like(tensor) for tensor in (q, k, v))
         for share, found in zip(shares, own):
             results = [grad[:, share.keys] for grad in grads[1:]]
             others = arrived and [tensor[:, share.keys] for tensor in arrived]
-            others = others or [torch.zeros_like(grad, dtype=sums_dtype) for grad in results]
-            _finish(add(share, found), others, results)
+            _finish(found, others or [torch.zeros_like(grad, dtype=sums_dtype) for grad in results], results)
         sums.finish(grads[0])
         return *grads, None, None, None
 

@@ -3,8 +3,6 @@
 rank that owns the rows. Here by messages from each rank to the next, between any processes; GPUs that reach each
 other's memory need none (peer_memory.py)."""
 
-import contextlib
-
 from distrattention import core  # noqa: F401; first, for it says in words what is missing
 from distrattention.distributed.layout import rows_of, size_of
 
@@ -55,25 +53,8 @@ def add(found, sums):
             total[:, :, keys].add_(some)
 
 
-class InTurn:
-    """No lane of its own for what a rank computes with others' keys: it comes in turn with the rest."""
-
-    def fork(self):
-        pass
-
-    def entered(self):
-        return contextlib.nullcontext()
-
-    def join(self):
-        pass
-
-
 class Messages:
     """Once around the ring, from each rank to the next, while that computes; gradients behind what they are of."""
-
-    def lane(self):
-        """Where a rank computes with others' keys: fork(), all of it in entered(), join()."""
-        return InTurn()
 
     def keys(self, k, v, call):
         """Yields (source, k, v) of every rank of the ring, this one's first; those of the next come meanwhile."""
