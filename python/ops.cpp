@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The torch operators distrattention::{make_grouping, forward, backward}, {attend}, which is the first two in one, for
-// eager code, {forward_counting}, a forward that tells what it skipped, {merge}, which makes attention over all keys of
-// attention over parts of them, and {explain, describe, decisions}, which tell what would run and what was built.
+// eager code, {forward_counting}, a forward that tells what it skipped, and {explain, describe, decisions}, which tell
+// what would run and what was built.
 // Written against LibTorch's stable ABI: one binary serves every torch from the version on that CMakeLists.txt targets.
 // Fake kernels and autograd formulas are in distrattention/ops.py.
 #include <torch/csrc/stable/library.h>
@@ -16,7 +16,6 @@
 
 #include "distr/device.h"
 #include "distr/version.h"
-#include "merge.h"
 #include "tensors.h"
 
 namespace distr::binding {
@@ -361,7 +360,6 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
       "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? order, "
       "Tensor? key_means, Tensor out, Tensor lse, bool mask_gradient=False, " +
       settings + part + " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_mask)");
-  define("merge(Tensor[] outs, Tensor[] lses, Tensor(a!) out, Tensor(b!) lse) -> ()");
   define("explain(Tensor q, Tensor k, Tensor v, Tensor? mask=None, str operation='forward', " + settings +
          ", bool deterministic=True" + sliding +
          " -> (str strategy, str order_from, str choice, str kernel, str[] kernels, str[] reasons)");
@@ -377,7 +375,6 @@ STABLE_TORCH_LIBRARY_IMPL(distrattention, CPU, m) {
   m.impl("forward_counting", TORCH_BOX(&forward_counting));
   m.impl("attend", TORCH_BOX(&attend));
   m.impl("backward", TORCH_BOX(&backward));
-  m.impl("merge", TORCH_BOX(&merge_parts));
 }
 
 // In a build without CUDA kernels too: the library refuses such tensors in words.
@@ -387,7 +384,6 @@ STABLE_TORCH_LIBRARY_IMPL(distrattention, CUDA, m) {
   m.impl("forward_counting", TORCH_BOX(&forward_counting));
   m.impl("attend", TORCH_BOX(&attend));
   m.impl("backward", TORCH_BOX(&backward));
-  m.impl("merge", TORCH_BOX(&merge_parts));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(distrattention, CompositeExplicitAutograd, m) {

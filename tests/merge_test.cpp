@@ -76,14 +76,34 @@ TEST(Merge, RowsThatNoPartSawAreZero) {
   EXPECT_EQ(lse, lse_part);
 }
 
-TEST(Merge, NullIsRefused) {
+Problem problem_of_one_row() {
   Problem problem;
   problem.seq_q = 1;
   problem.head_dim = problem.head_dim_v = 2;
-  problem = contiguous(problem);
-  const std::array<Partial, 1> parts{};
-  float o = 0;
-  EXPECT_THROW(merge(problem, parts, &o, nullptr), Error);
+  return contiguous(problem);
+}
+
+TEST(Merge, PartsWithoutLseAreAddedUp) {
+  const std::array<float, 2> first{3, 4}, second{1, -4};
+  const std::array<double, 2> third{0.5, 8};
+  const std::array<Partial, 3> parts{{{first.data()}, {second.data()}, {third.data(), nullptr, DType::f64}}};
+  std::array<float, 2> o{9, 9};
+  merge(problem_of_one_row(), parts, o.data(), nullptr);
+  EXPECT_EQ(o, (std::array<float, 2>{4.5, 8}));
+}
+
+TEST(Merge, NullIsRefused) {
+  const std::array<float, 2> values{3, 4};
+  std::array<float, 2> o{};
+  float lse = 0;
+  const auto refused = [&](const Partial& first, const Partial& second, float* into) {
+    const std::array<Partial, 2> parts{first, second};
+    EXPECT_THROW(merge(problem_of_one_row(), parts, o.data(), into), Error);
+  };
+  refused({}, {}, nullptr);
+  refused({values.data(), &lse}, {values.data()}, nullptr);
+  refused({values.data()}, {values.data(), &lse}, nullptr);
+  refused({values.data()}, {values.data()}, &lse);
 }
 
 }  // namespace

@@ -129,18 +129,18 @@ void backward(const Problem& problem, const Grouping& grouping, const BackwardTe
 /// One shard's result: attention over a part of the keys.
 struct Partial {
   const void* o = nullptr;                        ///< [batch, heads_q, seq_q, head_dim_v]
-  const void* lse = nullptr;                      ///< [batch, heads_q, seq_q] of lse_dtype(), contiguous
+  const void* lse = nullptr;                      ///< [batch, heads_q, seq_q] of lse_dtype(), contiguous; null: none
   std::optional<DType> dtype = std::nullopt;      ///< of O; empty: the problem's
   std::optional<Strides> strides = std::nullopt;  ///< of O; empty: those of problem.o
 };
 
 /// Merges attention over disjoint parts of the keys, computed with one and the same order, into attention over all of
 /// them: LSE = log sum_p exp(LSE_p), O = sum_p exp(LSE_p - LSE) O_p. A row that no part saw gets O = 0 and LSE = -inf.
-/// `lse` may be null; O and LSE may be those of one of the
-/// first 64 parts. Of `execution` device, stream and check_memory are read. Sums
-/// are in fp64 on the CPU and in fp32 on CUDA, in the order of the parts; there the types are f16, bf16 and f32, and
-/// of more than 64 parts O is rounded to its type after every 63. Throws Error(invalid_argument) for an invalid problem
-/// and for null tensors, Error(unsupported) for f64 on CUDA.
+/// `lse` may be null; O and LSE may be those of one of the first 64 parts. Where no part has LSE, `lse` is null and O
+/// the plain sum of the parts, as the gradients of Q over parts of the keys want it. Of `execution` device, stream and
+/// check_memory are read. Sums are in fp64 on the CPU and in fp32 on CUDA, in the order of the parts; there the types
+/// are f16, bf16 and f32, and of more than 64 parts O is rounded to its type after every 63. Throws
+/// Error(invalid_argument) for an invalid problem and for null tensors, Error(unsupported) for f64 on CUDA.
 void merge(const Problem& problem, std::span<const Partial> parts, void* o, void* lse, const Execution& execution = {});
 
 /// Bytes of workspace that the call would need. Throws what the call would throw.

@@ -8,7 +8,8 @@ broadcasts to [B, Hq, Nq, Nk]; an order of the columns is int32 [B, Hq, blocks, 
 torch.export can trace for lengths below and above block_size alike), and the means of the keys are float32 [B, H,
 blocks or 1, d] or flat, [0] where there are none. Operators are functional: they return new tensors and change none,
 but for merge(outs, lses, out, lse), which merges attention of the same rows over disjoint parts of the keys into out
-and lse, which may be a part's, without gradients. The settings that follow the tensors are those of
+and lse, which may be a part's, and add_up(parts, total), which makes total [B, H, N, d] the parts' sum, rounded once,
+both without gradients. The settings that follow the tensors are those of
 distrattention.Settings, resolved.
 """
 
@@ -57,6 +58,7 @@ forward_counting = torch.ops.distrattention.forward_counting
 attend = torch.ops.distrattention.attend.default  # not looked up by its arguments
 backward = torch.ops.distrattention.backward
 merge = torch.ops.distrattention.merge
+add_up = torch.ops.distrattention.add_up
 explain = torch.ops.distrattention.explain
 
 
@@ -182,6 +184,11 @@ def _(grad_out, grad_lse, q, k, v, mask, order, key_means, out, lse, mask_gradie
 
 @torch.library.register_fake("distrattention::merge")
 def _(outs, lses, out, lse):
+    pass
+
+
+@torch.library.register_fake("distrattention::add_up")
+def _(parts, total):
     pass
 
 

@@ -4,7 +4,8 @@
 //
 // A thread takes kWidth columns of a row, and a block whole rows. All is in fp32, with weights divided by kMostParts, a
 // power of two, so that no sum leaves its range. The parts are added in their order: the same bits in every run. A part
-// whose weight is 0 adds nothing, whatever its values are. No shared memory; bound by memory.
+// whose weight is 0 adds nothing, whatever its values are. Parts without LSE are added up. No shared memory; bound by
+// memory.
 #include <algorithm>
 #include <string>
 
@@ -24,7 +25,7 @@ static_assert(kMaxHeadDim <= kMergeThreads);
 
 struct MergePart {
   const void* o;     // [B, H, N, dv]
-  const float* lse;  // [B, H, N]
+  const float* lse;  // [B, H, N]; null: none, for a plain sum
   Strides strides;   // of O
   DType dtype;       // of O
 };
@@ -70,14 +71,54 @@ __device__ void load(const MergePart& part, std::int64_t index, float (&values)[
   }
 }
 
-// A block has kMergeThreads / p.threads_of_row rows.
+template <class T, int kWidth>
+__device__ void store(void* o, std::int64_t index, const float (&values)[kWidth]) {
+  struct alignas(kWidth > 1 ? 16 : sizeof(T)) Vector {
+    T elements[kWidth];
+  } vector;
+#pragma unroll
+  for (int i = 0; i < kWidth; ++i) {
+    vector.elements[i] = T(values[i]);
+  }
+  *reinterpret_cast<Vector*>(static_cast<T*>(o) + index) = vector;
+}
+
+// What a thread takes: kWidth columns of a row. A block has kMergeThreads / p.threads_of_row rows.
+struct Place {
+  std::int64_t row;
+  int column;
+  bool has_work;
+
+  __device__ Place(const Merge& p, int width) {
+    const int thread = static_cast<int>(threadIdx.x);
+    const int rows_of_block = kMergeThreads / p.threads_of_row;
+    row = std::int64_t{blockIdx.x} * rows_of_block + thread / p.threads_of_row;
+    column = thread % p.threads_of_row * width;
+    has_work = thread < rows_of_block * p.threads_of_row && row < p.rows;
+  }
+};
+
+template <class T, int kWidth>
+__global__ void __launch_bounds__(kMergeThreads) sum_kernel(const __grid_constant__ Merge p) {
+  const Place place(p, kWidth);
+  if (!place.has_work) {
+    return;
+  }
+  float r_o[kWidth] = {};
+  for (int n = 0; n < p.count; ++n) {
+    float r_part[kWidth];
+    load(p.parts[n], start_of(p.parts[n].strides, p, place.row) + place.column, r_part);
+#pragma unroll
+    for (int i = 0; i < kWidth; ++i) {
+      r_o[i] += r_part[i];
+    }
+  }
+  store<T>(p.o, start_of(p.strides, p, place.row) + place.column, r_o);
+}
+
 template <class T, int kWidth>
 __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_constant__ Merge p) {
-  const int thread = static_cast<int>(threadIdx.x);
-  const int rows_of_block = kMergeThreads / p.threads_of_row;
-  const std::int64_t row = std::int64_t{blockIdx.x} * rows_of_block + thread / p.threads_of_row;
-  const int column = thread % p.threads_of_row * kWidth;
-  const bool has_work = thread < rows_of_block * p.threads_of_row && row < p.rows;
+  const auto [row, column, has_work] = Place(p, kWidth);
   float largest = -INFINITY;
   for (int n = 0; n < p.count && has_work; ++n) {
     const float lse = p.parts[n].lse[row];
@@ -104,14 +145,11 @@ __global__ void __launch_bounds__(kMergeThreads) merge_kernel(const __grid_const
   if (!has_work) {
     return;
   }
-  struct alignas(kWidth > 1 ? 16 : sizeof(T)) Vector {
-    T elements[kWidth];
-  } merged;
 #pragma unroll
-  for (int i = 0; i < kWidth; ++i) {
-    merged.elements[i] = T(largest == -INFINITY ? 0.0F : r_o[i] / sum);
+  for (float& x : r_o) {
+    x = largest == -INFINITY ? 0.0F : x / sum;
   }
-  *reinterpret_cast<Vector*>(static_cast<T*>(p.o) + start_of(p.strides, p, row) + column) = merged;
+  store<T>(p.o, start_of(p.strides, p, row) + column, r_o);
   if (column == 0 && p.lse != nullptr) {
     p.lse[row] = largest == -INFINITY ? largest : largest + logf(sum * kMostParts);
   }
@@ -125,12 +163,18 @@ bool is_wide(const void* o, const Strides& strides, DType dtype, const Merge& p)
          strides.row * element % kBytes == 0;
 }
 
+template <class T, int kWidth>
+auto kernel_of(const Merge& p) {
+  const bool is_sum = p.count > 0 && p.parts[0].lse == nullptr;
+  return is_sum ? sum_kernel<T, kWidth> : merge_kernel<T, kWidth>;
+}
+
 template <int kWidth>
 void launch_merge(DType dtype, Merge p, void* stream) {
   p.threads_of_row = p.columns / kWidth;
-  const auto kernel = dtype == DType::f16    ? merge_kernel<__half, kWidth>
-                      : dtype == DType::bf16 ? merge_kernel<__nv_bfloat16, kWidth>
-                                             : merge_kernel<float, kWidth>;
+  const auto kernel = dtype == DType::f16    ? kernel_of<__half, kWidth>(p)
+                      : dtype == DType::bf16 ? kernel_of<__nv_bfloat16, kWidth>(p)
+                                             : kernel_of<float, kWidth>(p);
   const std::int64_t rows_of_block = kMergeThreads / p.threads_of_row;
   launch(kernel, dim3(static_cast<unsigned>(common::ceil_div(p.rows, rows_of_block))), kMergeThreads, 0, stream, p);
 }
@@ -172,7 +216,7 @@ void cuda_merge(const Problem& problem, std::span<const Partial> parts, void* o,
                 const Execution& execution) {
   using namespace cuda;
   require_served(problem, parts);
-  if (lse == nullptr && parts.size() > kMostParts) {
+  if (lse == nullptr && parts.size() > kMostParts && parts.front().lse != nullptr) {
     throw Error(Status::invalid_argument, "LSE is null, and there are " + std::to_string(parts.size()) +
                                               " parts; allowed on CUDA: memory for LSE, or up to " +
                                               std::to_string(kMostParts) + " parts");

@@ -94,8 +94,8 @@ struct Merged {
   std::vector<double> o, lse;
 };
 
-// On the CPU, into O and LSE of a type.
-Merged on_cpu(Problem p, const std::vector<PartValues>& parts, DType into) {
+// On the CPU, into O and LSE of a type. Without LSE, which then is zeros, O is the sum of the parts.
+Merged on_cpu(Problem p, const std::vector<PartValues>& parts, DType into, bool has_lse) {
   std::vector<std::vector<double>> lses;
   std::vector<Partial> partials;
   for (const PartValues& part : parts) {
@@ -103,19 +103,19 @@ Merged on_cpu(Problem p, const std::vector<PartValues>& parts, DType into) {
   }
   for (std::size_t n = 0; n < parts.size(); ++n) {
     const void* const lse = into == DType::f64 ? static_cast<const void*>(lses[n].data()) : parts[n].lse.data();
-    partials.push_back({parts[n].o.data(), lse, parts[n].dtype, parts[n].strides});
+    partials.push_back({parts[n].o.data(), has_lse ? lse : nullptr, parts[n].dtype, parts[n].strides});
   }
   p.dtype = into;
   std::vector<std::byte> o(static_cast<std::size_t>(count_rows(p) * p.head_dim_v) * size_of(into));
   std::vector<std::byte> lse(static_cast<std::size_t>(count_rows(p)) * size_of(p.lse_dtype()));
-  merge(p, partials, o.data(), lse.data());
+  merge(p, partials, o.data(), has_lse ? lse.data() : nullptr);
   Merged result{elements(p, p.o, into, o.data()), std::vector<double>(static_cast<std::size_t>(count_rows(p)))};
   convert(lse.data(), p.lse_dtype(), result.lse.data(), DType::f64, count_rows(p));
   return result;
 }
 
 // The equations in fp32, as the device has them: O's error is what roundings cost.
-std::vector<double> in_floats(const Problem& p, const std::vector<PartValues>& parts) {
+std::vector<double> in_floats(const Problem& p, const std::vector<PartValues>& parts, bool has_lse) {
   const auto columns = static_cast<std::size_t>(p.head_dim_v);
   std::vector<std::vector<double>> values;
   for (const PartValues& part : parts) {
@@ -123,22 +123,22 @@ std::vector<double> in_floats(const Problem& p, const std::vector<PartValues>& p
   }
   std::vector<double> result(values.front().size());
   for (std::size_t n = 0; n < result.size(); ++n) {
-    float largest = -std::numeric_limits<float>::infinity(), sum = 0, o = 0;
-    for (const PartValues& part : parts) {
-      largest = std::max(largest, part.lse[n / columns]);
+    float largest = has_lse ? -std::numeric_limits<float>::infinity() : 0, sum = 0, o = 0;
+    for (std::size_t part = 0; part < parts.size() && has_lse; ++part) {
+      largest = std::max(largest, parts[part].lse[n / columns]);
     }
     for (std::size_t part = 0; part < parts.size() && std::isfinite(largest); ++part) {
-      const float weight = std::exp(parts[part].lse[n / columns] - largest);
+      const float weight = has_lse ? std::exp(parts[part].lse[n / columns] - largest) : 1;
       sum += weight;
       o += weight * static_cast<float>(values[part][n]);
     }
-    result[n] = sum > 0 ? static_cast<double>(o / sum) : 0;
+    result[n] = has_lse ? (sum > 0 ? static_cast<double>(o / sum) : 0) : static_cast<double>(o);
   }
   return result;
 }
 
 // On the device, into memory of its own or into the first part's.
-Merged merge_on_device(const Problem& p, const std::vector<PartValues>& parts, bool into_first) {
+Merged merge_on_device(const Problem& p, const std::vector<PartValues>& parts, bool into_first, bool has_lse) {
   void* const stream = thread_stream();
   std::vector<CudaMemory> memory;
   std::vector<Partial> partials;
@@ -148,14 +148,15 @@ Merged merge_on_device(const Problem& p, const std::vector<PartValues>& parts, b
   };
   for (const PartValues& part : parts) {
     const void* const o = place(part.o.data(), part.o.size());
-    partials.push_back({o, place(part.lse.data(), part.lse.size() * sizeof(float)), part.dtype, part.strides});
+    const void* const lse = place(part.lse.data(), part.lse.size() * sizeof(float));
+    partials.push_back({o, has_lse ? lse : nullptr, part.dtype, part.strides});
   }
   CudaMemory own_o(parts.front().o.size()), own_lse(parts.front().lse.size() * sizeof(float));
   own_o.fill(0xFF, stream);
-  own_lse.fill(0xFF, stream);
+  own_lse.fill(has_lse ? 0xFF : 0, stream);
   CudaMemory& o = into_first ? memory[0] : own_o;
   CudaMemory& lse = into_first ? memory[1] : own_lse;
-  merge(p, partials, o.data(), lse.data(), on_device());
+  merge(p, partials, o.data(), has_lse ? lse.data() : nullptr, on_device());
   std::vector<std::byte> bytes(o.bytes());
   std::vector<float> lse_values(lse.bytes() / sizeof(float));
   o.copy_to(bytes.data(), bytes.size(), stream);
@@ -163,7 +164,7 @@ Merged merge_on_device(const Problem& p, const std::vector<PartValues>& parts, b
   return {elements(p, p.o, p.dtype, bytes.data()), {lse_values.begin(), lse_values.end()}};
 }
 
-std::string check_merge(DType dtype, std::int64_t columns, bool is_large) {
+std::string check_merge(DType dtype, std::int64_t columns, bool is_large, bool has_lse) {
   const Problem p = problem_of(dtype, columns);
   std::mt19937_64 random(11);
   for (const std::size_t count : {std::size_t{1}, std::size_t{3}, std::size_t{70}}) {
@@ -171,12 +172,12 @@ std::string check_merge(DType dtype, std::int64_t columns, bool is_large) {
     for (std::size_t n = 0; n < count; ++n) {
       parts.push_back(random_part(p, n, is_large, random));
     }
-    const Merged truth = on_cpu(p, parts, DType::f64);
-    const Merged plain = on_cpu(p, parts, dtype);
-    const Merged got = merge_on_device(p, parts, false);
+    const Merged truth = on_cpu(p, parts, DType::f64, has_lse);
+    const Merged plain = on_cpu(p, parts, dtype, has_lse);
+    const Merged got = merge_on_device(p, parts, false, has_lse);
     const std::string what = std::to_string(columns) + " columns, " + std::to_string(count) +
-                             (is_large ? " parts of large values: " : " parts: ");
-    const double roundings = largest_error(plain.o, truth.o) + largest_error(in_floats(p, parts), truth.o);
+                             (is_large ? " parts of large values" : " parts") + (has_lse ? ": " : " without LSE: ");
+    const double roundings = largest_error(plain.o, truth.o) + largest_error(in_floats(p, parts, has_lse), truth.o);
     std::string fault = judge(got.o, truth.o, roundings, dtype);
     if (!fault.empty()) {
       return what + "O " + fault;
@@ -185,8 +186,8 @@ std::string check_merge(DType dtype, std::int64_t columns, bool is_large) {
     if (!fault.empty()) {
       return what + "LSE " + fault;
     }
-    const Merged again = merge_on_device(p, parts, true);
-    if (again.o != got.o || again.lse != got.lse) {
+    const Merged again = merge_on_device(p, parts, true, has_lse);
+    if (again.o != got.o || (has_lse && again.lse != got.lse)) {
       return what + "other bits where O and LSE are those of the first part";
     }
   }
@@ -197,11 +198,12 @@ std::string check_merge(DType dtype, std::int64_t columns, bool is_large) {
 
 std::string check_merge(DType dtype) {
   for (const std::int64_t columns : {41, 40}) {  // by elements, and by 16 bytes
-    for (const bool is_large : {false, true}) {
-      const bool is_in_range = !is_large || dtype != DType::f16;
-      if (const std::string fault = is_in_range ? check_merge(dtype, columns, is_large) : ""; !fault.empty()) {
-        return fault;
-      }
+    std::string fault = check_merge(dtype, columns, false, true) + check_merge(dtype, columns, false, false);
+    if (dtype != DType::f16) {  // large values are out of its range
+      fault += check_merge(dtype, columns, true, true);
+    }
+    if (!fault.empty()) {
+      return fault;
     }
   }
   return "";

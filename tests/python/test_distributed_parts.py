@@ -104,6 +104,15 @@ def test_merging_leaves_out_what_has_no_weight():
     assert out.flatten().tolist() == [0, 4, 2, 2] and lse.flatten().tolist() == [-torch.inf, 1, 0, 2000]
 
 
+def test_adding_up_rounds_once():
+    parts = [torch.full((1, 1, 2, 4), value, dtype=torch.bfloat16)[:, :, :, ::2] for value in (256.0, 1.0, 1.0)]
+    total = torch.empty(1, 2, 2, 2, dtype=torch.bfloat16)[:, 1:]
+    ops.add_up([*parts, torch.zeros(1, 1, 2, 2)], total)
+    assert (total == 258).all()  # 256 + 1 is 256
+    ops.add_up([], total)
+    assert (total == 0).all()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 def test_merging_gives_attention_over_all_keys(dtype, problem):
     q, k, v = problem(batch=2, heads=4, heads_kv=2, n=60, d=12, dtype=dtype)

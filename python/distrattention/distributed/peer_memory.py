@@ -26,6 +26,8 @@ import torch.distributed as dist  # isort: skip
 
 SWITCH = "DISTR_PEER_MEMORY"  # 0: messages always
 
+_MOST_PARTS = 3  # of the gradients of a rank's keys, that are kept
+
 _found = weakref.WeakKeyDictionary()  # by group: the transport of each device
 _made = 0  # how often this process has called shared()
 
@@ -185,10 +187,10 @@ class _Slots:
     def __init__(self, peers, k, v, call, dtype):
         self._peers, self._k, self._v, self._call, self._dtype = peers, k, v, call, dtype
         most = max(elements(k, v, pieces) for pieces in call.pieces)
-        kept = kept_dtype(k, call)
-        self._slots = [of_rank.view(2, most) for of_rank in peers.buffers("gradients", 2 * most, kept)]
-        self._arriving = k.new_empty((2, elements(k, v, call.pieces[call.rank])), dtype=kept)
-        self._coming = self._sums = None
+        self._count = elements(k, v, call.pieces[call.rank])
+        self._kept_dtype = kept_dtype(k, call)
+        self._slots = [of_rank.view(2, most) for of_rank in peers.buffers("gradients", 2 * most, self._kept_dtype)]
+        self._coming, self._parts = None, []
 
     def add(self, source, found):
         """Leaves what was found for the rank's rows to it, and reads what another one found for this rank's."""
@@ -197,23 +199,26 @@ class _Slots:
         gather(found, views(self._slots[rank][step % 2], self._k, self._v, self._call.pieces[source]))
         self._collect()
         self._peers.barrier(self._call.group)
-        into = self._arriving[step % 2]
-        self._coming = into, self._peers.fetch(into, self._slots[(rank + step) % size][step % 2][: into.numel()])
+        into = self._k.new_empty(self._count, dtype=self._kept_dtype)
+        self._coming = into, self._peers.fetch(into, self._slots[(rank + step) % size][step % 2][: self._count])
 
     def arrived(self):
-        """(dk, dv): what others found for this rank's K and V."""
+        """[(dk, dv)], parts of what others found for this rank's K and V, in the order of the steps."""
         self._collect()
-        return views(self._sums, self._k, self._v, self._call.pieces[self._call.rank])
+        return [self._views(part) for part in self._parts]
 
     def _collect(self):
-        """Adds what has come, in the order of the steps. What alone comes is left as it is."""
+        """Keeps what has come; a few parts, and where there are more their sum."""
         if self._coming is None:
             return
         come, wait = self._coming
         wait()
-        if self._sums is not None:
-            self._sums.add_(come)
-        elif len(self._call.pieces) > 2:
-            self._sums = come.to(self._dtype, copy=True)
-        else:
-            self._sums = come
+        if len(self._parts) == _MOST_PARTS:
+            total = come.new_empty(self._count, dtype=self._dtype)
+            for n, tensor in enumerate(self._views(total)):
+                ops.add_up([self._views(part)[n] for part in self._parts], tensor)
+            self._parts = [total]
+        self._parts.append(come)
+
+    def _views(self, part):
+        return views(part, self._k, self._v, self._call.pieces[self._call.rank])

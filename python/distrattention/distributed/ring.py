@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 from distrattention import ops  # first, for it says in words what is missing
 from distrattention.distributed.columns import Columns
 from distrattention.distributed.layout import Piece, rank_in, rows_of, size_of
-from distrattention.distributed.travel import Messages, add, are_of_all_keys
+from distrattention.distributed.travel import Messages, are_of_all_keys, gather
 
 import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
@@ -159,9 +159,8 @@ class _Ring(torch.autograd.Function):
         arrived = home.arrived()
         grads = tuple(torch.empty_like(tensor) for tensor in (q, k, v))
         for share, found in zip(shares, own):
-            results = [grad[:, share.keys] for grad in grads[1:]]
-            others = arrived and [tensor[:, share.keys] for tensor in arrived]
-            _finish(found, others or [torch.zeros_like(grad, dtype=sums_dtype) for grad in results], results)
+            of_share = [[tensor[:, share.keys] for tensor in pair] for pair in (*arrived, grads[1:])]
+            _finish(found, of_share[:-1], of_share[-1], sums_dtype)
         sums.finish(grads[0])
         return *grads, None, None, None
 
@@ -243,28 +242,16 @@ def _merged(parts, out, lse):
 
 
 def _added(parts, total):
-    """The sum of (tensor,)s, rounded once to the total's dtype."""
-    if not parts:
-        total.zero_()
-        return
-    (first,), *others = parts
-    if not others:
-        total.copy_(first)
-        return
-    if len(others) > 1 or total.dtype != first.dtype:
-        first = first.to(ops.lse_dtype(total.dtype))
-    for (tensor,) in others[:-1]:
-        first = first + tensor
-    torch.add(first, *others[-1], out=total)
+    ops.add_up([tensor for (tensor,) in parts], total)
 
 
-def _finish(found, others, results):
-    """The gradients of this rank's keys: the sums of what others found and what was found here, rounded once. `others`
-    may be written over."""
-    if are_of_all_keys(found, others):
-        for result, total, some in zip(results, others, found[0][1:]):
-            torch.add(total, some, out=result)
-        return
-    add(found, others)
-    for result, total in zip(results, others):
-        result.copy_(total)
+def _finish(found, of_others, results, dtype):
+    """The gradients of this rank's keys: the sums of what was found here, [(keys of the pair, dk, dv)], and what others
+    found, [(dk, dv)]."""
+    if are_of_all_keys(found, results):
+        _, *own = found[0]
+    else:
+        own = [torch.empty_like(result, dtype=dtype) for result in results]
+        gather(found, own)
+    for n, result in enumerate(results):
+        ops.add_up([*(parts[n] for parts in of_others), own[n]], result)

@@ -96,9 +96,9 @@ class _Following:
         self._moving = Moving(buffer, self._arriving, self._call.group, _GRADIENTS)
 
     def arrived(self):
-        """(dk, dv): what others found for this rank's K and V; None where there are no others."""
+        """[(dk, dv)], parts of what others found for this rank's K and V."""
         buffer = self._wait()
-        return None if buffer is None else views(buffer, self._k, self._v, self._call.pieces[self._call.rank])
+        return [] if buffer is None else [views(buffer, self._k, self._v, self._call.pieces[self._call.rank])]
 
     def _wait(self):
         if self._moving:
