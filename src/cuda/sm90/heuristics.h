@@ -152,7 +152,7 @@ struct Waves {
 
 // How many heads a backward interleaves (cuda/backward_scheduler.cuh): those whose Q, dO and sums of dQ stay in the L2
 // together, but enough for two thread blocks an SM, or four where attention is causal, so that the long ones of the
-// last heads do not begin late. More make a call of many heads slower by up to 5 % (docs/kernel-log.md, sm90/backward,
+// last heads do not begin late. More make a call of many heads slower by up to 6 % (docs/kernel-log.md, sm90/backward,
 // step 14). columns, values: the kernel's.
 [[nodiscard]] inline int interleaved_backward_heads(const Problem& problem, std::int64_t columns, std::int64_t values,
                                                     std::int64_t key_tile_rows, std::int64_t num_sms) {
