@@ -214,14 +214,16 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
     std::optional<std::int64_t> key_offset, double skip, bool finish, bool deterministic,
     std::optional<std::int64_t> first_row, std::optional<std::int64_t> first_key,
     std::optional<std::int64_t> window_left, std::optional<std::int64_t> window_right, double softcap) {
-  // The library writes dQ, dK and dV with the strides that it reads Q, K and V with.
   Tensor d_q = dense_like(q_in), d_k = dense_like(k_in), d_v = dense_like(v_in);
-  const Tensor q = laid_out_like(d_q, q_in), k = laid_out_like(d_k, k_in), v = laid_out_like(d_v, v_in);
+  const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
   const Settings settings = settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
                                         {window, sinks, key_offset, skip, finish, part_of(first_row, first_key)},
                                         {window_left, window_right}, softcap);
   Call call = make_call(q, k, v, settings);
   add_mask(call, q, mask);
+  call.problem.d_q = strides_of(d_q);
+  call.problem.d_k = strides_of(d_k);
+  call.problem.d_v = strides_of(d_v);
 
   const std::array lse_shape{q.size(0), q.size(1), q.size(2)};
   const std::array o_shape{q.size(0), q.size(1), q.size(2), v.size(3)};
@@ -229,7 +231,7 @@ std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
   require(q, "out", o_in, q.scalar_type(), o_shape);
   require(q, "the gradient of out", d_o_in, q.scalar_type(), o_shape);
   require(q, "lse", lse_in, type_of_lse, lse_shape);
-  const Tensor o = laid_out_like(dense_like(o_in), o_in), d_o = laid_out_like(o, d_o_in);
+  const auto [o, d_o] = laid_out_alike(o_in, d_o_in);
   const Tensor lse = packed(lse_in);
   OptionalTensor d_lse;
   if (d_lse_in) {

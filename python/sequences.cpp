@@ -108,7 +108,7 @@ std::tuple<Tensor, Tensor, Tensor> attend_packed_backward(
     std::optional<std::int64_t> window_left, std::optional<std::int64_t> window_right, double softcap,
     bool deterministic) {
   Tensor d_q = dense_like(q_in), d_k = dense_like(k_in), d_v = dense_like(v_in);
-  const Tensor q = laid_out_like(d_q, q_in), k = laid_out_like(d_k, k_in), v = laid_out_like(d_v, v_in);
+  const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
   PackedCall with(q, k, v, starts_q, starts_k, longest_q, longest_k,
                   exact(causal, scale, window_left, window_right, softcap));
   Call& call = with.call;
@@ -118,7 +118,7 @@ std::tuple<Tensor, Tensor, Tensor> attend_packed_backward(
   require(q, "out", o_in, q.scalar_type(), o_shape);
   require(q, "the gradient of out", d_o_in, q.scalar_type(), o_shape);
   require(q, "lse", lse_in, type_of_lse, lse_shape);
-  const Tensor o = laid_out_like(dense_like(o_in), o_in), d_o = laid_out_like(o, d_o_in);
+  const auto [o, d_o] = laid_out_alike(o_in, d_o_in);
   const Tensor lse = packed(lse_in);
   OptionalTensor d_lse;
   if (d_lse_in) {
@@ -126,6 +126,9 @@ std::tuple<Tensor, Tensor, Tensor> attend_packed_backward(
     d_lse = packed(*d_lse_in);
   }
   call.problem.o = strides_of(as_one_entry("out", o));
+  call.problem.d_q = strides_of(as_one_entry("the gradient of q", d_q));
+  call.problem.d_k = strides_of(as_one_entry("the gradient of k", d_k));
+  call.problem.d_v = strides_of(as_one_entry("the gradient of v", d_v));
   call.execution.deterministic = deterministic;
   const Plan plan = plan_of(Operation::backward, call);
   const OptionalTensor workspace = add_workspace(call, plan.workspace_bytes(), q);

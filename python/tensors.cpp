@@ -254,15 +254,19 @@ Tensor dense_like(const Tensor& tensor) {
   return has_unit_rows(result) ? result : empty(tensor, tensor.sizes(), tensor.scalar_type());
 }
 
-Tensor laid_out_like(const Tensor& layout, const Tensor& tensor) {
-  const auto have = tensor.strides();
-  const auto want = layout.strides();
-  if (std::equal(have.begin(), have.end(), want.begin(), want.end()) && is_aligned(tensor)) {
-    return tensor;
+std::pair<Tensor, Tensor> laid_out_alike(const Tensor& first, const Tensor& second) {
+  const auto strides = first.strides(), others = second.strides();
+  if (std::equal(strides.begin(), strides.end(), others.begin(), others.end()) && has_unit_rows(first) &&
+      is_aligned(first) && is_aligned(second)) {
+    return {first, second};
   }
-  Tensor copy = allocated(layout, [&] { return torch::stable::empty_like(layout); });
-  torch::stable::copy_(copy, tensor);
-  return copy;
+  const auto dense = [](const Tensor& tensor) {
+    Tensor copy = empty(tensor, tensor.sizes(), tensor.scalar_type());
+    torch::stable::copy_(copy, tensor);
+    return copy;
+  };
+  return {first.is_contiguous() && is_aligned(first) ? first : dense(first),
+          second.is_contiguous() && is_aligned(second) ? second : dense(second)};
 }
 
 Settings settings_of(const std::string& causal, std::optional<double> scale, const std::string& strategy,

@@ -11,6 +11,7 @@
 #include <cstdint>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "distr/plan.h"
@@ -58,8 +59,8 @@ void require(const Tensor& q, const char* name, const Tensor& tensor, ScalarType
 [[nodiscard]] Tensor with_unit_rows(const Tensor& tensor);
 // An uninitialized tensor that is laid out like `tensor`, without its holes and repetitions, and with contiguous rows.
 [[nodiscard]] Tensor dense_like(const Tensor& tensor);
-// The tensor with the strides of `layout`, copied where it has others, or on CUDA an address that 16 does not divide.
-[[nodiscard]] Tensor laid_out_like(const Tensor& layout, const Tensor& tensor);
+// Two tensors of one shape with the same strides, as with_unit_rows() would have them, copied where that takes it.
+[[nodiscard]] std::pair<Tensor, Tensor> laid_out_alike(const Tensor& first, const Tensor& second);
 
 // What Grouping says of near keys and skipped tiles.
 struct NearKeys {

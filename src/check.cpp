@@ -6,6 +6,7 @@
 #include <cstdlib>
 #include <string>
 
+#include "common/gradient_strides.h"
 #include "common/near.h"
 #include "common/sequence.h"
 
@@ -166,9 +167,10 @@ void check(const Problem& problem, const Grouping& grouping, Device device, cons
   require(tensors.d_k, "dK", has_keys(problem));
   require(tensors.d_v, "dV", has_keys(problem));
   const auto [total_q, total_k] = problem.packed.value_or(PackedRows{});
-  require_distinct("dQ", problem.q, problem, problem.heads_q, problem.seq_q, total_q, problem.head_dim);
-  require_distinct("dK", problem.k, problem, problem.heads_kv, problem.seq_k, total_k, problem.head_dim);
-  require_distinct("dV", problem.v, problem, problem.heads_kv, problem.seq_k, total_k, problem.head_dim_v);
+  const common::GradientStrides strides = common::gradient_strides(problem);
+  require_distinct("dQ", strides.q, problem, problem.heads_q, problem.seq_q, total_q, problem.head_dim);
+  require_distinct("dK", strides.k, problem, problem.heads_kv, problem.seq_k, total_k, problem.head_dim);
+  require_distinct("dV", strides.v, problem, problem.heads_kv, problem.seq_k, total_k, problem.head_dim_v);
   if (tensors.d_mask != nullptr && problem.mask.kind != MaskKind::additive) {
     throw Error(Status::invalid_argument,
                 "the mask's gradient is wanted, but the mask is not additive; allowed: null, or an additive mask");

@@ -109,6 +109,8 @@ struct Problem {
   /// longest lengths, and the strides of the batch are not read.
   bool key_lengths = false;  ///< excludes `packed`; in the forward alone
   std::optional<PackedRows> packed = std::nullopt;
+  /// Of dQ, dK and dV, which must not overlap; empty: those of Q, K and V.
+  std::optional<Strides> d_q = std::nullopt, d_k = std::nullopt, d_v = std::nullopt;
 
   /// `scale`, or its default.
   [[nodiscard]] double softmax_scale() const noexcept;

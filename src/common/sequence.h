@@ -9,6 +9,7 @@
 #include <string>
 #include <type_traits>
 
+#include "common/gradient_strides.h"
 #include "common/mask.h"
 #include "distr/attention.h"
 
@@ -100,9 +101,10 @@ void with_sequence(const Problem& problem, const Tensors& tensors, std::int64_t 
     if (from.d_lse != nullptr) {
       advance(from.d_lse, size_of(problem.lse_dtype()), vectors);
     }
-    advance(from.d_q, bytes, at(problem.q, sequence.first_row));
-    advance(from.d_k, bytes, at(problem.k, sequence.first_key));
-    advance(from.d_v, bytes, at(problem.v, sequence.first_key));
+    const GradientStrides strides = gradient_strides(problem);
+    advance(from.d_q, bytes, at(strides.q, sequence.first_row));
+    advance(from.d_k, bytes, at(strides.k, sequence.first_key));
+    advance(from.d_v, bytes, at(strides.v, sequence.first_key));
   }
   function(own, from, std::int64_t{0});
 }

@@ -16,6 +16,7 @@
 #include <cmath>
 #include <cstdint>
 
+#include "common/gradient_strides.h"
 #include "cpu/score_gradient-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -28,8 +29,8 @@ void write_dq(const Problem& problem, const Grouping& grouping, const BackwardTe
               const float* dq_hat) {
   const DqLayout layout(problem, grouping);
   const std::int64_t first_row = (tile.b * problem.heads_q + tile.h) * problem.seq_q + tile.first;
-  T* d_q =
-      static_cast<T*>(tensors.d_q) + tile.b * problem.q.batch + tile.h * problem.q.head + tile.first * problem.q.row;
+  const Strides strides = common::gradient_strides(problem).q;
+  T* d_q = static_cast<T*>(tensors.d_q) + tile.b * strides.batch + tile.h * strides.head + tile.first * strides.row;
   for (const Segment& segment : find_segments(problem, grouping, tensors, tile)) {
     const common::Groups& groups = segment.groups;
     for (std::int64_t n = segment.first; n < segment.first + segment.rows; ++n) {
@@ -50,7 +51,7 @@ void write_dq(const Problem& problem, const Grouping& grouping, const BackwardTe
       for (std::int64_t c = 0; layout.has_near && c < problem.head_dim; ++c) {
         row[static_cast<std::size_t>(c)] += sums[layout.near + c];
       }
-      store_row(row.data(), problem.head_dim, d_q + n * problem.q.row);
+      store_row(row.data(), problem.head_dim, d_q + n * strides.row);
     }
   }
 }
@@ -106,10 +107,11 @@ class KeyStripTask {
         add_tile(tile, index, strip, seen);
       }
     }
-    write(dk_transposed_, problem_.head_dim,
-          static_cast<T*>(tensors_.d_k) + b * problem_.k.batch + h_kv * problem_.k.head, problem_.k.row, first_key);
-    write(dv_transposed_, problem_.head_dim_v,
-          static_cast<T*>(tensors_.d_v) + b * problem_.v.batch + h_kv * problem_.v.head, problem_.v.row, first_key);
+    const auto [_, d_k, d_v] = common::gradient_strides(problem_);
+    write(dk_transposed_, problem_.head_dim, static_cast<T*>(tensors_.d_k) + b * d_k.batch + h_kv * d_k.head, d_k.row,
+          first_key);
+    write(dv_transposed_, problem_.head_dim_v, static_cast<T*>(tensors_.d_v) + b * d_v.batch + h_kv * d_v.head, d_v.row,
+          first_key);
   }
 
  private:

@@ -2,6 +2,7 @@
 // Backward in float64 (method, 3), the order held constant. Allocates one head as doubles, never N x N.
 #include <array>
 
+#include "common/gradient_strides.h"
 #include "common/sequence.h"
 #include "reference/head_scores.h"
 
@@ -127,7 +128,7 @@ void backward_head(const Problem& problem, const Grouping& grouping, const Backw
       spread_dk(groups, dk_hat, kv.d_k);
     }
   }
-  store_rows(d_q, tensors.d_q, problem.dtype, problem.q, head.b, head.h);
+  store_rows(d_q, tensors.d_q, problem.dtype, common::gradient_strides(problem).q, head.b, head.h);
 }
 
 // The query heads of KV head h_kv in batch entry b.
@@ -138,8 +139,9 @@ void backward_kv_head(const Problem& problem, const Grouping& grouping, const Ba
   for (std::int64_t h = h_kv * group; h < (h_kv + 1) * group; ++h) {
     backward_head(problem, grouping, tensors, {b, h, h_kv}, kv, d_mask);
   }
-  store_rows(kv.d_k, tensors.d_k, problem.dtype, problem.k, b, h_kv);
-  store_rows(kv.d_v, tensors.d_v, problem.dtype, problem.v, b, h_kv);
+  const common::GradientStrides strides = common::gradient_strides(problem);
+  store_rows(kv.d_k, tensors.d_k, problem.dtype, strides.k, b, h_kv);
+  store_rows(kv.d_v, tensors.d_v, problem.dtype, strides.v, b, h_kv);
 }
 
 }  // namespace

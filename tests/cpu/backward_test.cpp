@@ -3,9 +3,12 @@
 
 #include <hwy/highway.h>
 
+#include <array>
 #include <cmath>
+#include <cstring>
 #include <limits>
 #include <random>
+#include <tuple>
 
 #include "support/oracle.h"
 #include "support/types_of_case.h"
@@ -103,6 +106,57 @@ TEST(CpuBackward, NanAndInfinityGoWhereTheyGoInExactAttention) {
         EXPECT_EQ(test::check_backward(backward, instance), "") << name << ", " << value << " in "
                                                                 << "qkv"[which];
       }
+    }
+  }
+}
+
+// With gradients [B, H, N, d] that lie in memory as [B, N, H, d] and three more numbers, and are copied from there.
+void backward_into_other_strides(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
+                                 const Execution& execution) {
+  struct Gradient {
+    Strides to, from;
+    std::int64_t heads, rows, columns;
+    void* data;
+    Buffer buffer;
+  };
+  const auto gradient = [&](const Strides& to, std::int64_t heads, std::int64_t rows, std::int64_t columns,
+                            void* data) {
+    const std::int64_t row = heads * columns + 3;
+    return Gradient{to,   {.batch = rows * row, .head = columns, .row = row}, heads, rows, columns,
+                    data, {problem.batch * rows * row, problem.dtype}};
+  };
+  std::array gradients{
+      gradient(problem.q, problem.heads_q, problem.seq_q, problem.head_dim, tensors.d_q),
+      gradient(problem.k, problem.heads_kv, problem.seq_k, problem.head_dim, tensors.d_k),
+      gradient(problem.v, problem.heads_kv, problem.seq_k, problem.head_dim_v, tensors.d_v),
+  };
+  Problem own = problem;
+  std::tie(own.d_q, own.d_k, own.d_v) = std::tuple(gradients[0].from, gradients[1].from, gradients[2].from);
+  BackwardTensors into = tensors;
+  std::tie(into.d_q, into.d_k, into.d_v) =
+      std::tuple(gradients[0].buffer.data(), gradients[1].buffer.data(), gradients[2].buffer.data());
+  backward(own, grouping, into, execution);
+  for (Gradient& g : gradients) {
+    EXPECT_TRUE(g.buffer.canaries_intact());
+    const auto start = [&](const Strides& s, std::int64_t row) {
+      return static_cast<std::size_t>(row / g.rows / g.heads * s.batch + row / g.rows % g.heads * s.head +
+                                      row % g.rows * s.row) *
+             size_of(problem.dtype);
+    };
+    for (std::int64_t row = 0; row < problem.batch * g.heads * g.rows; ++row) {
+      std::memcpy(static_cast<std::byte*>(g.data) + start(g.to, row),
+                  static_cast<const std::byte*>(g.buffer.data()) + start(g.from, row),
+                  static_cast<std::size_t>(g.columns) * size_of(problem.dtype));
+    }
+  }
+}
+
+TEST(CpuBackward, GradientsMayHaveStridesOfTheirOwn) {
+  for (const char* name : {"odd sizes", "lsh, mean", "energy", "softcap, causal, GQA"}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {  // f64: the reference
+      Instance instance(test::with_dtype(test::find(name), dtype));
+      EXPECT_EQ(test::check_backward(backward_into_other_strides, instance), "")
+          << name << ", " << test::name_of(dtype);
     }
   }
 }

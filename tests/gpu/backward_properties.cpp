@@ -205,12 +205,82 @@ std::string near_to_all_keys_is_exact(const BackwardKernel& kernel, DType dtype)
   return asked ? "" : kNotAsked;
 }
 
+// A tensor [B, H, N, d] in memory [B, N, H, d], behind its other rows' room for `more` numbers.
+Strides rows_first(std::int64_t heads, std::int64_t rows, std::int64_t columns, std::int64_t more) {
+  const std::int64_t row = heads * columns + more;
+  return {.batch = rows * row, .head = columns, .row = row};
+}
+
+std::vector<double> in_order(const Buffer& buffer, const Strides& strides, std::int64_t batch, std::int64_t heads,
+                             std::int64_t rows, std::int64_t columns) {
+  std::vector<double> result;
+  for (std::int64_t n = 0; n < batch * heads * rows * columns; ++n) {
+    const std::int64_t row = n / columns;
+    result.push_back(buffer.at(row / rows / heads * strides.batch + row / rows % heads * strides.head +
+                               row % rows * strides.row + n % columns));
+  }
+  return result;
+}
+
+// dQ, dK and dV with strides of their own have the bits that they have with those of Q, K and V.
+std::string gradients_lie_anywhere(const BackwardKernel& kernel, DType dtype) {
+  bool asked = false;
+  for (const std::int64_t block : {0, 128, 1000}) {  // 0: exact attention
+    for (const std::int64_t window : {-1, 0}) {
+      Case test_case;
+      test_case.name = "gradients that lie anywhere";
+      Problem& p = test_case.problem;
+      p.dtype = dtype;
+      p.batch = p.heads_q = 2;
+      p.seq_q = 150;
+      p.seq_k = 200;
+      p.head_dim = 36;
+      p.head_dim_v = 24;
+      p = contiguous(p);
+      test_case.grouping.strategy = block == 0 ? Strategy::exact : Strategy::energy;
+      if (block > 0) {
+        test_case.grouping.group_size = 2;
+        test_case.grouping.block = block;
+        test_case.grouping.order_from = OrderFrom::own;
+      }
+      if (window >= 0 && block > 0) {
+        test_case.grouping.window = window;
+      }
+      if ((window >= 0 && block == 0) || !kernel.supports(p, test_case.grouping).empty()) {
+        continue;
+      }
+      asked = true;
+      Instance instance(test_case);
+      Gradients wanted(instance);
+      wanted.run(kernel, instance, test_case.grouping);
+      Problem& own = instance.test_case.problem;
+      own.d_q = rows_first(2, 150, 36, 1);  // rows that nothing wide can be stored to
+      own.d_k = rows_first(1, 200, 36, 0);
+      own.d_v = rows_first(1, 200, 24, 8);
+      Gradients found(instance);
+      found.d_q = Buffer(2 * own.d_q->batch, dtype);
+      found.d_k = Buffer(2 * own.d_k->batch, dtype);
+      found.d_v = Buffer(2 * own.d_v->batch, dtype);
+      found.run(kernel, instance, test_case.grouping);
+      if (differ(kernel, in_order(found.d_q, *own.d_q, 2, 2, 150, 36), in_order(wanted.d_q, p.q, 2, 2, 150, 36),
+                 dtype) ||
+          in_order(found.d_k, *own.d_k, 2, 1, 200, 36) != in_order(wanted.d_k, p.k, 2, 1, 200, 36) ||
+          in_order(found.d_v, *own.d_v, 2, 1, 200, 24) != in_order(wanted.d_v, p.v, 2, 1, 200, 24)) {
+        return "blocks of " + std::to_string(block) + ", window " + std::to_string(window) +
+               ": gradients with strides of their own differ";
+      }
+    }
+  }
+  return asked ? "" : kNotAsked;
+}
+
 }  // namespace
 
 std::vector<Property<BackwardKernel>> backward_properties() {
   return {{"G = 1 is exact", group_size_one_is_exact},
           {"with previous, dQ never sees the future", dq_never_sees_the_future},
           {"near to all keys is exact", near_to_all_keys_is_exact},
+          {"gradients lie anywhere", gradients_lie_anywhere},
           {"long sums lose little",
            [](const BackwardKernel& kernel, DType dtype) { return long_sums_lose_little(kernel, dtype); }},
           {"sequences end anywhere",

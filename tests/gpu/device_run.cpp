@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 #include "gpu/device_run.h"
+#include "common/gradient_strides.h"
 
 #include <cuda_runtime.h>
 
@@ -320,9 +321,10 @@ BackwardTensors place(Session& session, const Problem& p, const Grouping& g, con
   device.lse = session.input(host.lse, rows_of(p), "LSE");
   device.d_o = session.input(host.d_o, o, "dO");
   device.d_lse = session.input(host.d_lse, rows_of(p), "dLSE");
-  device.d_q = session.sum(host.d_q, elements(p, p.q, p.heads_q, query_rows(p), p.head_dim), "dQ");
-  device.d_k = session.output(host.d_k, elements(p, p.k, p.heads_kv, key_rows(p), p.head_dim), "dK");
-  device.d_v = session.output(host.d_v, elements(p, p.v, p.heads_kv, key_rows(p), p.head_dim_v), "dV");
+  const auto [d_q, d_k, d_v] = common::gradient_strides(p);
+  device.d_q = session.sum(host.d_q, elements(p, d_q, p.heads_q, query_rows(p), p.head_dim), "dQ");
+  device.d_k = session.output(host.d_k, elements(p, d_k, p.heads_kv, key_rows(p), p.head_dim), "dK");
+  device.d_v = session.output(host.d_v, elements(p, d_v, p.heads_kv, key_rows(p), p.head_dim_v), "dV");
   device.d_mask = session.output(host.d_mask, mask_elements(p, true), "dMask");
   return device;
 }

@@ -6,9 +6,8 @@
 //
 // Four kernels, of 16 x 16 threads each, that compute the scores of a tile anew as the forward does:
 //   delta: D, one warp a row;
-//   dQ: a block owns up to 64 rows of one block of Q and 128 groups (grid.y), and meets all keys; with near keys it
-//   owns
-//     128 columns (backward_near.cuh);
+//   dQ: a block owns up to 64 rows of one block of Q and 128 groups (grid.y), with near keys 128 columns
+//     (backward_near.cuh), and meets all keys;
 //   dK: a block owns 64 keys of a KV head and 128 columns, and meets all tiles of the queries of its heads, in order;
 //   dV: likewise.
 // Thread (y, x) keeps a 4 x 8 piece of the sum in registers. Shared memory: the staged factors (Staged), in turn with
@@ -16,6 +15,7 @@
 // The gradient of a mask is in mask_gradient.cu.
 #include <algorithm>
 
+#include "common/gradient_strides.h"
 #include "common/sequence.h"
 #include "cuda/launch.h"
 #include "cuda/mask_gradient.h"
@@ -70,10 +70,10 @@ template <class T>
 __device__ void spread_dq(const BackwardArguments& arguments, const Tile& tile, const TileGroups& groups,
                           int first_group, const float (&r_dq)[4][8]) {
   const int y = static_cast<int>(threadIdx.x) / 16;
-  T* d_q = rows_at<T>(arguments.d_q, arguments.problem.q, tile.b, tile.h, tile.first);
+  T* d_q = rows_at<T>(arguments.d_q, arguments.d_q_strides, tile.b, tile.h, tile.first);
 #pragma unroll
   for (int row = 0; row < 4; ++row) {
-    T* to = d_q + (4 * y + row) * arguments.problem.q.row;
+    T* to = d_q + (4 * y + row) * arguments.d_q_strides.row;
 #pragma unroll
     for (int n = 0; n < 8; ++n) {
       const int g = first_group + column_of(n);
@@ -89,7 +89,7 @@ __device__ void spread_dq(const BackwardArguments& arguments, const Tile& tile, 
   const int kept = groups.count * groups.members;
   const int dropped = first_group == 0 ? max(groups.columns - kept, 0) : 0;
   for (int n = static_cast<int>(threadIdx.x); n < dropped * static_cast<int>(tile.rows); n += kThreads) {
-    d_q[n / dropped * arguments.problem.q.row + groups.order[kept + n % dropped]] = from_float<T>(0);
+    d_q[n / dropped * arguments.d_q_strides.row + groups.order[kept + n % dropped]] = from_float<T>(0);
   }
 }
 
@@ -201,7 +201,8 @@ __device__ __forceinline__ void compute_dv(const BackwardArguments& arguments, s
       accumulate(shared.weights + staged * kPitch, shared.wide, columns, finite, 0, r_dv);
     }
   });
-  store_owned(problem, owned, rows_at<T>(arguments.d_v, problem.v, owned.b, owned.h_kv, owned.first_key), problem.v.row,
+  const Strides& strides = arguments.d_v_strides;
+  store_owned(problem, owned, rows_at<T>(arguments.d_v, strides, owned.b, owned.h_kv, owned.first_key), strides.row,
               columns, 1.0F, r_dv);
 }
 
@@ -256,7 +257,8 @@ __device__ __forceinline__ void compute_dk(const BackwardArguments& arguments, s
       accumulate(shared.weights + staged * kPitch, shared.wide, columns, finite, unused, r_dk);
     }
   });
-  store_owned(problem, owned, rows_at<T>(arguments.d_k, problem.k, owned.b, owned.h_kv, owned.first_key), problem.k.row,
+  const Strides& strides = arguments.d_k_strides;
+  store_owned(problem, owned, rows_at<T>(arguments.d_k, strides, owned.b, owned.h_kv, owned.first_key), strides.row,
               columns, arguments.scale, r_dk);
 }
 
@@ -295,6 +297,9 @@ BackwardArguments arguments_of(const Problem& problem, const Grouping& grouping)
   result.lengths = DeviceLengths(problem);
   result.lse_stride = lse_stride(result.lengths, result.problem);
   result.key_tiles = common::ceil_div(problem.seq_k, kSide);
+  result.d_q_strides = common::gradient_strides(problem).q;
+  result.d_k_strides = common::gradient_strides(problem).k;
+  result.d_v_strides = common::gradient_strides(problem).v;
   return result;
 }
 

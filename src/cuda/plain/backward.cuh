@@ -23,19 +23,20 @@ struct BackwardArguments {
   std::int64_t tiles;          // of a block
   std::int64_t tiles_of_head;  // of a query head
   float scale;
-  const void* q;               // [batch, heads_q, seq_q, d]
-  const void* k;               // [batch, heads_kv, seq_k, d]
-  const void* v;               // [batch, heads_kv, seq_k, dv]
-  const std::int32_t* order;   // [batch, heads_q, blocks, d]
-  const float* key_means;      // [batch, heads_kv, means, d], where far scores keep them
-  const void* o;               // [batch, heads_q, seq_q, dv]
-  const float* lse;            // [batch, heads_q, seq_q]
-  const void* d_o;             // as o
-  const float* d_lse;          // as lse, or null
-  float* delta;                // [batch, heads_q, seq_q]: D = rowsum(dO * O) - dLSE
-  void* d_q;                   // as q
-  void* d_k;                   // as k
-  void* d_v;                   // as v
+  const void* q;              // [batch, heads_q, seq_q, d]
+  const void* k;              // [batch, heads_kv, seq_k, d]
+  const void* v;              // [batch, heads_kv, seq_k, dv]
+  const std::int32_t* order;  // [batch, heads_q, blocks, d]
+  const float* key_means;     // [batch, heads_kv, means, d], where far scores keep them
+  const void* o;              // [batch, heads_q, seq_q, dv]
+  const float* lse;           // [batch, heads_q, seq_q]
+  const void* d_o;            // as o
+  const float* d_lse;         // as lse, or null
+  float* delta;               // [batch, heads_q, seq_q]: D = rowsum(dO * O) - dLSE
+  void* d_q;                  // [batch, heads_q, seq_q, d]
+  void* d_k;                  // [batch, heads_kv, seq_k, d]
+  void* d_v;                  // [batch, heads_kv, seq_k, dv]
+  Strides d_q_strides, d_k_strides, d_v_strides;
   float* d_mask;               // [mask_shape], contiguous
   std::int64_t mask_shape[4];  // 1 along the axes that repeat
   DeviceLengths lengths;       // where they are data
@@ -49,17 +50,14 @@ __device__ void enter(BackwardArguments& arguments, std::int64_t b) {
   DeviceProblem& problem = arguments.problem;
   const DeviceLengths& lengths = arguments.lengths;
   const DeviceSequence sequence(problem, lengths, b);
-  const std::int64_t q = entry_offset(lengths, problem.q, b, sequence.first_row);
-  const std::int64_t k = entry_offset(lengths, problem.k, b, sequence.first_key);
-  const std::int64_t v = entry_offset(lengths, problem.v, b, sequence.first_key);
   const std::int64_t rows = lse_offset(lengths, problem, b, sequence.first_row);
-  advance<T>(arguments.q, q);
-  advance<T>(arguments.k, k);
-  advance<T>(arguments.v, v);
+  advance<T>(arguments.q, entry_offset(lengths, problem.q, b, sequence.first_row));
+  advance<T>(arguments.k, entry_offset(lengths, problem.k, b, sequence.first_key));
+  advance<T>(arguments.v, entry_offset(lengths, problem.v, b, sequence.first_key));
   advance<T>(arguments.d_o, entry_offset(lengths, problem.o, b, sequence.first_row));
-  advance<T>(arguments.d_q, q);
-  advance<T>(arguments.d_k, k);
-  advance<T>(arguments.d_v, v);
+  advance<T>(arguments.d_q, entry_offset(lengths, arguments.d_q_strides, b, sequence.first_row));
+  advance<T>(arguments.d_k, entry_offset(lengths, arguments.d_k_strides, b, sequence.first_key));
+  advance<T>(arguments.d_v, entry_offset(lengths, arguments.d_v_strides, b, sequence.first_key));
   arguments.lse += rows;
   arguments.delta += rows;
   enter(problem, lengths, sequence);

@@ -72,11 +72,11 @@ __global__ void __launch_bounds__(kThreads, 1) near_dq_kernel(const __grid_const
     }
   }
   const int y = static_cast<int>(threadIdx.x) / 16;
-  T* d_q = rows_at<T>(arguments.d_q, problem.q, tile.b, tile.h, tile.first) + first_column;
+  T* d_q = rows_at<T>(arguments.d_q, arguments.d_q_strides, tile.b, tile.h, tile.first) + first_column;
   for (int row = 0; row < 4; ++row) {
     for (int n = 0; n < 8; ++n) {
       if (4 * y + row < tile.rows && column_of(n) < columns) {
-        d_q[(4 * y + row) * problem.q.row + column_of(n)] = from_float<T>(arguments.scale * r_dq[row][n]);
+        d_q[(4 * y + row) * arguments.d_q_strides.row + column_of(n)] = from_float<T>(arguments.scale * r_dq[row][n]);
       }
     }
   }

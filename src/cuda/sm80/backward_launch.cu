@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // With Q~ = q_hat spread over the d columns, q_hat k_hat^T = Q~ K^T: the grouped backward is the exact one of Q~, whose
 // dQ~ is summed over each group (method, 3). So one pair of kernels serves every grouping.
+#include "common/gradient_strides.h"
 #include "cuda/sm80/backward_launch.h"
 
 #include <algorithm>
@@ -96,9 +97,10 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder o
     dq_accum_ = Part<float>(workspace, "sums of dQ", p.batch * p.heads_q * rows_.stats_rows * variant_.dim);
   }
   parameters_.scale = static_cast<float>(p.softmax_scale());
-  parameters_.d_q_strides = p.q;
-  parameters_.d_k_strides = p.k;
-  parameters_.d_v_strides = p.v;
+  const auto [d_q, d_k, d_v] = common::gradient_strides(p);
+  parameters_.d_q_strides = d_q;
+  parameters_.d_k_strides = d_k;
+  parameters_.d_v_strides = d_v;
 }
 
 void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* stream) const {

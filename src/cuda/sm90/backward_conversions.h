@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cstdint>
 
+#include "common/gradient_strides.h"
 #include "cuda/sm90/backward_convert.h"
 #include "cuda/sm90/backward_variants.h"
 #include "cuda/sm90/heuristics.h"
@@ -57,6 +58,7 @@ struct BackwardConversions {
   r.members = device.members;
   r.scale = parameters.scale;
 
+  const common::GradientStrides strides = common::gradient_strides(p);
   r.padded_rows = rows.of_queries;
   r.sums[0].columns = variants.far.columns;
   r.sums[0].spread = factors == Factors::spread;
@@ -70,7 +72,7 @@ struct BackwardConversions {
   r.packed = {device, parameters.lengths, false};
   r.rows = p.seq_q;
   r.columns = static_cast<int>(p.head_dim);
-  r.strides = p.q;
+  r.strides = strides.q;
   result.q = r;
 
   r.first_row = 0;
@@ -82,14 +84,14 @@ struct BackwardConversions {
   r.sums[0] = {nullptr, variants.far.columns, nullptr, false, Share::all};
   r.blocks = 1;
   r.block = std::max(p.seq_k, p.seq_q);
-  r.strides = p.k;
+  r.strides = strides.k;
   result.k = r;
 
   r.sums[0].columns = variants.far.values;
   r.sums[1].columns = variants.near.values;
   r.scale = 1;
   r.columns = static_cast<int>(p.head_dim_v);
-  r.strides = p.v;
+  r.strides = strides.v;
   result.v = r;
   return result;
 }

@@ -5,6 +5,7 @@
 // With near keys (method, 8) the kernel of Q~ takes Q instead in tiles of queries that a block of keys is near to: one
 // launch, with two sums of dQ. q_hat and k_hat are narrower than Q and K: near and far tiles are launches of their own,
 // and dK and dV have two sums as well. Sums are in fp32, and far ones are added before near ones.
+#include "common/gradient_strides.h"
 #include "cuda/sm90/backward_launch.h"
 
 #include <algorithm>
@@ -166,8 +167,8 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder o
   plan_key_sums(p, workspace);
   parameters_.scale = static_cast<float>(p.softmax_scale());
   parameters_.score_cap = score_cap_of(p);
-  parameters_.d_k_strides = p.k;
-  parameters_.d_v_strides = p.v;
+  parameters_.d_k_strides = common::gradient_strides(p).k;
+  parameters_.d_v_strides = common::gradient_strides(p).v;
   parameters_.interleaved = interleaved_backward_heads(as_one_sequence(p), variant_.columns, variant_.values,
                                                        kKeyTileRows, device_properties().num_sms);
   conversions_ =
