@@ -103,7 +103,7 @@ inline constexpr int kRunLoads = 4;
 inline constexpr int kManyRunLoads = 16;
 [[nodiscard]] inline bool has_many_loads(std::int64_t runs, std::int64_t thread_blocks, std::int64_t columns) {
   constexpr std::int64_t kFewColumns = 32768;
-  return runs > 4 * kRunLoads && thread_blocks * columns <= kFewColumns && columns <= 256;
+  return runs > std::int64_t{4} * kRunLoads && thread_blocks * columns <= kFewColumns && columns <= 256;
 }
 
 }  // namespace energy
