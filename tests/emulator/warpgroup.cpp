@@ -106,7 +106,6 @@ void read_operand(const SharedMatrix& matrix, int count, const float* widened, f
 
 // Four rows of the product: the sums over k of a[k][row + n] b[k], for the blocks of 16 of its columns. Four, as each
 // sum waits for the one before it. `b` is aligned as Vector.
-using Vector [[gnu::vector_size(32), gnu::may_alias]] = float;
 constexpr int kRows = 4;
 void multiply_rows(const float (&a)[16][64], const float (&b)[16][256], int row, int columns,
                    float (&lines)[kRows][256]) {
