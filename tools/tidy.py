@@ -19,6 +19,12 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
+# The analyzer follows calls until it has seen so many states of a function that it gives the rest of it up, as of 44
+# of the command's 276. Where it follows none into the standard library, nor into long functions (of JSON and CLI11,
+# for the most part), it gives up fewer: of null pointers that were planted, one a function, it found 55 of 73 in the
+# command and 86 of 87 in the library, where it had found 18 and 32 of the same, and took a third of the time. What
+# was moved from, which it then misses, bugprone-use-after-move finds.
+ANALYZER = ["c++-stdlib-inlining=false", "max-inlinable-size=4"]  # blocks of a function's control flow
 # What is declared at the start of a line, among it what unnamed namespaces hold: a type, an alias or a constant by its
 # name, a function by its line, since those of other parameters are overloads. And the namespace that follows.
 DECLARED = re.compile(r"^(?:struct|class|enum class|using|constexpr [^=({]*?) ?(\w+)\s*[={;]"
@@ -92,6 +98,7 @@ def check(sources, own, folder):
     unit = folder / f"together_{Path(sources[0]).stem}_{len(sources)}.cpp"
     origin = join(sources, unit)
     own = [*own, *dict.fromkeys(f"-iquote{Path(source).parent}" for source in sources)]
+    own += [word for option in ANALYZER for word in ("-Xclang", "-analyzer-config", "-Xclang", option)]
     result = subprocess.run(["clang-tidy", "--quiet", unit, "--", *own], capture_output=True, text=True, check=False)
     if len(sources) > 1 and "[clang-diagnostic-error]" in result.stdout:
         half = len(sources) // 2

@@ -8,7 +8,7 @@ import warnings
 from dataclasses import dataclass, field
 
 from distrattention import core  # first, for it says in words what is missing
-from distrattention.attention import is_decoding, scaled_dot_product_attention
+from distrattention.attention import explain, is_decoding, scaled_dot_product_attention
 from distrattention.settings import EXACT, Fields, Settings, chosen
 
 import torch  # isort: skip
@@ -151,7 +151,7 @@ class replace_sdpa(TorchFunctionMode):
             self.calls.count(reason)
             return out
         except (RuntimeError, TypeError, ValueError) as error:
-            if not _is_refusal(error):
+            if not _is_refusal(error, arguments, scale, settings):
                 raise
             self._pass_on(error)
             self.calls.count(str(error).splitlines()[0])
@@ -186,10 +186,27 @@ def _is_decoding(query, key, block_size):
     return is_decoding(query.shape[-2], key.shape[-2], block_size)
 
 
-def _is_refusal(error):
-    """Whether the error says that this package does not serve the call. Others, of memory say, are no refusals."""
-    other = isinstance(error, RuntimeError) and not isinstance(error, NotImplementedError)
-    return not other or str(error).startswith(("no kernel on ", "block is "))
+def _is_refusal(error, arguments, scale, settings):
+    """Whether the error is that this package does not serve the call. Others, of memory say, are no refusals."""
+    if not isinstance(error, RuntimeError) or isinstance(error, NotImplementedError):
+        return True
+    try:
+        return not _is_served(arguments, scale, settings)
+    except RuntimeError:
+        try:
+            _is_served(arguments, scale, EXACT)
+        except RuntimeError:
+            return False
+        return True  # it is the settings that do not fit the call
+
+
+def _is_served(arguments, scale, settings):
+    """Whether there is a kernel for the order and for attention. Raises where the call is none that could have one."""
+    query, key, value, attn_mask, _, is_causal = arguments
+    return all(
+        explain(query, key, value, attn_mask, is_causal, scale, operation=operation, settings=settings)["kernel"]
+        for operation in (["forward"] if settings.is_exact else ["grouping", "forward"])
+    )
 
 
 def _is_over_channels(query, key, value, attn_mask, dropout_p, is_causal, scale):

@@ -19,15 +19,11 @@
 #include "cuda/grouping_energy.cuh"
 #include "cuda/grouping_plan.h"
 #include "cuda/grouping_rank.cuh"
+#include "cuda/heuristics.h"
 #include "cuda/workspace.h"
 
 namespace distr::cuda::energy {
 namespace {
-
-constexpr int kOrderGrid = 1024;    // thread blocks of order_blocks, if there are as many blocks of Q
-constexpr int kFewColumns = 32768;  // of all its thread blocks: so few run at once on an H200 with 104 registers each
-constexpr int kRunLoads = 4;        // loads of a thread of order_blocks that are in flight at once
-constexpr int kManyRunLoads = 16;   // the same where columns are few and runs many
 
 // A thread block orders part_blocks blocks of Q of a head, one after another. Of a warp's 16 columns four lanes
 // share two neighbours, and two lanes then count one column's rank.
@@ -164,9 +160,9 @@ Plan Plan::of(const Problem& problem, const Grouping& grouping, WorkspaceLayout&
   const std::int64_t row_bytes = d * static_cast<std::int64_t>(size_of(problem.dtype));
   const std::int64_t heads = problem.batch * problem.heads_q;
   const std::int64_t kv_heads = problem.batch * problem.heads_kv;
-  const std::int64_t part_blocks = std::max<std::int64_t>(1, heads * queries.blocks.value() / kOrderGrid);
+  const std::int64_t part_blocks = blocks_in_turn(heads * queries.blocks.value());
   const std::int64_t parts = common::ceil_div(queries.blocks.value(), part_blocks);
-  const bool many_loads = keys.runs.value() > 4 * kRunLoads && heads * parts * width <= kFewColumns && width <= 256;
+  const bool many_loads = has_many_loads(keys.runs.value(), heads * parts, width);
   const Arguments arguments{queries,
                             keys,
                             d,

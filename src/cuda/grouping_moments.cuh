@@ -8,16 +8,13 @@
 #include <cstdint>
 
 #include "cuda/grouping_loads.cuh"
+#include "cuda/heuristics.h"
 
 namespace distr::cuda::energy {
 
 using grouping::Lane;
 using grouping::QueryPieces;
 using grouping::RowSpan;
-
-inline constexpr int kMaxRuns = 64;    // of a KV head
-inline constexpr int kGridRuns = 256;  // of all heads, about as many as a GPU runs at once
-inline constexpr int kMinRunKeys = 128;
 
 // How the keys of a head are cut. Strip s holds the keys s * length + phase .. (s + 1) * length + phase - 1 as far as
 // they exist. A head has at most 2^29 rows (grouping::unsupported_reason), so 32 bits count them.

@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What was measured and holds for kernels of every architecture: when strategy `auto` should approximate, which tiles
-// share the L2, how rows are shared out that are prepared. What is one architecture's is in its own heuristics.h. Plain
-// C++: a build without CUDA asks it too.
+// share the L2, how rows are shared out that are prepared, and keys and blocks that are ordered. What is one
+// architecture's is in its own heuristics.h. Plain C++: a build without CUDA asks it too.
 #pragma once
 
 #include <algorithm>
@@ -81,6 +81,32 @@ inline constexpr std::array kAdviceCrossoversOfHopper{common::Crossover{64, 1638
   const std::int64_t even = common::ceil_div(kTilesABlock * blocks, std::max(tiles_of_head, std::int64_t{1}));
   return static_cast<int>(std::min(std::max(in_cache, even), problem.batch * problem.heads_q));
 }
+
+// The order of `energy`, on an H200 (docs/kernel-log/grouping.md, cuda/energy).
+namespace energy {
+
+// Into how many runs the keys of a KV head are cut, each for a thread block: up to kMaxRuns (step 14), of all heads
+// about as many as a GPU runs at once.
+inline constexpr int kMaxRuns = 64;
+inline constexpr int kGridRuns = 256;
+inline constexpr int kMinRunKeys = 128;
+
+// How many blocks of Q of a head a thread block orders, one after another (step 5).
+[[nodiscard]] inline std::int64_t blocks_in_turn(std::int64_t blocks_of_all_heads) {
+  constexpr std::int64_t kGrid = 1024;  // thread blocks
+  return std::max<std::int64_t>(1, blocks_of_all_heads / kGrid);
+}
+
+// Loads of a thread that are in flight at once: many where runs are and columns, of all thread blocks, so few that
+// those run at once with 104 registers a thread (step 18).
+inline constexpr int kRunLoads = 4;
+inline constexpr int kManyRunLoads = 16;
+[[nodiscard]] inline bool has_many_loads(std::int64_t runs, std::int64_t thread_blocks, std::int64_t columns) {
+  constexpr std::int64_t kFewColumns = 32768;
+  return runs > std::int64_t{4} * kRunLoads && thread_blocks * columns <= kFewColumns && columns <= 256;
+}
+
+}  // namespace energy
 
 // How many tiles of 64 rows, which divide a block of Q (0: all divide it), a thread block estimates (estimate.h):
 // several, where that leaves enough thread blocks for every SM.

@@ -67,10 +67,15 @@ struct Box {
     for_rows([&](std::uint32_t offset, std::uint32_t row_bytes, const std::byte* row) {
       for (std::uint32_t byte = 0; byte < row_bytes; byte += 16) {
         std::byte piece[16] = {};
-        for (std::uint32_t element = 0; element < 16 / map.element && row != nullptr; ++element) {
-          const std::uint32_t column = byte / map.element + element;
-          if (has_column(column)) {
-            std::memcpy(piece + element * map.element, row + (place[0] + column) * map.element, map.element);
+        const std::uint32_t first = byte / map.element;
+        const std::uint32_t count = row != nullptr ? 16 / map.element : 0;
+        if (count > 0 && has_column(first) && has_column(first + count - 1)) {
+          std::memcpy(piece, row + (place[0] + first) * map.element, 16);
+        } else {
+          for (std::uint32_t element = 0; element < count; ++element) {
+            if (has_column(first + element)) {
+              std::memcpy(piece + element * map.element, row + (place[0] + first + element) * map.element, map.element);
+            }
           }
         }
         std::memcpy(memory.at(swizzled(shared + offset + byte, map.swizzle), 16, 16, "a tensor copy"), piece, 16);

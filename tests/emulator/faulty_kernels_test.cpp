@@ -100,6 +100,7 @@ const FaultyKernel kWrong[] = {
     {"ReleasesBeforeWait", run_pipeline, Fault::releases_before_wait, "which a read under way may not have seen"},
     {"ReadsBeforeWait", run_pipeline, Fault::reads_before_wait, "wrong"},
     {"TouchesOperand", run_pipeline, Fault::touches_operand, "an operand of wgmma in registers was written to"},
+    {"TouchesAccumulator", run_pipeline, Fault::touches_accumulator, "an accumulator of wgmma was written to"},
     {"OmitsFence", run_pipeline, Fault::omits_fence, "wgmma without wgmma.fence"},
     {"OmitsWaitForCopy", run_pipeline, Fault::omits_wait_for_copy, "where a copy is under way"},
     {"ExpectsMoreBytes", run_pipeline, Fault::expects_more_bytes, "mbarrier"},

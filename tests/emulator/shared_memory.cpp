@@ -90,7 +90,8 @@ std::uint32_t SharedMemory::address(const void* pointer) {
   return kVariables + static_cast<std::uint32_t>(byte - variables_);
 }
 
-std::byte* SharedMemory::at(std::uint32_t address, std::size_t bytes, std::uint32_t alignment, const char* user) {
+std::byte* SharedMemory::variable_at(std::uint32_t address, std::size_t bytes, std::uint32_t alignment,
+                                     const char* user) {
   if (address % alignment != 0) {
     thread_block().fail(std::string(user) + " at shared address " + hexadecimal(address) + ", not a multiple of " +
                         std::to_string(alignment));
@@ -98,11 +99,8 @@ std::byte* SharedMemory::at(std::uint32_t address, std::size_t bytes, std::uint3
   if (address >= kVariables && address - kVariables + bytes <= variables_bytes_) {
     return variables_ + (address - kVariables);
   }
-  if (used_ == nullptr || address < base_ || address - base_ + bytes > bytes_) {
-    thread_block().fail(std::string(user) + " at shared address " + hexadecimal(address) + ", outside the " +
-                        std::to_string(bytes_) + " bytes from " + hexadecimal(base_) + " on that the launch asked for");
-  }
-  return used_ + (address - base_);
+  thread_block().fail(std::string(user) + " at shared address " + hexadecimal(address) + ", outside the " +
+                      std::to_string(bytes_) + " bytes from " + hexadecimal(base_) + " on that the launch asked for");
 }
 
 // Of variables there are none.

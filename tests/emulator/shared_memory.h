@@ -27,7 +27,11 @@ class SharedMemory {
 
   [[nodiscard]] std::uint32_t address(const void* pointer);
   // Fails the thread unless `bytes` bytes are there and the address is a multiple of `alignment`.
-  [[nodiscard]] std::byte* at(std::uint32_t address, std::size_t bytes, std::uint32_t alignment, const char* user);
+  [[nodiscard]] std::byte* at(std::uint32_t address, std::size_t bytes, std::uint32_t alignment, const char* user) {
+    const bool is_dynamic = used_ != nullptr && address >= base_ && address - base_ + bytes <= bytes_;
+    return is_dynamic && address % alignment == 0 ? used_ + (address - base_)
+                                                  : variable_at(address, bytes, alignment, user);
+  }
 
   // The value of a byte that nothing has written yet.
   [[nodiscard]] static std::byte garbage(Random& random);
@@ -50,6 +54,8 @@ class SharedMemory {
   };
   static constexpr std::size_t kGuardBytes = 1024;
 
+  [[nodiscard]] std::byte* variable_at(std::uint32_t address, std::size_t bytes, std::uint32_t alignment,
+                                       const char* user);
   [[nodiscard]] std::span<Mark> marks(std::uint32_t address, std::size_t bytes);
   [[noreturn]] void fail(const Mark& mark, const char* user, const std::string& why) const;
 

@@ -49,7 +49,7 @@ void ThreadBlock::start(const Launch& of_launch, std::uint64_t index) {
   has_waited = false;
   transfers_.clear();
   barriers_.clear();
-  products.clear();
+  products = {};
   std::fill(std::begin(named), std::end(named), NamedBarrier{});
   count_ = left_ = static_cast<int>(of_launch.threads.x * of_launch.threads.y * of_launch.threads.z);
   while (threads_.size() < static_cast<std::size_t>(count_)) {

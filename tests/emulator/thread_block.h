@@ -3,6 +3,7 @@
 // waits for, so that a deadlock can be reported.
 #pragma once
 
+#include <array>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -117,7 +118,7 @@ class ThreadBlock {
   std::map<std::uint32_t, MemoryBarrier>& barriers() { return barriers_; }
   NamedBarrier named[16];
   bool has_waited = false;                                     // whether a thread waited for the kernels before
-  std::map<int, std::unique_ptr<WarpgroupProducts>> products;  // by warpgroup
+  std::array<std::unique_ptr<WarpgroupProducts>, 8> products;  // by warpgroup; null: it has had none
 
   [[nodiscard]] const Launch& launch() const { return *launch_; }
   [[nodiscard]] Random& random() { return random_; }

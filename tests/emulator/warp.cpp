@@ -86,7 +86,8 @@ struct Product {
 void multiply(Product* const (&all)[32], std::uint32_t) {
   const float* const widened = widened_values(all[0]->element);
   float a[16][16];
-  float b[16][8];
+  Vector columns[16];  // the 8 of b, for every k
+  auto* const b = reinterpret_cast<float(*)[8]>(columns);
   for (int lane = 0; lane < 32; ++lane) {
     const int row = lane / 4;
     const int k = lane % 4 * 2;
@@ -99,15 +100,18 @@ void multiply(Product* const (&all)[32], std::uint32_t) {
       b[k + i * 8 + 1][row] = widened[all[lane]->b[i] >> 16];
     }
   }
-  for (int row = 0; row < 16; ++row) {
-    float sums[8] = {};
+  constexpr int kRows = 4;  // side by side, as each sum waits for the one before it
+  for (int first = 0; first < 16; first += kRows) {
+    Vector sums[kRows] = {};
     for (int k = 0; k < 16; ++k) {
-      for (int n = 0; n < 8; ++n) {
-        sums[n] += a[row][k] * b[k][n];
+      for (int row = 0; row < kRows; ++row) {
+        sums[row] += a[first + row][k] * columns[k];
       }
     }
-    for (int n = 0; n < 8; ++n) {
-      all[row % 8 * 4 + n / 2]->d[row / 8 * 2 + n % 2] += sums[n];
+    for (int row = first; row < first + kRows; ++row) {
+      for (int n = 0; n < 8; ++n) {
+        all[row % 8 * 4 + n / 2]->d[row / 8 * 2 + n % 2] += sums[row - first][n];
+      }
     }
   }
 }

@@ -11,6 +11,9 @@ enum class Element : std::uint8_t { f16, bf16 };
 // The fp32 value of every 16-bit element, by its bits.
 [[nodiscard]] const float* widened_values(Element element);
 
+// Eight sums that are made side by side.
+using Vector [[gnu::vector_size(32), gnu::may_alias]] = float;
+
 void warp_sync(std::uint32_t mask);
 [[nodiscard]] std::uint32_t ballot(std::uint32_t mask, bool holds);
 // Elects one lane, always the same. It is not lane 0, which a kernel could wrongly rely on.

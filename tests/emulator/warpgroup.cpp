@@ -19,7 +19,7 @@ namespace {
 constexpr std::uint32_t kPoisons[] = {0x7FA0DEAD, 0x3F5EAD00};
 
 WarpgroupProducts& products() {
-  auto& own = thread_block().products[thread_block().thread().index / 128];
+  auto& own = thread_block().products[static_cast<std::size_t>(thread_block().thread().index / 128)];
   if (own == nullptr) {
     own = std::make_unique<WarpgroupProducts>();
     own->poison = kPoisons[thread_block().random().below(2)];
@@ -83,19 +83,21 @@ void for_pieces(const SharedMatrix& matrix, int count, const Act& act) {
 
 // From now on the operand may be read at any time.
 void begin_read(const SharedMatrix& matrix, int count) {
-  for_pieces(matrix, count, [](std::uint32_t address, int, int) {
-    static_cast<void>(shared_memory().at(address, 16, 16, "wgmma"));
-    shared_memory().begin_read(address, 16, "wgmma");
+  SharedMemory& memory = shared_memory();
+  for_pieces(matrix, count, [&memory](std::uint32_t address, int, int) {
+    static_cast<void>(memory.at(address, 16, 16, "wgmma"));
+    memory.begin_read(address, 16, "wgmma");
   });
 }
 
 // to[k][m] of all m.
 template <std::size_t kMax>
 void read_operand(const SharedMatrix& matrix, int count, const float* widened, float (&to)[16][kMax]) {
+  SharedMemory& memory = shared_memory();
   for_pieces(matrix, count, [&](std::uint32_t address, int m, int k) {
     std::uint16_t piece[8];
-    std::memcpy(piece, shared_memory().at(address, 16, 16, "wgmma"), 16);
-    shared_memory().end_read(address, 16);
+    std::memcpy(piece, memory.at(address, 16, 16, "wgmma"), 16);
+    memory.end_read(address, 16);
     for (int i = 0; i < 8; ++i) {
       (matrix.k_major ? to[k + i][m] : to[k][m + i]) = widened[piece[i]];
     }
@@ -104,7 +106,6 @@ void read_operand(const SharedMatrix& matrix, int count, const float* widened, f
 
 // Four rows of the product: the sums over k of a[k][row + n] b[k], for the blocks of 16 of its columns. Four, as each
 // sum waits for the one before it. `b` is aligned as Vector.
-using Vector [[gnu::vector_size(32), gnu::may_alias]] = float;
 constexpr int kRows = 4;
 void multiply_rows(const float (&a)[16][64], const float (&b)[16][256], int row, int columns,
                    float (&lines)[kRows][256]) {
@@ -146,20 +147,27 @@ void execute(AsyncProduct& product) {
   }
   float* const sums = product.accumulators->sums.data();
   const int columns = call.columns;
-  for (int first_row = 0; first_row < 64; first_row += kRows) {
+  for (int row = 0; row < 64; row += kRows) {
     float lines[kRows][256];
-    multiply_rows(a, b, first_row, columns, lines);
-    for (int row = first_row; row < first_row + kRows; ++row) {
-      const float* const line = lines[row - first_row];
-      float* const first = sums + (row / 16 * 32 + row % 8 * 4) * (columns / 2) + row / 8 % 2 * 2;
-      for (int n = 0; n < columns; n += 2) {
-        float* const to = first + n % 8 / 2 * (columns / 2) + n / 8 * 4;
-        to[0] = call.add ? to[0] + line[n] : line[n];
-        to[1] = call.add ? to[1] + line[n + 1] : line[n + 1];
+    multiply_rows(a, b, row, columns, lines);
+    for (int n = 0; n < kRows; ++n) {
+      float* const to = sums + (row + n) * columns;
+      for (int column = 0; column < columns; ++column) {
+        to[column] = call.add ? to[column] + lines[n][column] : lines[n][column];
       }
     }
   }
-  product.done = true;
+}
+
+// act(pointer to two of a thread's accumulators, pointer to their sums) for all of them.
+template <class Act>
+void for_pairs(Accumulators& accumulators, int thread, float* d, const Act& act) {
+  const int columns = accumulators.columns;
+  float* const sums = accumulators.sums.data() + (thread / 32 * 16 + thread % 32 / 4) * columns + thread % 4 * 2;
+  for (int n = 0; n < columns / 8; ++n) {
+    act(d + n * 4, sums + n * 8);
+    act(d + n * 4 + 2, sums + n * 8 + 8 * columns);
+  }
 }
 
 bool same(const ProductCall& x, const ProductCall& y) {
@@ -184,13 +192,12 @@ void require_poison(const float* d, int columns, std::uint32_t poison) {
   }
 }
 
-// The thread sees the end of its oldest product.
+// The thread sees the end of its oldest product. Its accumulators are poisoned up to the last product that adds to
+// them.
 void retire(WarpgroupProducts& all, WarpgroupProducts::Member& member, int index) {
   AsyncProduct& product = product_at(all, member.retired);
-  for (std::uint64_t n = all.first; n <= member.retired; ++n) {
-    if (AsyncProduct& earlier = product_at(all, n); !earlier.done) {
-      execute(earlier);
-    }
+  for (; all.executed <= member.retired; ++all.executed) {
+    execute(product_at(all, all.executed));
   }
   const auto thread = static_cast<std::size_t>(index);
   if (const std::uint32_t* const a = product.a_places[thread];
@@ -198,8 +205,6 @@ void retire(WarpgroupProducts& all, WarpgroupProducts::Member& member, int index
     thread_block().fail("an operand of wgmma in registers was written to while the product was under way");
   }
   Accumulators& accumulators = *product.accumulators;
-  float* const d = accumulators.places[thread];
-  require_poison(d, accumulators.columns, all.poison);
   ++product.retired;
   ++member.retired;
   for (std::uint64_t n = member.retired; n < member.issued; ++n) {
@@ -207,11 +212,13 @@ void retire(WarpgroupProducts& all, WarpgroupProducts::Member& member, int index
       return;  // more is added
     }
   }
-  constexpr std::uint32_t kNan = 0x7FFFFFFF;  // which wgmma makes, whatever its operands' NaN
-  const float* const sums = accumulators.sums.data() + index * (accumulators.columns / 2);
-  for (int i = 0; i < accumulators.columns / 2; ++i) {
-    d[i] = std::isnan(sums[i]) ? std::bit_cast<float>(kNan) : sums[i];
-  }
+  float* const d = accumulators.places[thread];
+  require_poison(d, accumulators.columns, all.poison);
+  static constexpr std::uint32_t kNan = 0x7FFFFFFF;  // which wgmma makes, whatever its operands' NaN
+  for_pairs(accumulators, index, d, [](float* to, const float* sums) {
+    to[0] = std::isnan(sums[0]) ? std::bit_cast<float>(kNan) : sums[0];
+    to[1] = std::isnan(sums[1]) ? std::bit_cast<float>(kNan) : sums[1];
+  });
 }
 
 }  // namespace
@@ -241,17 +248,15 @@ void begin_product(const ProductCall& call) {
     thread_block().fail("wgmma with other operands than in other threads of the warpgroup");
   }
   std::shared_ptr<Accumulators> accumulators;
-  for (std::uint64_t n = member.retired; n < number; ++n) {
-    if (product_at(all, n).accumulators->places[static_cast<std::size_t>(index)] == call.d) {
-      accumulators = product_at(all, n).accumulators;
+  for (std::uint64_t n = number; n > member.retired && accumulators == nullptr; --n) {
+    if (product_at(all, n - 1).accumulators->places[static_cast<std::size_t>(index)] == call.d) {
+      accumulators = product_at(all, n - 1).accumulators;
     }
   }
   if (accumulators != nullptr && accumulators->columns != call.columns) {
     thread_block().fail("wgmma adds to accumulators that a product of another shape is written to");
   }
-  const auto half = static_cast<std::size_t>(call.columns / 2);
   if (accumulators != nullptr) {
-    require_poison(call.d, call.columns, all.poison);
     if (product.accumulators == nullptr) {
       product.accumulators = accumulators;
     }
@@ -259,14 +264,14 @@ void begin_product(const ProductCall& call) {
     if (product.accumulators == nullptr) {
       product.accumulators = std::make_shared<Accumulators>();
       product.accumulators->columns = call.columns;
-      product.accumulators->sums.resize(128 * half);
+      product.accumulators->sums.resize(static_cast<std::size_t>(64 * call.columns));
     }
     product.accumulators->places[static_cast<std::size_t>(index)] = call.d;
-    std::memcpy(product.accumulators->sums.data() + static_cast<std::size_t>(index) * half, call.d,
-                half * sizeof(float));
-    for (std::size_t i = 0; i < half; ++i) {
-      std::memcpy(call.d + i, &all.poison, 4);
-    }
+    for_pairs(*product.accumulators, index, call.d, [poison = std::bit_cast<float>(all.poison)](float* d, float* sums) {
+      sums[0] = d[0];
+      sums[1] = d[1];
+      d[0] = d[1] = poison;
+    });
   }
   if (accumulators != nullptr && accumulators != product.accumulators) {
     thread_block().fail("wgmma with other accumulators than in other threads of the warpgroup");
@@ -310,11 +315,11 @@ void product_wait(std::size_t pending) {
 }
 
 void require_no_products() {
-  const auto found = thread_block().products.find(thread_block().thread().index / 128);
-  if (found == thread_block().products.end()) {
+  const auto& own = thread_block().products[static_cast<std::size_t>(thread_block().thread().index / 128)];
+  if (own == nullptr) {
     return;
   }
-  const WarpgroupProducts::Member& member = found->second->members[member_index()];
+  const WarpgroupProducts::Member& member = own->members[member_index()];
   if (member.retired < member.issued) {
     thread_block().fail("the thread ends while its products are under way");
   }

@@ -31,14 +31,13 @@ struct ProductCall {
 // The accumulators of products that follow each other into the same registers.
 struct Accumulators {
   int columns = 0;
-  std::vector<float> sums;                                // [thread][columns / 2]
+  std::vector<float> sums;                                // [64][columns]
   std::vector<float*> places = std::vector<float*>(128);  // of each thread
 };
 
 struct AsyncProduct {
   ProductCall call;
   int issued = 0, retired = 0;  // by so many threads
-  bool done = false;
   std::shared_ptr<Accumulators> accumulators;
   std::uint32_t a[128][4] = {};
   const std::uint32_t* a_places[128] = {};
@@ -52,6 +51,7 @@ struct WarpgroupProducts {
   };
   std::deque<AsyncProduct> products;  // number `first` and later
   std::uint64_t first = 0;
+  std::uint64_t executed = 0;  // products
   Member members[128];
   std::uint32_t poison = 0;  // the value of accumulators while a product is under way
 };

@@ -176,26 +176,52 @@ def test_refused_calls_go_to_the_next_block_outside():
         F.scaled_dot_product_attention(query, key, value, scale=1.0)
 
 
+@pytest.mark.parametrize("settings", [ENERGY, {"strategy": "exact"}], ids=["energy", "exact"])
+@pytest.mark.parametrize("disabled", ["cpu/,reference/", "cpu/grouping,reference/grouping"])
+def test_what_no_kernel_serves_is_passed_on(settings, disabled, monkeypatch):
+    before = attention()
+    monkeypatch.setenv("DISTR_DISABLE_KERNELS", disabled)
+    with replace_sdpa(on_unsupported="silent", **settings) as calls:
+        found = attention()
+    if settings is ENERGY or disabled.startswith("cpu/,"):
+        assert torch.equal(found, before) and calls.left == 1
+        with pytest.raises(RuntimeError, match="no kernel"), replace_sdpa(**settings):
+            attention()
+    else:
+        assert calls.taken == 1
+
+
+def test_settings_that_the_library_refuses_are_passed_on():
+    query, key, value = tensors(1, 2, 200, 64)
+    one_block = {**ENERGY, "block_size": 200}  # of a causal call: it would be exact
+    before = F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    with pytest.raises(RuntimeError, match="block is 200"), replace_sdpa(**one_block):
+        F.scaled_dot_product_attention(query, key, value, is_causal=True)
+    with replace_sdpa(on_unsupported="silent", **one_block) as calls:
+        assert torch.equal(F.scaled_dot_product_attention(query, key, value, is_causal=True), before)
+    assert calls.left == 1
+
+
+def test_a_variable_that_no_call_could_heed_is_no_refusal(monkeypatch):
+    monkeypatch.setenv("DISTR_DISABLE_KERNELS", "nothing/")
+    with pytest.raises(RuntimeError, match="DISTR_DISABLE_KERNELS"), replace_sdpa(on_unsupported="silent", **ENERGY):
+        attention()
+
+
 @pytest.mark.parametrize(
-    ("error", "passed_on"),
+    "error",
     [
-        (RuntimeError("no kernel on cuda serves this problem"), True),
-        (RuntimeError("the order is no permutation"), False),
-        (torch.OutOfMemoryError("CUDA out of memory"), False),
+        RuntimeError("no kernel on cpu serves this problem"),  # what is said decides nothing
+        torch.OutOfMemoryError("CUDA out of memory"),
     ],
 )
-def test_only_refusals_are_passed_on(error, passed_on, monkeypatch):
+def test_only_refusals_are_passed_on(error, monkeypatch):
     def fails(*arguments, **options):
         raise error
 
-    before = attention()
     monkeypatch.setattr(sdpa_mode, "scaled_dot_product_attention", fails)
-    with replace_sdpa(on_unsupported="silent", **ENERGY):
-        if passed_on:
-            assert torch.equal(attention(), before)
-        else:
-            with pytest.raises(type(error), match=str(error)):
-                attention()
+    with pytest.raises(type(error), match=str(error)), replace_sdpa(on_unsupported="silent", **ENERGY):
+        attention()
 
 
 @pytest.mark.parametrize("strategy", ["exact", "auto"])
