@@ -36,7 +36,7 @@ def test_pairs_are_what_rows_see(ranks, n, multiple, kind, causal, fused):
     seen = torch.zeros(n, n, dtype=torch.int)
     for rows, of_rows in zip(pieces, where):
         for keys, of_keys in zip(pieces, where):
-            for pair in ring.pairs_of(rows, keys, causal, fused):
+            for pair in layout.pairs_of(rows, keys, causal, fused):
                 here, there = torch.tensor(of_rows[pair.rows]), torch.tensor(of_keys[pair.keys])
                 assert (here[0], there[0]) == (pair.first_row, pair.first_key)
                 if not fused:  # which near keys need
@@ -53,7 +53,7 @@ def test_zigzag_gives_all_ranks_the_same_work():
         work = [
             sum((p.rows.stop - p.rows.start) * (p.keys.stop - p.keys.start) for p in pairs)
             for rank in range(8)
-            for pairs in [ring.pairs_of(pieces[rank], pieces[(rank - step) % 8], True, True)]
+            for pairs in [layout.pairs_of(pieces[rank], pieces[(rank - step) % 8], True, True)]
         ]
         assert set(work) == {2 * 64 * 64}
 

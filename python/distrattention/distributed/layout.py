@@ -32,6 +32,16 @@ class Piece(NamedTuple):
         return self.at + self.stop - self.start
 
 
+class Pair(NamedTuple):
+    """Some of a rank's rows and some keys, of another rank or the same, which they all see, or causally."""
+
+    rows: slice
+    keys: slice
+    causal: bool
+    first_row: int  # positions in the sequence
+    first_key: int
+
+
 class Ranks(NamedTuple):
     """The processes that share a sequence: those of the ring and those that exchange heads, None where this process
     is the only one."""
@@ -116,6 +126,27 @@ def pieces_of(bounds):
 def rows_of(pieces):
     """How many rows the pieces have."""
     return pieces[-1].end if pieces else 0
+
+
+def pairs_of(rows, keys, causal, fused):
+    """The Pairs of pieces of rows and pieces of keys that see each other; `fused`: as few as there can be, where it
+    does not matter how far rows and keys lie from each other."""
+    if fused and rows and keys and (rows == keys or not causal):  # a causal rank's own pieces are as if they touched
+        every = slice(0, rows_of(rows)), slice(0, rows_of(keys))
+        return [Pair(*every, causal, rows[0].start, keys[0].start)]
+    found = []
+    for key in keys:
+        seeing = [row for row in rows if not causal or row.start >= key.start]
+        if fused and seeing:
+            seeing = [seeing[0]._replace(stop=seeing[0].start + seeing[-1].end - seeing[0].at)]
+        for row in seeing:
+            pair = Pair(slice(row.at, row.end), slice(key.at, key.end), causal and row.start == key.start, row.start,
+                        key.start)  # fmt: skip
+            if fused and found and found[-1].rows == pair.rows:
+                found[-1] = found[-1]._replace(keys=slice(found[-1].keys.start, key.end))
+            else:
+                found.append(pair)
+    return found
 
 
 def share(rows, parts, part):

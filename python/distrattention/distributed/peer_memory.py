@@ -17,9 +17,8 @@ import socket
 import weakref
 from pathlib import Path
 
-from distrattention import ops  # first, for it says in words what is missing
-from distrattention.distributed.layout import size_of
-from distrattention.distributed.travel import Messages, elements, gather, views
+from distrattention.distributed.layout import pairs_of, rows_of, size_of
+from distrattention.distributed.travel import Messages, add_up, elements, views
 
 import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
@@ -99,12 +98,6 @@ class CopyEngine:
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
 
 
-def kept_dtype(k, call):
-    """In which gradients lie for their owner: as kernels rounded them, but with near keys, where pairs have keys in
-    common and there are sums."""
-    return ops.lse_dtype(k.dtype) if call.has_near_keys else k.dtype
-
-
 class PeerMemory:
     """Memory of the GPUs of a group that all of them reach. It grows with the calls and is kept: K and V of one rank,
     and their gradients twice."""
@@ -118,10 +111,11 @@ class PeerMemory:
     def keys(self, k, v, call):
         """Yields (source, k, v) of every rank of the ring, this one's first; those of the next come meanwhile."""
         rank, size = call.rank, len(call.pieces)
-        counts = [elements(k, v, pieces) for pieces in call.pieces]
+        rows = [rows_of(pieces) for pieces in call.pieces]
+        counts = [elements(k, v, count) for count in rows]
         lying = self.buffers("keys", max(counts), k.dtype)
         self.barrier(call.group)  # nobody reads what lay there any more
-        for place, tensor in zip(views(lying[rank], k, v, call.pieces[rank]), (k, v)):
+        for place, tensor in zip(views(lying[rank], k, v, rows[rank]), (k, v)):
             place.copy_(tensor)
         self.barrier(call.group)
         arriving = k.new_empty((min(size - 1, 2), max(counts)))
@@ -138,7 +132,7 @@ class PeerMemory:
             wait()
             if step + 1 < size:
                 coming = start(step + 1)
-            yield source, *views(here, k, v, call.pieces[source])
+            yield source, *views(here, k, v, rows[source])
 
     def gradients(self, k, v, call, dtype):
         """What takes the gradients of others' K and V home, and brings those of this rank's; sums are in `dtype`."""
@@ -146,10 +140,8 @@ class PeerMemory:
 
     def reserve(self, k, v, call, with_gradients):
         """Makes room for what the call leaves here. False, on all ranks, where there is none to be had."""
-        most = max(elements(k, v, pieces) for pieces in call.pieces)
-        wanted = {"keys": most * k.dtype.itemsize}
-        if with_gradients:
-            wanted["gradients"] = 2 * most * kept_dtype(k, call).itemsize
+        most = max(elements(k, v, rows_of(pieces)) for pieces in call.pieces) * k.dtype.itemsize
+        wanted = {"keys": most} | ({"gradients": 2 * most} if with_gradients else {})
         return all(self.grow(name, count, call.group) for name, count in wanted.items())
 
     def grow(self, name, count, group):
@@ -182,43 +174,50 @@ class PeerMemory:
 
 
 class _Slots:
-    """The gradients of K and V, which each rank leaves in its memory for the rank that owns the rows."""
+    """The gradients of K and V, which each rank leaves in its memory for the rank that owns the rows; of the keys alone
+    that its rows see."""
 
     def __init__(self, peers, k, v, call, dtype):
         self._peers, self._k, self._v, self._call, self._dtype = peers, k, v, call, dtype
-        most = max(elements(k, v, pieces) for pieces in call.pieces)
-        self._count = elements(k, v, call.pieces[call.rank])
-        self._kept_dtype = kept_dtype(k, call)
-        self._slots = [of_rank.view(2, most) for of_rank in peers.buffers("gradients", 2 * most, self._kept_dtype)]
+        self._rows = rows_of(call.pieces[call.rank])
+        most = max(elements(k, v, rows_of(pieces)) for pieces in call.pieces)
+        self._slots = [of_rank.view(2, most) for of_rank in peers.buffers("gradients", 2 * most, k.dtype)]
         self._coming, self._parts = None, []
 
     def add(self, source, found):
         """Leaves what was found for the rank's rows to it, and reads what another one found for this rank's."""
         rank, size = self._call.rank, len(self._call.pieces)
         step = (rank - source) % size
-        gather(found, views(self._slots[rank][step % 2], self._k, self._v, self._call.pieces[source]))
+        keys = seen_keys(self._call, rank, source)
+        add_up(found, views(self._slots[rank][step % 2], self._k, self._v, keys.stop - keys.start), keys.start)
         self._collect()
         self._peers.barrier(self._call.group)
-        into = self._k.new_empty(self._count, dtype=self._kept_dtype)
-        self._coming = into, self._peers.fetch(into, self._slots[(rank + step) % size][step % 2][: self._count])
+        partner = (rank + step) % size
+        keys = seen_keys(self._call, partner, rank)
+        into = self._k.new_empty(elements(self._k, self._v, keys.stop - keys.start))
+        wait = self._peers.fetch(into, self._slots[partner][step % 2][: into.numel()])
+        self._coming = wait, (keys, *views(into, self._k, self._v, keys.stop - keys.start))
 
     def arrived(self):
-        """[(dk, dv)], parts of what others found for this rank's K and V, in the order of the steps."""
+        """[(keys, dk, dv)], parts of what others found for this rank's K and V, in the order of the steps."""
         self._collect()
-        return [self._views(part) for part in self._parts]
+        return self._parts
 
     def _collect(self):
         """Keeps what has come; a few parts, and where there are more their sum."""
         if self._coming is None:
             return
-        come, wait = self._coming
+        wait, part = self._coming
         wait()
         if len(self._parts) == _MOST_PARTS:
-            total = come.new_empty(self._count, dtype=self._dtype)
-            for n, tensor in enumerate(self._views(total)):
-                ops.add_up([self._views(part)[n] for part in self._parts], tensor)
-            self._parts = [total]
-        self._parts.append(come)
+            total = self._k.new_empty(elements(self._k, self._v, self._rows), dtype=self._dtype)
+            sums = views(total, self._k, self._v, self._rows)
+            add_up(self._parts, sums)
+            self._parts = [(slice(0, self._rows), *sums)]
+        self._parts.append(part)
 
-    def _views(self, part):
-        return views(part, self._k, self._v, self._call.pieces[self._call.rank])
+
+def seen_keys(call, rank, source):
+    """The keys of rank `source`, from the first to the last, that rows of `rank` see."""
+    keys = [pair.keys for pair in pairs_of(call.pieces[rank], call.pieces[source], call.causal, True)]
+    return slice(min((of.start for of in keys), default=0), max((of.stop for of in keys), default=0))

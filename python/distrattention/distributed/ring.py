@@ -7,24 +7,14 @@ from typing import Any, NamedTuple
 
 from distrattention import ops  # first, for it says in words what is missing
 from distrattention.distributed.columns import Columns
-from distrattention.distributed.layout import Piece, rank_in, rows_of, size_of
-from distrattention.distributed.travel import Messages, are_of_all_keys, gather
+from distrattention.distributed.layout import Piece, pairs_of, rank_in, size_of
+from distrattention.distributed.travel import Messages, add_up
 
 import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
 from torch.autograd.function import once_differentiable  # isort: skip
 
 _MOST_PARTS = 4  # that are kept
-
-
-class Pair(NamedTuple):
-    """Some of a rank's rows and some keys, of another rank or the same, which they all see, or causally."""
-
-    rows: slice
-    keys: slice
-    causal: bool
-    first_row: int  # positions in the sequence
-    first_key: int
 
 
 class Call(NamedTuple):
@@ -79,27 +69,6 @@ class Call(NamedTuple):
         if means is not None and self.options[4] == "previous":
             means = means[:, :, blocks]
         return columns.order[:, :, blocks], means
-
-
-def pairs_of(rows, keys, causal, fused):
-    """The Pairs of pieces of rows and pieces of keys that see each other; `fused`: as few as there can be, where it
-    does not matter how far rows and keys lie from each other."""
-    if fused and rows and keys and (rows == keys or not causal):  # a causal rank's own pieces are as if they touched
-        every = slice(0, rows_of(rows)), slice(0, rows_of(keys))
-        return [Pair(*every, causal, rows[0].start, keys[0].start)]
-    found = []
-    for key in keys:
-        seeing = [row for row in rows if not causal or row.start >= key.start]
-        if fused and seeing:
-            seeing = [seeing[0]._replace(stop=seeing[0].start + seeing[-1].end - seeing[0].at)]
-        for row in seeing:
-            pair = Pair(slice(row.at, row.end), slice(key.at, key.end), causal and row.start == key.start, row.start,
-                        key.start)  # fmt: skip
-            if fused and found and found[-1].rows == pair.rows:
-                found[-1] = found[-1]._replace(keys=slice(found[-1].keys.start, key.end))
-            else:
-                found.append(pair)
-    return found
 
 
 def attend(q, k, v, columns, call):
@@ -159,8 +128,8 @@ class _Ring(torch.autograd.Function):
         arrived = home.arrived()
         grads = tuple(torch.empty_like(tensor) for tensor in (q, k, v))
         for share, found in zip(shares, own):
-            of_share = [[tensor[:, share.keys] for tensor in pair] for pair in (*arrived, grads[1:])]
-            _finish(found, of_share[:-1], of_share[-1], sums_dtype)
+            of_others = [(keys, *(grad[:, share.keys] for grad in found_there)) for keys, *found_there in arrived]
+            add_up(of_others + found, [grad[:, share.keys] for grad in grads[1:]])
         sums.finish(grads[0])
         return *grads, None, None, None
 
@@ -243,15 +212,3 @@ def _merged(parts, out, lse):
 
 def _added(parts, total):
     ops.add_up([tensor for (tensor,) in parts], total)
-
-
-def _finish(found, of_others, results, dtype):
-    """The gradients of this rank's keys: the sums of what was found here, [(keys of the pair, dk, dv)], and what others
-    found, [(dk, dv)]."""
-    if are_of_all_keys(found, results):
-        _, *own = found[0]
-    else:
-        own = [torch.empty_like(result, dtype=dtype) for result in results]
-        gather(found, own)
-    for n, result in enumerate(results):
-        ops.add_up([*(parts[n] for parts in of_others), own[n]], result)

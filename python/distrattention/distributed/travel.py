@@ -3,7 +3,7 @@
 rank that owns the rows. Here by messages from each rank to the next, between any processes; GPUs that reach each
 other's memory need none (peer_memory.py)."""
 
-from distrattention import core  # noqa: F401; first, for it says in words what is missing
+from distrattention import ops  # first, for it says in words what is missing
 from distrattention.distributed.layout import rows_of, size_of
 
 import torch  # isort: skip
@@ -12,14 +12,13 @@ import torch.distributed as dist  # isort: skip
 _KEYS, _GRADIENTS = 1, 2  # tags of messages
 
 
-def elements(k, v, pieces):
-    """How many numbers K and V of a rank that has these pieces hold."""
-    return k.shape[0] * k.shape[1] * rows_of(pieces) * (k.shape[3] + v.shape[3])
+def elements(k, v, rows):
+    """How many numbers so many rows of K and V hold."""
+    return k.shape[0] * k.shape[1] * rows * (k.shape[3] + v.shape[3])
 
 
-def views(buffer, k, v, pieces):
-    """K and V, or their gradients, of a rank that has these pieces, in a flat buffer that begins with both."""
-    rows = rows_of(pieces)
+def views(buffer, k, v, rows):
+    """So many rows of K and V, or of their gradients, in a flat buffer that begins with both."""
     found, first = [], 0
     for tensor in (k, v):
         shape = (*tensor.shape[:2], rows, tensor.shape[3])
@@ -28,29 +27,16 @@ def views(buffer, k, v, pieces):
     return found
 
 
-def are_of_all_keys(found, sums):
-    """Whether the one pair of `found`, [(keys, dk, dv)], has every key of `sums`, (dk, dv)."""
-    return len(found) == 1 and found[0][1].shape[2] == sums[0].shape[2]
-
-
-def gather(found, sums):
-    """Makes (dk, dv) the sums of what pairs found for their keys, [(keys, dk, dv)]."""
-    first = slice(0, 0)
-    if found:
-        first, *grads = found[0]
-        for total, some in zip(sums, grads):
-            total[:, :, first].copy_(some)
-    for total in sums:
-        total[:, :, : first.start].zero_()
-        total[:, :, first.stop :].zero_()
-    add(found[1:], sums)
-
-
-def add(found, sums):
-    """Adds what pairs found for their keys, [(keys, dk, dv)], to (dk, dv)."""
-    for keys, *grads in found:
-        for total, some in zip(sums, grads):
-            total[:, :, keys].add_(some)
+def add_up(parts, totals, first=0):
+    """Makes (dk, dv), of the keys from `first` on, the sums of parts, [(keys, dk, dv)], each of some keys, rounded
+    once. A part may lie where the sum does."""
+    bounds = [bound - first for keys, *_ in parts for bound in (keys.start, keys.stop)]
+    bounds = sorted({0, totals[0].shape[2], *bounds})
+    for start, stop in zip(bounds, bounds[1:]):
+        there = [(grads, start + first - keys.start) for keys, *grads in parts
+                 if keys.start <= start + first and stop + first <= keys.stop]  # fmt: skip
+        for n, total in enumerate(totals):
+            ops.add_up([grads[n][:, :, at : at + stop - start] for grads, at in there], total[:, :, start:stop])
 
 
 class Messages:
@@ -64,9 +50,9 @@ class Messages:
             source, coming = (rank - step) % size, (rank - step - 1) % size
             moving = None
             if step + 1 < size:
-                arriving = buffer.new_empty(elements(k, v, call.pieces[coming]))
+                arriving = buffer.new_empty(elements(k, v, rows_of(call.pieces[coming])))
                 moving = Moving(buffer, arriving, call.group, _KEYS)
-            yield source, *((k, v) if step == 0 else views(buffer, k, v, call.pieces[source]))
+            yield source, *((k, v) if step == 0 else views(buffer, k, v, rows_of(call.pieces[source])))
             if moving:
                 moving.wait()
                 buffer = arriving
@@ -86,19 +72,20 @@ class _Following:
     def add(self, source, found):
         """Adds what was found for the rank's rows to what others found, and passes it on."""
         buffer = self._wait()
-        pieces = self._call.pieces
+        rows, of_next = (rows_of(self._call.pieces[(source - step) % len(self._call.pieces)]) for step in (0, 1))
+        of_others = []
         if buffer is None:
-            buffer = self._k.new_empty(elements(self._k, self._v, pieces[source]), dtype=self._dtype)
-            gather(found, views(buffer, self._k, self._v, pieces[source]))
+            buffer = self._k.new_empty(elements(self._k, self._v, rows), dtype=self._dtype)
         else:
-            add(found, views(buffer, self._k, self._v, pieces[source]))
-        self._arriving = buffer.new_empty(elements(self._k, self._v, pieces[(source - 1) % len(pieces)]))
+            of_others = [(slice(0, rows), *views(buffer, self._k, self._v, rows))]
+        add_up(of_others + found, views(buffer, self._k, self._v, rows))
+        self._arriving = buffer.new_empty(elements(self._k, self._v, of_next))
         self._moving = Moving(buffer, self._arriving, self._call.group, _GRADIENTS)
 
     def arrived(self):
-        """[(dk, dv)], parts of what others found for this rank's K and V."""
-        buffer = self._wait()
-        return [] if buffer is None else [views(buffer, self._k, self._v, self._call.pieces[self._call.rank])]
+        """[(keys, dk, dv)], parts of what others found for this rank's K and V."""
+        buffer, rows = self._wait(), rows_of(self._call.pieces[self._call.rank])
+        return [] if buffer is None else [(slice(0, rows), *views(buffer, self._k, self._v, rows))]
 
     def _wait(self):
         if self._moving:
