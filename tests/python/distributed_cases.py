@@ -43,6 +43,7 @@ class Case:
     dv: int = 8
     dtype: torch.dtype = torch.float32
     scale: float | None = None
+    by_columns: bool = False  # q, k and v lie in memory column by column
 
     def tensors(self):
         """q, k and v of the whole sequence, and the gradients of out and lse."""
@@ -81,6 +82,7 @@ CASES = {
     "exact, zigzag, not causal": Case(3, 90, layout="zigzag", multiple=16),
     "exact, fewer chunks than ranks": Case(8, 40, **_ZIGZAG, multiple=8),
     "exact, bf16": Case(4, 200, **_ZIGZAG, multiple=8, dtype=BFLOAT16, d=32),
+    "exact, bf16, by columns": Case(8, 205, **_ZIGZAG, multiple=4, dtype=BFLOAT16, by_columns=True),
     "exact, float64": Case(3, 50, **_ZIGZAG, multiple=4, dtype=torch.float64),
     "lsh": Case(3, 250, lsh(block_size=32), multiple=32, heads=4),
     "lsh, sample, causal": Case(4, 250, lsh(block_size=16, estimator="sample", seed=3), True, multiple=16),
@@ -122,8 +124,8 @@ CASES = {
 # memory of peers, which files stand for.
 BY_OTHER_TRANSPORT = [
     "exact, causal", "exact, zigzag", "exact, zigzag, 2 ranks", "exact, fewer chunks than ranks", "exact, bf16",
-    "energy, causal", "energy, float64, zigzag", "energy, window", "energy, near, causal", "energy, near, zigzag",
-    "hybrid, zigzag",
+    "exact, bf16, by columns", "energy, causal", "energy, float64, zigzag", "energy, window", "energy, near, causal",
+    "energy, near, zigzag", "hybrid, zigzag",
 ]  # fmt: skip
 
 
@@ -241,9 +243,10 @@ def _files_of_peers(folder):
 def _shards(case, group, kind):
     """(out, lse, gradients of q, k, v), whole, as this process sees them, of the case."""
     where = {"group": group, "layout": case.layout, "multiple": case.multiple}
-    q, k, v, grad_out, grad_lse = (
-        shard(tensor.to(kind), 2, **where).requires_grad_(n < 3) for n, tensor in enumerate(case.tensors())
-    )
+    tensors = [shard(tensor.to(kind), 2, **where) for tensor in case.tensors()]
+    if case.by_columns:
+        tensors[:3] = [tensor.mT.contiguous().mT for tensor in tensors[:3]]
+    q, k, v, grad_out, grad_lse = (tensor.requires_grad_(n < 3) for n, tensor in enumerate(tensors))
     call, order = case.call, case.settings.order
     if order is not None:
         call["settings"] = dataclasses.replace(case.settings, order=order.to(kind))
