@@ -272,7 +272,8 @@ def row_of(place, options, n, head_dim, name, op, links, forward, by_messages):
     }  # fmt: skip
     if "ms_compute" in medians:
         bytes_of_keys = ring_model.bytes_of_keys(n / place.ranks, options.kv_heads, head_dim, tensors[0].element_size())
-        bytes_of_gradients = bytes_of_keys * (4 / tensors[0].element_size() if by_messages else 1)
+        in_fp32 = by_messages or settings.window is not None or settings.sinks > 0  # peer_memory.kept_dtype()
+        bytes_of_gradients = bytes_of_keys * (4 / tensors[0].element_size() if in_fp32 else 1)
         passes = (forward["ms_compute"], row["ms_compute"] - forward["ms_compute"]) if forward else (
             row["ms_compute"], None)  # fmt: skip
         row["ms_model"] = ring_model.ring_ms(

@@ -5,7 +5,7 @@
 A pass around a ring of P ranks has P steps. In each but the last, K and V of n = N / P rows go to the next rank while
 kernels run, so that a step takes the longer of the two; in the backward the gradients of K and V go along, and home in
 the end, and half of a rank's own step comes first and half last, beside the first and the last hop. By messages they
-are in fp32, and by the memory of peers in the dtype of K (distrattention/distributed).
+are in fp32, and by the memory of peers in the dtype of K but with near keys (distrattention/distributed).
 Kernels are those measured on one GPU (bench/results/h200/torch.json), whose time grows with the square of n beyond the
 longest one measured; a merge reads what a step found and, every third time, reads and writes O in fp32; before a call
 ranks gather 4 kB from each other. The ideal is one GPU's time for the whole sequence, divided by P. Links and memory
