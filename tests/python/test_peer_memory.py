@@ -59,14 +59,14 @@ def test_memory_of_peers_takes_the_device_of_the_keys(two_gpus, monkeypatch):
         yield
         current.pop()
 
-    def grow(*_):
+    def told(what):
         assert current == [key.device]
-        return False
+        return what
 
     monkeypatch.setattr(torch.cuda, "device", device)
-    monkeypatch.setattr(peer_memory, "_all_reach_all", lambda *_: current == [key.device])
+    monkeypatch.setattr(peer_memory, "_all_reach_all", lambda *_: told(True))
     monkeypatch.setattr(peer_memory.PeerMemory, "__init__", lambda *_: None)
-    monkeypatch.setattr(peer_memory.PeerMemory, "reserve", grow)
+    monkeypatch.setattr(peer_memory.PeerMemory, "reserve", lambda *_: told(False))
     key = SimpleNamespace(is_cuda=True, device=torch.device("cuda", 1), requires_grad=False)
     call = SimpleNamespace(group=Told())
     assert isinstance(peer_memory.transport_of(call, key, key, key), travel.Messages) and current == []
