@@ -140,7 +140,8 @@ struct Partial {
 /// the plain sum of the parts, as the gradients of Q over parts of the keys want it. Of `execution` device, stream and
 /// check_memory are read. Sums are in fp64 on the CPU and in fp32 on CUDA, in the order of the parts; there the types
 /// are f16, bf16 and f32, and of more than 64 parts O is rounded to its type after every 63. Throws
-/// Error(invalid_argument) for an invalid problem and for null tensors, Error(unsupported) for f64 on CUDA.
+/// Error(invalid_argument) for an invalid problem, for O that is null, for LSE of some parts alone, for `lse` where no
+/// part has LSE, and on CUDA where it is null of more than 64 parts that have; Error(unsupported) for f64 on CUDA.
 void merge(const Problem& problem, std::span<const Partial> parts, void* o, void* lse, const Execution& execution = {});
 
 /// Bytes of workspace that the call would need. Throws what the call would throw.

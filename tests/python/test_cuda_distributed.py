@@ -3,6 +3,8 @@
 test_distributed.py that so many processes can run."""
 
 import importlib
+import itertools
+import os
 
 import distributed_cases
 import pytest
@@ -12,7 +14,7 @@ from test_distributed import EXPECTED, check
 from test_distributed_parts import check_merge
 
 from distrattention import Settings, ops, scaled_dot_product_attention
-from distrattention.distributed import attention, layout, ring
+from distrattention.distributed import attention, layout, peer_memory, ring
 
 pytestmark = [
     pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU"),
@@ -35,6 +37,14 @@ def found(tmp_path_factory):
 @pytest.mark.parametrize("name", NAMES)
 def test_equals_one_process(found, name, textbook, no_worse_than):
     check(found, name, textbook, no_worse_than)
+
+
+@pytest.mark.skipif(GPUS < 2, reason="needs two GPUs")
+def test_gpus_that_reach_each_other_read_from_memory(found):
+    pairs = itertools.permutations(range(GPUS), 2)
+    if os.environ.get(peer_memory.SWITCH) == "0" or not all(torch.cuda.can_device_access_peer(*pair) for pair in pairs):
+        pytest.skip("needs GPUs that reach each other's memory")
+    assert [of_rank["transports"] for of_rank in found] == [{"PeerMemory"}] * GPUS
 
 
 @pytest.mark.skipif(not NAMES, reason="needs two GPUs")

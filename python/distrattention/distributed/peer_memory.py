@@ -37,12 +37,13 @@ def transport_of(call, q, k, v):
     if size_of(call.group) == 1 or not k.is_cuda:
         return Messages()
     of_group = _found.setdefault(call.group, {})
-    if k.device not in of_group:
-        of_group[k.device] = PeerMemory(k.device) if _all_reach_all(call.group, k.device) else Messages()
-    transport = of_group[k.device]
-    with_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
-    if isinstance(transport, PeerMemory) and not transport.reserve(k, v, call, with_gradients):
-        transport = of_group[k.device] = Messages()
+    with torch.cuda.device(k.device):  # where groups without a backend for the CPU put what they tell
+        if k.device not in of_group:
+            of_group[k.device] = PeerMemory(k.device) if _all_reach_all(call.group, k.device) else Messages()
+        transport = of_group[k.device]
+        with_gradients = torch.is_grad_enabled() and any(tensor.requires_grad for tensor in (q, k, v))
+        if isinstance(transport, PeerMemory) and not transport.reserve(k, v, call, with_gradients):
+            transport = of_group[k.device] = Messages()
     return transport
 
 
@@ -51,14 +52,13 @@ def _all_reach_all(group, device):
     boot = Path("/proc/sys/kernel/random/boot_id")
     host = socket.gethostname(), boot.read_text() if boot.exists() else ""
     uuids = [str(torch.cuda.get_device_properties(n).uuid) for n in range(torch.cuda.device_count())]
-    with torch.cuda.device(device):  # where groups without a backend for the CPU put what they tell
-        told = _told((host, uuids[device.index]), group)
-        can = os.environ.get(SWITCH) != "0" and len(set(told)) == len(told) and all(of == host for of, _ in told)
-        others = {uuid for _, uuid in told} - {uuids[device.index]}
-        can = can and all(
-            uuid in uuids and torch.cuda.can_device_access_peer(device.index, uuids.index(uuid)) for uuid in others
-        )
-        return all(_told(can, group))
+    told = _told((host, uuids[device.index]), group)
+    can = os.environ.get(SWITCH) != "0" and len(set(told)) == len(told) and all(of == host for of, _ in told)
+    others = {uuid for _, uuid in told} - {uuids[device.index]}
+    can = can and all(
+        uuid in uuids and torch.cuda.can_device_access_peer(device.index, uuids.index(uuid)) for uuid in others
+    )
+    return all(_told(can, group))
 
 
 def _told(mine, group):
@@ -68,14 +68,25 @@ def _told(mine, group):
     return found
 
 
-def shared(count, group, device):
-    """So many bytes in the memory of each rank, by rank, which this one reaches, too; and what they last as long as.
-    All ranks call it, and have called it as often: torch (2.11) numbers its messages by process, not by group."""
+def room(count, device):
+    """So many bytes that other GPUs can reach; None where there are none left."""
     from torch.distributed import _symmetric_memory  # torch has it only where it was built with GPUs
 
-    mine = _symmetric_memory.empty(count, dtype=torch.uint8, device=device)
+    for _ in range(2):
+        try:
+            return _symmetric_memory.empty(count, dtype=torch.uint8, device=device)
+        except RuntimeError:
+            torch.cuda.empty_cache()  # torch does not give up by itself what it keeps for tensors
+    return None
+
+
+def shared(mine, group):
+    """The memory that room() gave each rank, by rank, which this one reaches, too; and what it lasts as long as. All
+    ranks call it, and have called it as often: torch (2.11) numbers its messages by process, not by group."""
+    from torch.distributed import _symmetric_memory
+
     handle = _symmetric_memory.rendezvous(mine, group)
-    return [handle.get_buffer(rank, (count,), torch.uint8) for rank in range(group.size())], (mine, handle)
+    return [handle.get_buffer(rank, mine.shape, mine.dtype) for rank in range(group.size())], (mine, handle)
 
 
 class CopyEngine:
@@ -96,6 +107,10 @@ class CopyEngine:
     def join(self):
         """Makes what the current stream is given next wait for all copies."""
         torch.cuda.current_stream(self._device).wait_stream(self._stream)
+
+    def finish(self):
+        """Waits for all copies."""
+        self._stream.synchronize()
 
 
 class PeerMemory:
@@ -145,14 +160,19 @@ class PeerMemory:
         return all(self.grow(name, count, call.group) for name, count in wanted.items())
 
     def grow(self, name, count, group):
-        """Makes the buffers of a name hold so many bytes; False, on all ranks, where these must not call shared()."""
+        """Makes the buffers of a name hold so many bytes; False, on all ranks, where one has no room or these must not
+        call shared(). Then what there was is kept, for the backward of earlier calls."""
         global _made
-        if name not in self._buffers or self._buffers[name][0][0].numel() < count:
-            if len(set(_told(_made, group))) > 1:
-                return False
-            self._buffers.pop(name, None)  # before there is another
-            self._buffers[name] = shared(count, group, self._device)
-            _made += 1
+        if name in self._buffers and self._buffers[name][0][0].numel() >= count:
+            return True
+        self._engine.finish()  # so that nobody reads what is given up below, once all have told
+        if len(set(_told(_made, group))) > 1:
+            return False
+        mine = room(count, self._device)
+        if not all(_told(mine is not None, group)):
+            return False
+        self._buffers[name] = shared(mine, group)
+        _made += 1
         return True
 
     def buffers(self, name, count, dtype):

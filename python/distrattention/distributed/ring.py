@@ -126,7 +126,7 @@ class _Ring(torch.autograd.Function):
                 home.add(source, gradients(every, source, keys, values))
         own += [gradients(share, call.rank, k, v) for share in shares[1:]]
         arrived = home.arrived()
-        grads = tuple(torch.empty_like(tensor) for tensor in (q, k, v))
+        grads = tuple(_empty_like(tensor) for tensor in (q, k, v))
         for share, found in zip(shares, own):
             of_others = [(keys, *(grad[:, share.keys] for grad in found_there)) for keys, *found_there in arrived]
             add_up(of_others + found, [grad[:, share.keys] for grad in grads[1:]])
@@ -188,7 +188,7 @@ class _Parts:
             if _holds(heads, of_heads) and _holds(rows, of_rows):
                 where = (slice(None), _within(heads, of_heads), _within(rows, of_rows))
                 if len(kept) == _MOST_PARTS:
-                    both = [torch.empty_like(tensor, dtype=self._dtype) for tensor in kept[0]]
+                    both = [_empty_like(tensor, self._dtype) for tensor in kept[0]]
                     self._together(kept, *both)
                     kept[:] = [both]
                 kept.append([tensor[where] for tensor in part])
@@ -196,6 +196,12 @@ class _Parts:
     def finish(self, *result):
         for of_heads, of_rows, kept in self._kept:
             self._together(kept, *(tensor[:, of_heads, of_rows] for tensor in result))
+
+
+def _empty_like(tensor, dtype=None):
+    """Memory as the tensor's, but with contiguous rows, as sums are written to."""
+    found = torch.empty_like(tensor, dtype=dtype)
+    return found if found.stride(-1) == 1 else torch.empty_like(found, memory_format=torch.contiguous_format)
 
 
 def _holds(whole, part):
