@@ -2,7 +2,8 @@
 # SPDX-License-Identifier: Apache-2.0
 """Draws the method, docs/method.png, from the queries and keys of a real encoder (data/minilm.safetensors).
 
-Above, what happens to one block of Q and its keys; below, what comes of it, and which keys are near. Needs matplotlib.
+Above, what happens to one block of Q and its keys, and which keys are near; below, the orders of all blocks, and what
+comes of the first one's. Needs matplotlib.
 
     python3 experiments/diagrams.py docs/method.png"""
 
@@ -25,10 +26,10 @@ WINDOW, SINKS, TILE, NEAR_BLOCK = 128, 128, 128, 128
 
 
 def orders(q, k):
-    """{strategy: the order of the columns of the first block, [d]}."""
+    """{strategy: the order of the columns of each block, [blocks, d]}."""
     q, k = (x[None, None].float() for x in (q, k))
     return {
-        strategy: ops.make_grouping(q, k, "none", strategy, SIZE, BLOCK, "own", 0, False)[0][0, 0, 0].long()
+        strategy: ops.make_grouping(q, k, "none", strategy, SIZE, BLOCK, "own", 0, False)[0][0, 0].long()
         for strategy in ("lsh", "energy")
     }
 
@@ -67,35 +68,39 @@ def main():
     parser.add_argument("picture", type=Path)
     options = parser.parse_args()
     tensors = load_file(TENSORS)
-    q, k = (tensors[name][LAYER, HEAD].float() for name in "qk")
-    q, k = q[:BLOCK], k[:ROWS]
-    of = orders(q, k)
-    figure, panels = plt.subplots(2, 5, figsize=(11, 4.6), layout="constrained")
+    whole, k = (tensors[name][LAYER, HEAD, :ROWS].float() for name in "qk")
+    all_orders = orders(whole, k)
+    q, of = whole[:BLOCK], {strategy: order[0] for strategy, order in all_orders.items()}
+    figure, panels = plt.subplots(2, 6, figsize=(13, 4.6), layout="constrained")
 
     limit = q.abs().quantile(0.99).item()
     by_hash, sums = q[:, of["lsh"]], k[:, of["lsh"]].unflatten(1, (-1, SIZE)).sum(-1)
-    show(panels[0][0], q[:SHOWN], f"Q of a block, d = {q.shape[1]}", limit)
-    show(panels[0][1], by_hash[:SHOWN], "columns by their hash", limit)
+    show(panels[0][0], whole, f"Q in blocks of {BLOCK} rows", limit)
+    for at in range(BLOCK, ROWS, BLOCK):
+        panels[0][0].axhline(at - 0.5, color="black", linewidth=1.5)
+    show(panels[0][1], q[:SHOWN], f"Q of a block, d = {q.shape[1]}", limit)
+    show(panels[0][2], by_hash[:SHOWN], "columns by their hash", limit)
     for at in range(SIZE, q.shape[1], SIZE):
-        panels[0][1].axvline(at - 0.5, color="black", linewidth=0.8)
-    show(panels[0][2], by_hash[:SHOWN, ::SIZE], r"$\hat q$: one column of each group", limit)
-    show(panels[0][3], sums[:SHOWN], r"$\hat k$: sums of K's columns")
+        panels[0][2].axvline(at - 0.5, color="black", linewidth=0.8)
+    show(panels[0][3], by_hash[:SHOWN, ::SIZE], r"$\hat q$: one column of each group", limit)
+    show(panels[0][4], sums[:SHOWN], r"$\hat k$: sums of K's columns")
     seen = near(1024, 1024) & torch.ones(1024, 1024).tril().bool()
-    show(panels[0][4], seen.float() + torch.ones(1024, 1024).tril(), "near keys (dark), causal", 2, "Blues")
+    show(panels[0][5], seen.float() + torch.ones(1024, 1024).tril(), "near keys (dark), causal", 2, "Blues")
 
     scale = q.shape[1] ** -0.5
     exact = q @ k.T * scale
     limit = exact.abs().quantile(0.99).item()
-    show(panels[1][0], exact[:SHOWN, :KEYS], r"$S = QK^T / \sqrt{d}$", limit)
+    show(panels[1][0], all_orders["lsh"], "each block's order of columns", q.shape[1], "viridis")
+    show(panels[1][1], exact[:SHOWN, :KEYS], r"$S = QK^T / \sqrt{d}$", limit)
     weights = exact.softmax(-1)
     moved = []
-    for axes, (name, scores) in zip(panels[1][1:], estimates(q, k, of).items()):
+    for axes, (name, scores) in zip(panels[1][2:], estimates(q, k, of).items()):
         show(axes, (scores * scale)[:SHOWN, :KEYS], rf"$\hat S$ of {name}", limit)
         moved.append((name, (((scores * scale).softmax(-1) - weights).abs().sum(-1) / 2).mean().item()))
     names, shares = zip(*moved)
-    panels[1][4].bar(range(len(names)), shares, color=["#D55E00", "#E69F00", "#0072B2"])
-    panels[1][4].set_xticks(range(len(names)), names, fontsize=7)
-    panels[1][4].set_title("share of P that moves", fontsize=9)
+    panels[1][5].bar(range(len(names)), shares, color=["#D55E00", "#E69F00", "#0072B2"])
+    panels[1][5].set_xticks(range(len(names)), names, fontsize=7)
+    panels[1][5].set_title("share of P that moves", fontsize=9)
     figure.savefig(options.picture, dpi=90)
 
 

@@ -47,7 +47,7 @@ def flash_attn_func(
 
     softmax_scale is 1/sqrt(D) when None. causal is anchored at the bottom right: query i sees keys j <= i + Sk - Sq,
     and one that sees none gets 0. So is window_size (left, right), -1 for unlimited: query i sees the keys from i + Sk
-    - Sq - left to i + Sk - Sq + right; near keys and `skip` do not go with one. softcap: scores become
+    - Sq - left to i + Sk - Sq + right, and of these the settings choose near keys. softcap: scores become
     softcap * tanh(score / softcap); 0: they are not capped. The backward is
     deterministic, whatever `deterministic` says, unless allow_nondeterministic_backward() lets it be otherwise, which
     True overrides. learnable_sink [Hq]: logits that the denominators have besides. Dtypes: as in

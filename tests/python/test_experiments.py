@@ -272,6 +272,31 @@ def test_what_is_missing_is_said(tmp_path):
             sys.argv = arguments
 
 
+FLITE = """#!/bin/sh
+test -f "$LD_LIBRARY_PATH/libflite.so.1" && printf '%s|%s' "$2" "$4" > "$6"
+"""
+
+
+def test_a_synthesiser_speaks_each_sentence_by_each_voice(tmp_path, monkeypatch):
+    fetch = command("fetch")
+
+    def debian(name, folder):  # a program in the place of flite
+        for place, text in (("usr/bin/flite", FLITE), ("usr/lib/any/libflite.so.1", "")):
+            path = Path(folder) / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
+            path.chmod(0o755)
+
+    monkeypatch.setattr(fetch, "debian", debian)
+    fetch.spoken(tmp_path)
+    texts = sorted((tmp_path / "speech").glob("*.txt"))
+    assert len(texts) == len(fetch.SENTENCES) * len(fetch.VOICES) == 48
+    for path in texts:
+        voice, said = path.with_suffix(".wav").read_text().split("|")
+        assert path.name.startswith(voice) and path.read_text() == said + "\n"
+        assert said in fetch.SENTENCES and not any(letter.isdigit() for letter in said)
+
+
 SHARDED = """
 import argparse, json, pathlib
 parser = argparse.ArgumentParser()

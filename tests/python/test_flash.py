@@ -53,6 +53,19 @@ def test_sliding_windows_are_at_the_bottom_right(m, causal, window_size, textboo
         torch.testing.assert_close(actual, wanted)
 
 
+def test_near_keys_are_of_those_that_a_window_shows():
+    leaves = rows_first(n=200, m=300, grad=False)
+    options = {"strategy": "energy", "group_size": 4, "block_size": 64, "sinks": 1, "window": 0}
+    out = flash_attn_func(*leaves, window_size=(150, 20), **options)
+    rows, keys = torch.arange(200)[:, None] + 100, torch.arange(300)
+    seen = (keys >= rows - 150) & (keys <= rows + 20)
+    rows_last = (tensor.transpose(1, 2) for tensor in leaves)
+    expected = scaled_dot_product_attention(*rows_last, seen, enable_gqa=True, key_offset=100, **options)
+    torch.testing.assert_close(out, expected.transpose(1, 2))
+    exact = flash_attn_func(*leaves, window_size=(150, 20))
+    assert not torch.allclose(out, exact) and not torch.allclose(out, flash_attn_func(*leaves, **options))
+
+
 @pytest.mark.parametrize("causal", [False, True])
 def test_varlen_sliding_windows_are_each_sequences_own(causal):
     lengths_q, lengths_k = (20, 30), (45, 10)

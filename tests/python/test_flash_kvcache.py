@@ -88,14 +88,15 @@ def test_new_rows_are_appended_in_place_and_count(lengths, causal):
 
 
 def test_lengths_of_a_tensor_are_not_read():
-    """They are data to a compiled graph, which has no break and is not made anew."""
-    step = torch.compile(flash_attn_with_kvcache, fullgraph=True, backend="eager")
+    """They are data to a compiled graph, which has no break, is not made anew, and appends in place."""
+    step = torch.compile(flash_attn_with_kvcache, fullgraph=True, backend="aot_eager")
     q, caches = drawn(B, 1, HQ, D), (drawn(B, S, H, D), drawn(B, S, H, DV))
     new = drawn(B, 1, H, D), drawn(B, 1, H, DV)
     for lengths in (LENGTHS, LENGTHS + 3):
         with torch.compiler.set_stance("fail_on_recompile" if lengths is not LENGTHS else "default"):
             found = step(q, *caches, *new, cache_seqlens=lengths, causal=True)
         torch.testing.assert_close(found, spelled_out(q, *caches, lengths + 1, True)[0])
+        assert all(torch.equal(cache[b, n], of[b, 0]) for cache, of in zip(caches, new) for b, n in enumerate(lengths))
 
 
 def test_softcap():

@@ -48,6 +48,20 @@ def test_packed_is_its_parts(name):
         assert one.shape == leaf.shape and torch.equal(one, other)
 
 
+@pytest.mark.parametrize("options", [{"causal": True, "window_size": (5, 0)}, {"softcap": 2.0}])
+def test_packed_sequences_compile_as_one_graph(options):
+    """Which is not made anew for other lengths."""
+    rows = packed(30, 3, 4, 8)
+    plain = distrattention.flash_attn_varlen_qkvpacked_func
+    compiled = torch.compile(plain, fullgraph=True, backend="aot_eager")
+    for number, starts in enumerate((STARTS, torch.tensor([0, 21, 30], dtype=torch.int32))):
+        with torch.compiler.set_stance("fail_on_recompile" if number else "default"):
+            found, wanted = (function(rows, starts, 23, **options) for function in (compiled, plain))
+        assert torch.equal(found, wanted)
+        gradients = [torch.autograd.grad(out.sin().sum(), rows)[0] for out in (found, wanted)]
+        assert torch.equal(*gradients)
+
+
 @pytest.mark.parametrize("shape", [(2, 30, 2, 4, 8), (30, 3, 4, 8)])
 def test_other_shapes_are_refused(shape):
     with pytest.raises(ValueError, match=r"qkv is \[.*\]; allowed: 5 axes, of which the third last is 3"):

@@ -185,12 +185,15 @@ def test_a_prompt_in_chunks_is_attended_from_the_bottom_right():
     torch.testing.assert_close(torch.cat(chunks, 1), whole, rtol=1e-4, atol=1e-5)
 
 
+def mistral(**changes):
+    config = {"num_key_value_heads": 2, "pad_token_id": 0, "eos_token_id": None, "sliding_window": 20, **changes}
+    return build(transformers.MistralForCausalLM, transformers.MistralConfig, **config)
+
+
 @pytest.mark.parametrize("without_gradients", [torch.no_grad, torch.inference_mode])
 def test_sliding_windows_arrive_as_masks(without_gradients):
-    config = {"num_key_value_heads": 2, "sliding_window": 9}
-    model = build(transformers.MistralForCausalLM, transformers.MistralConfig, **config)
     with without_gradients():
-        outputs = {name: run(model, tokens(), name) for name in ("eager", "distr", "distr_energy")}
+        outputs = {name: run(mistral(), tokens(), name) for name in ("eager", "distr", "distr_energy")}
     torch.testing.assert_close(outputs["distr"], outputs["eager"], rtol=1e-4, atol=1e-5)
     assert not torch.allclose(outputs["distr_energy"], outputs["eager"], rtol=1e-3, atol=1e-3)
 
@@ -198,8 +201,7 @@ def test_sliding_windows_arrive_as_masks(without_gradients):
 @torch.no_grad()
 def test_near_keys_of_sliding_windows():
     """As many as a window has are exact attention, and fewer come nearer to it than none."""
-    config = {"num_key_value_heads": 2, "sliding_window": 200, "num_hidden_layers": 1}
-    model, inputs = build(transformers.MistralForCausalLM, transformers.MistralConfig, **config), tokens(rows=400)
+    model, inputs = mistral(sliding_window=200, num_hidden_layers=1), tokens(rows=400)
     eager = run(model, inputs, "eager")
     errors = []
     for near in ({"window": 200}, {"window": 0}, {"sinks": 1}, {}):
@@ -297,15 +299,6 @@ def gpt_oss():
     return model
 
 
-def test_gpt_oss_has_its_sink_logits_and_its_windows():
-    model = gpt_oss()
-    torch.testing.assert_close(run(model, tokens(), "distr"), run(model, tokens(), "eager"), atol=1e-4, rtol=1e-4)
-    of_ours, of_eager = (gradients(model, tokens(), name) for name in ("distr", "eager"))
-    assert sum("sinks" in name for name in of_eager) == 2
-    for name, gradient in of_ours.items():
-        torch.testing.assert_close(gradient, of_eager[name], atol=1e-3, rtol=1e-3, msg=name)
-
-
 def gemma2(**changes):
     config = {"num_key_value_heads": 2, "head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": 20}
     config |= {"attn_logit_softcapping": 2.0, "pad_token_id": 0, "eos_token_id": None, **changes}
@@ -333,13 +326,23 @@ def gemma3():
     return build(transformers.Gemma3ForCausalLM, transformers.Gemma3TextConfig, **config)
 
 
+@pytest.mark.parametrize("make", [mistral, gemma3, gpt_oss])
+def test_models_with_sliding_windows_train_as_eager(make):
+    model = make()
+    torch.testing.assert_close(run(model, tokens(), "distr"), run(model, tokens(), "eager"), atol=1e-4, rtol=1e-4)
+    of_ours, of_eager = (gradients(model, tokens(), name) for name in ("distr", "eager"))
+    assert sum("sinks" in name for name in of_eager) == (2 if make is gpt_oss else 0)
+    for name, gradient in of_eager.items():
+        torch.testing.assert_close(of_ours[name], gradient, atol=1e-3, rtol=1e-3, msg=name)
+
+
 @torch.no_grad()
-@pytest.mark.parametrize("make", [gemma2, gemma3, gpt_oss])
+@pytest.mark.parametrize("make", [mistral, gemma2, gemma3, gpt_oss])
 @pytest.mark.parametrize("padding", [None, "left"])
 @pytest.mark.parametrize("cache", ["dynamic", "static"])
-def test_models_of_sliding_and_full_layers_generate_as_eager(make, padding, cache):
+def test_models_with_sliding_windows_generate_as_eager(make, padding, cache):
     model, inputs = make(), tokens(padding)
-    assert model.config.layer_types == ["sliding_attention", "full_attention"]
+    assert make is mistral or model.config.layer_types == ["sliding_attention", "full_attention"]
     found = []
     for name in ("distr", "eager"):
         model.set_attn_implementation(name)
@@ -351,8 +354,7 @@ def test_models_of_sliding_and_full_layers_generate_as_eager(make, padding, cach
 
 @torch.no_grad()
 def test_gemma_2_can_be_approximated():
-    model = gemma2()
-    energy, eager = (run(model, tokens(), name) for name in ("distr_energy", "eager"))
+    energy, eager = (run(gemma2(), tokens(), name) for name in ("distr_energy", "eager"))
     assert torch.isfinite(energy).all() and not torch.allclose(energy, eager, rtol=1e-3, atol=1e-3)
 
 
