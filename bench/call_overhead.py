@@ -20,9 +20,7 @@ import gc
 import os
 import pathlib
 import random
-import shlex
 import statistics
-import sys
 import time
 
 import torch
@@ -117,7 +115,7 @@ def main():
         date = datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
         meta = {"torch": torch.__version__, "commit": os.environ.get("DISTR_COMMIT"), "date": date, "threads": 1}
         gpu = torch.cuda.get_device_name() if options.device == "cuda" else None
-        meta |= {"cpu": cpu_name(), "gpu": gpu, "command": shlex.join(sys.argv)}
+        meta |= {"cpu": cpu_name(), "gpu": gpu, "command": result_file.command()}
         meta |= {name: getattr(options, name) for name in ("device", "heads", "seq", "head_dim", "calls", "rounds")}
         result_file.write(options.json_out, {"meta": meta, "rows": rows})
 

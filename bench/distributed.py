@@ -31,7 +31,6 @@ import functools
 import inspect
 import itertools
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -313,7 +312,7 @@ def main():
         "version": distrattention.__version__, "gpu" if gpu else "cpu": place.name(), "ranks": place.ranks,
         "backend": dist.get_backend(), "threads": torch.get_num_threads(), "torch": torch.__version__,
         "commit": commit, "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "command": shlex.join(["torchrun", "--nproc-per-node", str(place.ranks), *sys.argv]),
+        "command": result_file.command(["torchrun", "--nproc-per-node", str(place.ranks), *sys.argv]),
         "environment": {key: os.environ[key] for key in sorted(os.environ) if key.startswith(("NCCL_", "TORCH_NCCL_"))},
     }  # fmt: skip
     transport = transport_of(place)

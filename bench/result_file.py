@@ -10,8 +10,11 @@ As a command, writes the given JSON files anew in this form, those of `examples/
 """
 
 import json
+import shlex
 import sys
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 def text(result):
@@ -31,6 +34,19 @@ def text(result):
         else:
             parts.append(f"{line(key)}: {line(value)}")
     return "{\n" + ",\n".join(parts) + "\n}\n"
+
+
+def command(words=None):
+    """The command line that runs, or these words, for the meta: paths in the repository from its root on, of others the
+    names alone."""
+
+    def named(word):
+        path = Path(word)
+        if not path.is_absolute():
+            return word
+        return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
+
+    return shlex.join(map(named, sys.argv if words is None else words))
 
 
 def write(path, result):

@@ -23,7 +23,6 @@ import hashlib
 import itertools
 import math
 import os
-import shlex
 import statistics
 import subprocess
 import sys
@@ -254,7 +253,7 @@ def meta(train_text, held_out):
         "built": built,
         "commit": os.environ.get("DISTR_COMMIT"),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "command": shlex.join(sys.argv),
+        "command": result_file.command(),
         "train_bytes": len(train_text),
         "held_out_bytes": len(held_out),
         "sha256": hashlib.sha256(train_text + held_out).hexdigest(),

@@ -21,7 +21,6 @@ import itertools
 import os
 import pathlib
 import random
-import shlex
 import statistics
 import subprocess
 import sys
@@ -300,7 +299,7 @@ def meta(options):
         "cudnn": ".".join(str(torch.backends.cudnn.version() // unit % 100) for unit in (10000, 100, 1)),
         "commit": options.commit or command_output("git", "rev-parse", "--short", "HEAD"),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "command": shlex.join(sys.argv),
+        "command": result_file.command(),
         "left_out": os.environ.get("DISTR_DISABLE_KERNELS", os.environ.get("DISTR_LEAVE_OUT", "")),
         "built": f"CUDA kernels: {ops.describe().cuda_build}",
         "skipped": {},

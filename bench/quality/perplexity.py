@@ -19,7 +19,6 @@ import json
 import math
 import os
 import re
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -197,7 +196,7 @@ def meta(options, tokens):
         "built": f"CUDA kernels: {ops.describe().cuda_build}",
         "commit": os.environ.get("DISTR_COMMIT"),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-        "command": shlex.join(sys.argv),
+        "command": result_file.command(),
         "dtype": options.dtype,
         "tokens": {where: len(of_text) for where, of_text in tokens.items()},
     }

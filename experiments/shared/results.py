@@ -6,7 +6,6 @@ import datetime
 import json
 import math
 import os
-import shlex
 import sys
 import time
 from pathlib import Path
@@ -111,7 +110,7 @@ class Results:
             "built": f"CUDA kernels: {ops.describe().cuda_build}",
             "commit": os.environ.get("DISTR_COMMIT"),
             "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "command": shlex.join(sys.argv),
+            "command": result_file.command(),
             "dtype": options.dtype,
             **{name: shown(getattr(options, name)) for name in ("model", "data") if hasattr(options, name)},
             **facts,

@@ -52,7 +52,13 @@ class ResultFile(unittest.TestCase):
             # Numbers may be spelt as another writer spells them: only the lines count.
             self.assertEqual(text.count("\n"), module().text(result).count("\n"), path)
             lines += text.count("\n")
+            words = (result["meta"].get("command") or "").split()
+            self.assertEqual([word for word in words if word.startswith("/")], [], f"{path} names a machine's folders")
         self.assertLessEqual(lines, MOST_LINES)
+
+    def test_a_command_names_paths_of_the_repository_alone(self):
+        words = [str(ROOT / "bench" / "near.py"), "--out", "/elsewhere/near.json", "--rows", "a/b"]
+        self.assertEqual(module().command(words), "bench/near.py --out near.json --rows a/b")
 
 
 if __name__ == "__main__":
