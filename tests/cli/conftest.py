@@ -14,7 +14,7 @@ BINARY = Path(os.environ.get("DISTR_BINARY", ROOT / "build" / "distr")).absolute
 
 
 def pytest_configure(config):
-    config.addinivalue_line("markers", "values: a long run for its values, of code that quicker tests run too")
+    config.addinivalue_line("markers", "values: a run for its values or files, of code that other tests run too")
 
 
 @dataclass
