@@ -255,18 +255,23 @@ Tensor dense_like(const Tensor& tensor) {
 }
 
 std::pair<Tensor, Tensor> laid_out_alike(const Tensor& first, const Tensor& second) {
-  const auto strides = first.strides(), others = second.strides();
-  if (std::equal(strides.begin(), strides.end(), others.begin(), others.end()) && has_unit_rows(first) &&
-      is_aligned(first) && is_aligned(second)) {
+  const auto have = [](const Tensor& tensor, const Tensor& layout) {
+    const auto strides = tensor.strides(), wanted = layout.strides();
+    return std::equal(strides.begin(), strides.end(), wanted.begin(), wanted.end()) && is_aligned(tensor);
+  };
+  if (have(first, first) && have(second, first) && has_unit_rows(first)) {
     return {first, second};
   }
-  const auto dense = [](const Tensor& tensor) {
-    Tensor copy = empty(tensor, tensor.sizes(), tensor.scalar_type());
+  const Tensor layout = dense_like(first);
+  const auto laid_out = [&](const Tensor& tensor) {
+    if (have(tensor, layout)) {
+      return tensor;
+    }
+    Tensor copy = allocated(layout, [&] { return torch::stable::empty_like(layout); });
     torch::stable::copy_(copy, tensor);
     return copy;
   };
-  return {first.is_contiguous() && is_aligned(first) ? first : dense(first),
-          second.is_contiguous() && is_aligned(second) ? second : dense(second)};
+  return {laid_out(first), laid_out(second)};
 }
 
 Settings settings_of(const std::string& causal, std::optional<double> scale, const std::string& strategy,

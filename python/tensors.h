@@ -59,7 +59,8 @@ void require(const Tensor& q, const char* name, const Tensor& tensor, ScalarType
 [[nodiscard]] Tensor with_unit_rows(const Tensor& tensor);
 // An uninitialized tensor that is laid out like `tensor`, without its holes and repetitions, and with contiguous rows.
 [[nodiscard]] Tensor dense_like(const Tensor& tensor);
-// Two tensors of one shape with the same strides, as with_unit_rows() would have them, copied where that takes it.
+// Two tensors of one shape with the same strides, contiguous rows and on CUDA addresses that 16 divides. Where they are
+// not so, they are copied as far as need be to lie as the first does, without its holes.
 [[nodiscard]] std::pair<Tensor, Tensor> laid_out_alike(const Tensor& first, const Tensor& second);
 
 // What Grouping says of near keys and skipped tiles.

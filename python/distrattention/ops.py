@@ -8,8 +8,8 @@ broadcasts to [B, Hq, Nq, Nk]; an order of the columns is int32 [B, Hq, blocks, 
 torch.export can trace for lengths below and above block_size alike), and the means of the keys are float32 [B, H,
 blocks or 1, d] or flat, [0] where there are none. Operators are functional: they return new tensors and change none,
 but for merge(outs, lses, out, lse), which merges attention of the same rows over disjoint parts of the keys into out
-and lse, which may be a part's, and add_up(parts, total), which makes total [B, H, N, d] the parts' sum, rounded once,
-both without gradients. The settings that follow the tensors are those of
+and lse, which may be a part's, and add_up(parts, total), which makes total [B, H, N, d] the sum of the parts, rounded
+once where they are 64 at most; both without gradients. The settings that follow the tensors are those of
 distrattention.Settings, resolved.
 """
 

@@ -253,6 +253,20 @@ def test_layout_changes_no_bit(layout):
         assert torch.equal(one, other)
 
 
+@pytest.mark.parametrize(("layout", "kind", "copies"), [
+    ("contiguous", "as out", 0), ("packed", "as out", 0), ("packed", "contiguous", 1), ("packed", "one number", 1),
+])  # fmt: skip
+def test_a_backward_copies_what_it_cannot_read_in_place(layout, kind, copies):
+    """Views of one packed tensor are read in place; a gradient is laid out like out, which is not copied for that."""
+    q, k, v = LAYOUTS[layout]()
+    out, lse = ops.forward(q, k, v, None, None, None, *EXACT)
+    one = torch.ones((), dtype=out.dtype)
+    grads = {"as out": torch.ones_like(out), "contiguous": one.repeat(out.shape), "one number": one.expand(out.shape)}
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
+        ops.backward(grads[kind], None, q, k, v, None, None, None, out, lse, False, *EXACT)
+    assert [event.name for event in found.events()].count("aten::copy_") == copies
+
+
 def test_out_lies_rows_first():
     """[B, N, H, dv] in memory: the transpose and reshape that follow attention in models copy nothing."""
     q, k, v = LAYOUTS["contiguous"]()

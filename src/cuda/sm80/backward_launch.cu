@@ -1,7 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // With Q~ = q_hat spread over the d columns, q_hat k_hat^T = Q~ K^T: the grouped backward is the exact one of Q~, whose
 // dQ~ is summed over each group (method, 3). So one pair of kernels serves every grouping.
-#include "common/gradient_strides.h"
 #include "cuda/sm80/backward_launch.h"
 
 #include <algorithm>
@@ -10,6 +9,7 @@
 #include <optional>
 #include <utility>
 
+#include "common/gradient_strides.h"
 #include "cuda/launch.h"
 #include "cuda/mask_gradient.h"
 #include "cuda/prepare/operand.h"

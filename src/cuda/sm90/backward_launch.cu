@@ -5,7 +5,6 @@
 // With near keys (method, 8) the kernel of Q~ takes Q instead in tiles of queries that a block of keys is near to: one
 // launch, with two sums of dQ. q_hat and k_hat are narrower than Q and K: near and far tiles are launches of their own,
 // and dK and dV have two sums as well. Sums are in fp32, and far ones are added before near ones.
-#include "common/gradient_strides.h"
 #include "cuda/sm90/backward_launch.h"
 
 #include <algorithm>
@@ -15,6 +14,7 @@
 #include <utility>
 #include <vector>
 
+#include "common/gradient_strides.h"
 #include "common/sequence.h"
 #include "cuda/launch.h"
 #include "cuda/prepare/estimate.h"
