@@ -7,7 +7,7 @@ from table_parts import load, markdown, source
 
 def features() -> str:
     """Times of windows and capped scores, and their share of the time without, beside flex_attention."""
-    name = "h200/features.json"
+    name = "h100/features.json"
     result = load(name)
     lines = []
     for ours, flex in zip(result["rows"][::2], result["rows"][1::2]):
@@ -40,7 +40,7 @@ def varlen() -> str:
 
 def decode() -> str:
     """A decoding step by the filled rows of the cache, as a share of a copy's bandwidth."""
-    name = "h200/decode.json"
+    name = "h100/decode.json"
     result = load(name)
     found = {}
     for row in result["rows"]:
