@@ -98,7 +98,7 @@ class Place:
         return torch.cuda.get_device_name() if self.kind == "cuda" else processor.cpu_name()
 
 
-def nothing_travels(self, k, v, call):
+def nothing_travels(self, k, v, call, since=None):
     """Takes the place of a transport's keys(): the kernels get this rank's K and V in place of the others'."""
     return ((source, k, v) for source in range(layout.size_of(call.group)))
 

@@ -211,32 +211,32 @@ def _messages():
 
 
 def _files_of_peers(folder):
-    """Rings go by PeerMemory, whose memory is that of files. A copy is made as early as it may be, and the next one as
-    late: neither must find other values."""
+    """Rings go by PeerMemory, whose memory is that of files. The lane does what it is given as early as it may, and the
+    next as late: neither must find other values."""
     made = collections.Counter()
 
     def shared(mine, group):
         made[group.group_name] += 1
         names = [f"{group.group_name}.{made[group.group_name]}.{rank}" for rank in range(group.size())]
-        return [torch.from_file(str(folder / name), True, len(mine), dtype=torch.uint8) for name in names], None
+        files = [torch.from_file(str(folder / name), True, len(mine), dtype=torch.uint8) for name in names]
+        return files, lambda: dist.barrier(group)
 
     class EarlyAndLate:
         def __init__(self, device):
             self._is_late, self._waiting = False, []
 
-        def start(self, into, source):
-            self._waiting.append((into, source))
+        def give(self, function, behind=None):
+            self._waiting.append(function)
             if not self._is_late:
-                self.join()
+                self.finish()
             self._is_late = not self._is_late
-            return self.join
+            return self.finish
 
-        def join(self):
-            for into, source in self._waiting:
-                into.copy_(source)
-            self._waiting = []
+        empty, follow = staticmethod(torch.Tensor.new_empty), staticmethod(lambda: None)
 
-        finish = join
+        def finish(self):
+            while self._waiting:
+                self._waiting.pop(0)()
 
     def reach(call, q, k, v):
         if call.group is None:
@@ -248,7 +248,7 @@ def _files_of_peers(folder):
     found = {}
     return mock.patch.multiple(
         peer_memory, room=lambda count, device: torch.empty(count, dtype=torch.uint8), shared=shared,
-        CopyEngine=EarlyAndLate, transport_of=reach,
+        Lane=EarlyAndLate, transport_of=reach, is_reached=lambda group, device: group in found, now=lambda device: None,
     )  # fmt: skip
 
 

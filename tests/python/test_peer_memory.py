@@ -8,7 +8,8 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from distrattention.distributed import peer_memory, travel
+from distrattention import Settings, core, scaled_dot_product_attention
+from distrattention.distributed import layout, peer_memory, ring, travel
 
 
 class Told:
@@ -76,7 +77,7 @@ def test_memory_of_peers_takes_the_device_of_the_keys(two_gpus, monkeypatch):
 def test_buffers_grow_where_all_ranks_can(two_gpus, monkeypatch, made, has_room, grows):
     """What the other rank tells: how often it has made memory, and whether it has room."""
     monkeypatch.setattr(peer_memory, "_made", 0)
-    monkeypatch.setattr(peer_memory, "CopyEngine", lambda device: SimpleNamespace(finish=lambda: None))
+    monkeypatch.setattr(peer_memory, "Lane", lambda device: SimpleNamespace(finish=lambda: None))
     monkeypatch.setattr(peer_memory, "room", lambda count, device: torch.empty(count, dtype=torch.uint8))
     monkeypatch.setattr(peer_memory, "shared", lambda mine, group: ([mine, mine], None))
     peers = peer_memory.PeerMemory(torch.device("cpu"))
@@ -100,3 +101,80 @@ def test_room_is_made_of_what_torch_keeps(monkeypatch):
     assert peer_memory.room(8, "cpu") is None
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: full.__setitem__(0, False))
     assert len(peer_memory.room(8, "cpu")) == 8
+
+
+class Noted:
+    """Stands for a Lane and for what of PeerMemory waits: notes what happens, in its order."""
+
+    def __init__(self, monkeypatch):
+        self.notes, self.lane = [], self
+        monkeypatch.setattr(peer_memory, "Lane", lambda device: self)
+        monkeypatch.setattr(peer_memory, "add_up", lambda *_: self.notes.append("write"))
+        self.peers = peer_memory.PeerMemory(torch.device("cpu"))
+        memory = [torch.zeros(1 << 12, dtype=torch.uint8)] * 4
+        self.peers._buffers = dict.fromkeys(("keys", "gradients"), (memory, lambda: self.notes.append("barrier")))
+
+    def give(self, function, behind=None):
+        self.notes.append(f"behind {behind}")
+        function()
+        return lambda: self.notes.append("wait")
+
+    def empty(self, like, shape):
+        return like.new_empty(shape)
+
+    def follow(self):
+        self.notes.append("follow")
+
+
+@pytest.fixture
+def noted(monkeypatch):
+    return Noted(monkeypatch)
+
+
+@pytest.fixture
+def four_ranks():
+    """(k, v, the call) of rank 0 of four."""
+    pieces = [layout.pieces_of([(rank, rank + 1)]) for rank in range(4)]
+    call = SimpleNamespace(rank=0, pieces=pieces, group=Told(), causal=False)
+    return torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1, 4), call
+
+
+def test_others_keys_come_while_own_ones_are_computed_with(noted, four_ranks):
+    seen = []
+    for source, *_ in noted.peers.keys(*four_ranks, "the start"):
+        seen.append((source, noted.notes[:]))
+        noted.notes.clear()
+    assert seen == [
+        (0, ["behind the start", "barrier", "barrier", "behind the start"]),  # its own keys, between two barriers
+        (3, ["wait", "behind None"]),
+        (2, ["wait", "behind None"]),
+        (1, ["wait"]),
+    ]
+    assert noted.notes == ["follow"]
+
+
+def test_gradients_are_written_where_all_have_read(noted, four_ranks):
+    k, v, call = four_ranks
+    slots = noted.peers.gradients(k, v, call, torch.float32)
+    for source in (3, 2, 1):
+        slots.add(source, [])
+    step = ["write", "behind None", "barrier", "behind None"]  # the last: what another one found is read
+    assert noted.notes == step + ["wait"] + step + ["wait"] + step
+    assert len(slots.arrived()) == 3 and noted.notes[-1] == "wait"
+
+
+def test_exact_attention_begins_with_own_keys(monkeypatch, problem):
+    """Where the ranks have met before, and where it needs nothing of others'."""
+    q, k, v = problem(n=40, d=8)
+    monkeypatch.setattr(peer_memory, "now", lambda device: "now")
+
+    def begin(settings, *tensors):
+        return ring.begin(*tensors, True, None, core.options_of(settings, 8), Told())
+
+    assert begin(Settings("exact"), q, k, v) is None
+    monkeypatch.setattr(peer_memory, "is_reached", lambda group, device: True)
+    assert begin(Settings("energy", 2), q, k, v) is None
+    assert begin(Settings("exact"), *(tensor[:, :, :0] for tensor in (q, k, v))) is None
+    begun = begin(Settings("exact"), q, k, v)
+    assert begun.since == "now" and begun.part[1].shape == q.shape[:3]
+    assert torch.equal(begun.part[0], scaled_dot_product_attention(q, k, v, is_causal=True))

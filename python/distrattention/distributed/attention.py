@@ -71,13 +71,16 @@ def attention(
     torch.compile leaves the call as it is. Raises NotImplementedError for `skip` in a ring.
     """
     ranks = ranks_of(group, layout)
-    described, rows, error = None, 0, None
+    described, rows, error, begun = None, 0, None, None
     try:
         settings = chosen(settings, fields)
         query, key, value = core.autocast(query, key, value)
         _check(query, key, value, scale, enable_gqa, settings, ranks)
         multiple = require_int("multiple", multiple, 1)
         described, rows = _description(query, key, value, ranks, multiple, is_causal, scale, settings), query.shape[2]
+        if ranks.ring and not ranks.heads:
+            options = core.options_of(settings, query.shape[3])
+            begun = ring.begin(query, key, value, is_causal, scale, options, ranks.ring)
     except (TypeError, ValueError, NotImplementedError) as found:
         error = found
     try:
@@ -92,7 +95,7 @@ def attention(
         settings = _of_own_heads(settings, ranks.heads)
     causal = "top_left" if is_causal else "none"
     if ranks.ring and sum(rows) > 0 and query.shape[1] > 0:
-        out, lse = _around_the_ring(*tensors, rows, ranks, multiple, causal, scale, settings)
+        out, lse = _around_the_ring(*tensors, rows, ranks, multiple, causal, scale, settings, begun)
     else:
         out, lse = core.attend(*tensors, None, causal, scale, settings)
     if ranks.heads:
@@ -101,7 +104,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
-def _around_the_ring(q, k, v, rows, ranks, multiple, causal, scale, settings):
+def _around_the_ring(q, k, v, rows, ranks, multiple, causal, scale, settings, begun):
     if ranks.layout == "zigzag":
         pieces = cut(sum(rows), ranks.rings, ranks.layout, multiple)
         require_shares(rows, pieces, multiple)
@@ -114,7 +117,7 @@ def _around_the_ring(q, k, v, rows, ranks, multiple, causal, scale, settings):
     deterministic = not is_nondeterministic_backward_allowed() or torch.are_deterministic_algorithms_enabled()
     call = ring.Call(ranks.ring, pieces, causal != "none", scale, options, deterministic)
     call = call._replace(transport=peer_memory.transport_of(call, q, k, v))
-    return ring.attend(q, k, v, columns, call)
+    return ring.attend(q, k, v, columns, call, begun)
 
 
 def _resolved(q, k, v, length, causal, scale, settings):

@@ -10,7 +10,9 @@ in one of two slots, so that the owner reads the one while the other is written:
                         all ranks meet (a barrier)
                         rank r reads its own from slot t % 2 of rank r + t, while all compute step t + 1
 
-A slot is written again two steps later: behind the barrier of the step between, before which its reader has waited."""
+A slot is written again two steps later: behind the barrier of the step between, which comes behind what its reader
+read. Barriers and copies have a stream of their own beside the kernels (Lane), which begins with a call and so does not
+wait for what that computes first, of its own keys."""
 
 import os
 import socket
@@ -47,6 +49,11 @@ def transport_of(call, q, k, v):
     return transport
 
 
+def is_reached(group, device):
+    """Whether the ranks of the group went by PeerMemory before, on this rank's device."""
+    return isinstance(_found.get(group, {}).get(device), PeerMemory)
+
+
 def _all_reach_all(group, device):
     """Whether the ranks are on one machine, a GPU each, and all see that those reach each other's memory."""
     boot = Path("/proc/sys/kernel/random/boot_id")
@@ -81,35 +88,59 @@ def room(count, device):
 
 
 def shared(mine, group):
-    """The memory that room() gave each rank, by rank, which this one reaches, too; and what it lasts as long as. All
+    """The memory that room() gave each rank, by rank, which this one reaches, too; and a barrier, which makes what the
+    current stream is given next wait until all ranks have come there. The memory lasts as long as the barrier. All
     ranks call it, and have called it as often: torch (2.11) numbers its messages by process, not by group."""
     from torch.distributed import _symmetric_memory
 
     handle = _symmetric_memory.rendezvous(mine, group)
-    return [handle.get_buffer(rank, mine.shape, mine.dtype) for rank in range(group.size())], (mine, handle)
+    milliseconds = int(1000 * _timeout(group, mine.device).total_seconds())
+
+    def barrier(memory=mine):  # a kernel of one warp, which fails when the time is over
+        handle.barrier(0, milliseconds)
+
+    return [handle.get_buffer(rank, mine.shape, mine.dtype) for rank in range(group.size())], barrier
 
 
-class CopyEngine:
-    """Copies beside what a GPU computes."""
+def _timeout(group, device):
+    try:
+        return group._get_backend(device).options._timeout
+    except (AttributeError, RuntimeError):  # what wraps a backend, to debug it, has none
+        return dist.constants.default_pg_timeout
+
+
+def now(device):
+    """An event behind all that the current stream has been given."""
+    return torch.cuda.current_stream(device).record_event()
+
+
+class Lane:
+    """A stream beside the one that computes, of high priority, for its small kernels not to wait for all blocks of a
+    large one."""
 
     def __init__(self, device):
-        self._device, self._stream = device, torch.cuda.Stream(device)
+        self._device, self._stream = device, torch.cuda.Stream(device, priority=-1)
 
-    def start(self, into, source):
-        """Starts a copy behind all that the current stream has been given. Returns a function that makes what the
-        stream is given next wait for the copy."""
-        self._stream.wait_stream(torch.cuda.current_stream(self._device))
+    def give(self, function, behind=None):
+        """Calls the function with the lane as the current stream, behind an event (by default now). Returns a function
+        that makes what the stream is given next that is current then wait for it."""
+        self._stream.wait_event(behind or now(self._device))
         with torch.cuda.stream(self._stream):
-            into.copy_(source, non_blocking=True)
+            function()
             done = self._stream.record_event()
         return lambda: torch.cuda.current_stream(self._device).wait_event(done)
 
-    def join(self):
-        """Makes what the current stream is given next wait for all copies."""
-        torch.cuda.current_stream(self._device).wait_stream(self._stream)
+    def empty(self, like, shape):
+        """Memory for what the lane is given, which need not wait for what computes. follow() comes before its end."""
+        with torch.cuda.stream(self._stream):
+            return like.new_empty(shape)
+
+    def follow(self):
+        """What the lane is given next comes behind all that the current stream has been given."""
+        self._stream.wait_event(now(self._device))
 
     def finish(self):
-        """Waits for all copies."""
+        """Waits for all that the lane has been given."""
         self._stream.synchronize()
 
 
@@ -119,35 +150,41 @@ class PeerMemory:
 
     def __init__(self, device):
         self._device = device
-        self._engine = CopyEngine(device)
+        self.lane = Lane(device)
         self._buffers = {}
-        self._token = torch.zeros(1, device=device)
 
-    def keys(self, k, v, call):
-        """Yields (source, k, v) of every rank of the ring, this one's first; those of the next come meanwhile."""
+    def keys(self, k, v, call, since=None):
+        """Yields (source, k, v) of every rank of the ring, this one's first; those of the next come meanwhile. `since`:
+        an event behind which K and V are there, now unless given."""
         rank, size = call.rank, len(call.pieces)
         rows = [rows_of(pieces) for pieces in call.pieces]
         counts = [elements(k, v, count) for count in rows]
         lying = self.buffers("keys", max(counts), k.dtype)
-        self.barrier(call.group)  # nobody reads what lay there any more
-        for place, tensor in zip(views(lying[rank], k, v, rows[rank]), (k, v)):
-            place.copy_(tensor)
-        self.barrier(call.group)
-        arriving = k.new_empty((min(size - 1, 2), max(counts)))
+        arriving = self.lane.empty(k, (min(size - 1, 2), max(counts)))
 
-        def start(step):
+        def lay():
+            self.barrier("keys", call.group)  # nobody reads what lay there any more
+            for place, tensor in zip(views(lying[rank], k, v, rows[rank]), (k, v)):
+                place.copy_(tensor)
+            self.barrier("keys", call.group)
+
+        def start(step, behind=None):
             source = (rank - step) % size
             into = arriving[step % len(arriving)][: counts[source]]
-            return source, into, self.fetch(into, lying[source][: counts[source]])
+            return source, into, self.fetch(into, lying[source][: counts[source]], behind)
 
-        coming = start(1)
-        yield rank, k, v
-        for step in range(1, size):
-            source, here, wait = coming
-            wait()
-            if step + 1 < size:
-                coming = start(step + 1)
-            yield source, *views(here, k, v, rows[source])
+        self.lane.give(lay, since)
+        coming = start(1, since)
+        try:
+            yield rank, k, v
+            for step in range(1, size):
+                source, here, wait = coming
+                wait()
+                if step + 1 < size:
+                    coming = start(step + 1)
+                yield source, *views(here, k, v, rows[source])
+        finally:
+            self.lane.follow()
 
     def gradients(self, k, v, call, dtype):
         """What takes the gradients of others' K and V home, and brings those of this rank's; sums are in `dtype`."""
@@ -165,7 +202,7 @@ class PeerMemory:
         global _made
         if name in self._buffers and self._buffers[name][0][0].numel() >= count:
             return True
-        self._engine.finish()  # so that nobody reads what is given up below, once all have told
+        self.lane.finish()  # so that nobody reads what is given up below, once all have told
         if len(set(_told(_made, group))) > 1:
             return False
         mine = room(count, self._device)
@@ -180,17 +217,17 @@ class PeerMemory:
         buffers, _ = self._buffers[name]
         return [buffer[: count * dtype.itemsize].view(dtype) for buffer in buffers]
 
-    def barrier(self, group):
-        """Makes what is computed next wait until all ranks have come here, and have read what they began to read."""
-        self._engine.join()
+    def barrier(self, name, group):
+        """Makes what the current stream is given next wait until all ranks have come here, with the buffers of a
+        name."""
         try:
-            dist.all_reduce(self._token, group=group)
+            self._buffers[name][1]()
         except RuntimeError as error:
             raise RuntimeError(f"the ring of {group.size()} ranks broke at a barrier: {error}") from error
 
-    def fetch(self, into, source):
+    def fetch(self, into, source, behind=None):
         """Starts to copy from another rank's memory; returns a function that waits for it."""
-        return self._engine.start(into, source) if into.numel() else lambda: None
+        return self.lane.give(lambda: into.copy_(source, non_blocking=True), behind)
 
 
 class _Slots:
@@ -209,9 +246,9 @@ class _Slots:
         rank, size = self._call.rank, len(self._call.pieces)
         step = (rank - source) % size
         keys = seen_keys(self._call, rank, source)
+        self._collect()  # now all ranks have read what lay in the slot
         add_up(found, views(self._slots[rank][step % 2], self._k, self._v, keys.stop - keys.start), keys.start)
-        self._collect()
-        self._peers.barrier(self._call.group)
+        self._peers.lane.give(lambda: self._peers.barrier("gradients", self._call.group))
         partner = (rank + step) % size
         keys = seen_keys(self._call, partner, rank)
         into = self._k.new_empty(elements(self._k, self._v, keys.stop - keys.start))

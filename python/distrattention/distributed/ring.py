@@ -6,6 +6,7 @@ no more than both)."""
 from typing import Any, NamedTuple
 
 from distrattention import ops  # first, for it says in words what is missing
+from distrattention.distributed import peer_memory
 from distrattention.distributed.columns import Columns
 from distrattention.distributed.layout import Piece, pairs_of, rank_in, size_of
 from distrattention.distributed.travel import Messages, add_up
@@ -71,17 +72,38 @@ class Call(NamedTuple):
         return columns.order[:, :, blocks], means
 
 
-def attend(q, k, v, columns, call):
+class Begun(NamedTuple):
+    """What a rank computes of a call while the ranks agree on it."""
+
+    since: Any  # an event behind which K and V are there
+    part: tuple  # (out, lse) of its rows and its own keys
+
+
+def begin(q, k, v, causal, scale, options, group):
+    """The Begun of exact attention, which of its own keys needs nothing that others tell; None where it is not exact,
+    or a transport may be waiting for what is given to the GPU here."""
+    if options[0] != "exact" or q.numel() == 0 or not peer_memory.is_reached(group, q.device):
+        return None
+    since = peer_memory.now(q.device)
+    with torch.no_grad():
+        call = ("top_left" if causal else "none", scale, *options, True, None, None)
+        return Begun(since, ops.forward(q, k, v, None, None, None, *call))
+
+
+def attend(q, k, v, columns, call, begun=None):
     """(out, lse) of this rank's rows, with gradients: q [B, Hq, n, d], k [B, Hkv, n, d], v [B, Hkv, n, dv]."""
-    return _Ring.apply(q, k, v, columns.order, columns.key_means, call)
+    return _Ring.apply(q, k, v, columns.order, columns.key_means, call, begun)
 
 
 class _Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, order, key_means, call):
+    def forward(ctx, q, k, v, order, key_means, call, begun):
         columns, heads = Columns(order, key_means), slice(0, q.shape[1])
         parts = _Parts(_merged, ops.lse_dtype(q.dtype), [heads], call)
-        for source, keys, values in call.transport.keys(k, v, call):
+        for source, keys, values in call.transport.keys(k, v, call, begun and begun.since):
+            if begun and source == call.rank:
+                parts.add(heads, slice(0, q.shape[2]), begun.part)
+                continue
             for pair in call.pairs(source):
                 part = ops.forward(
                     q[:, :, pair.rows], keys[:, :, pair.keys], values[:, :, pair.keys], None,
@@ -131,7 +153,7 @@ class _Ring(torch.autograd.Function):
             of_others = [(keys, *(grad[:, share.keys] for grad in found_there)) for keys, *found_there in arrived]
             add_up(of_others + found, [grad[:, share.keys] for grad in grads[1:]])
         sums.finish(grads[0])
-        return *grads, None, None, None
+        return *grads, None, None, None, None
 
 
 class _Heads(NamedTuple):

@@ -42,8 +42,9 @@ def add_up(parts, totals, first=0):
 class Messages:
     """Once around the ring, from each rank to the next, while that computes; gradients behind what they are of."""
 
-    def keys(self, k, v, call):
-        """Yields (source, k, v) of every rank of the ring, this one's first; those of the next come meanwhile."""
+    def keys(self, k, v, call, since=None):
+        """Yields (source, k, v) of every rank of the ring, this one's first; those of the next come meanwhile. `since`
+        is of no use here."""
         size, rank = size_of(call.group), call.rank
         buffer = torch.cat((k.reshape(-1), v.reshape(-1))) if size > 1 else None
         for step in range(size):
