@@ -94,13 +94,14 @@ def _heaviest_first(weights, spread):
 
 def _moments_in_blocks(k, rows):
     """The Moments of each block of so many keys."""
-    first = k[:, :, ::rows].to(torch.float64)  # of each block: what is apart from it cancels little
-    apart = _in_blocks(k.to(torch.float64), rows) - first.unsqueeze(3)
+    dtype = torch.promote_types(k.dtype, torch.float32)
+    first = k[:, :, ::rows].to(dtype)  # of each block: what is apart from it cancels little
+    apart = _in_blocks(k, rows) - first.unsqueeze(3)
     if k.shape[2] % rows:
         apart[:, :, -1, k.shape[2] % rows :] = 0
-    sums = apart.sum(3)
+    sums = apart.sum(3, dtype=torch.float64)
     count = _counts(k.shape[2], rows, k.device)
-    squares = torch.linalg.vector_norm(apart, dim=3).square() - sums * (sums / count[:, None])
+    squares = torch.linalg.vector_norm(apart, dim=3, dtype=torch.float64).square() - sums * (sums / count[:, None])
     return Moments(count, sums + first * count[:, None], squares.clamp(min=0))
 
 
@@ -161,7 +162,7 @@ def _moments(k, rows, pieces, mine, group):
         own.append(torch.stack((of_piece.sum, of_piece.squares)))
     like = blocks.sum.new_zeros((2, *k.shape[:2], 1, k.shape[3]))
     found = _of_every_piece(own, like, pieces, group)
-    return blocks, [(piece, Moments(like.new_tensor([piece.stop - piece.start]), *both)) for piece, both in found]
+    return blocks, [(piece, Moments(like.new_full((1,), piece.stop - piece.start), *both)) for piece, both in found]
 
 
 def _of_block_before(x, rows, pieces, mine, group):
