@@ -5,13 +5,13 @@
     torchrun --standalone --nproc-per-node 4 bench/distributed.py --json-out distributed.json
     OMP_NUM_THREADS=1 torchrun --standalone --nproc-per-node 2 bench/distributed.py --device cpu
 
-A time is the median over the rounds, in each of which all contenders run in turn, of what the slowest process takes
-from one barrier to the next. Beside the whole call there are, of the same call, what one process takes for the whole
-sequence while the others idle (`ms_one`) and while they do the same (`ms_one_each`), the ring's kernels and merges
-without what travels (`ms_compute`), what travels alone (`ms_moving`), and what the model of bench/ring_model.py says
-(`ms_model`), which knows of this machine `ms_compute` and the rows of "link": the time of so many bytes from each rank
-to the next. Exact calls have torch's own ring beside them (`ms_torch_flash`, `ms_torch_cudnn`: context_parallel on
-those kernels; on GPUs alone), and `ms` is of those rounds.
+A time is the median over the rounds, in each of which all contenders run in an order of its own (at the power limit the
+clock depends on who came before), of what the slowest process takes from one barrier to the next. Beside the whole
+call there are, of the same call, what one process takes for the whole sequence while the others idle (`ms_one`) and
+while they do the same (`ms_one_each`), the ring's kernels and merges without what travels (`ms_compute`), what travels
+alone (`ms_moving`), and what the model of bench/ring_model.py says (`ms_model`), which knows of this machine
+`ms_compute` and the rows of "link": the time of so many bytes from each rank to the next. Exact calls have torch's own
+ring beside them (`ms_torch_flash`, `ms_torch_cudnn`: context_parallel on those kernels; on GPUs alone).
 share_of_ideal is ms_one / (ranks * ms), and share_of_busy_ideal the same of ms_one_each: GPUs that share a host's power
 may all be slower than one alone. rel_error_out is against one process, in the same dtype; bits are compared between two
 runs.
@@ -31,6 +31,7 @@ import functools
 import inspect
 import itertools
 import os
+import random
 import statistics
 import subprocess
 import sys
@@ -235,10 +236,10 @@ def error_of(place, tensors, kind, causal, settings):
 
 def rounds_of(place, calls, rounds):
     """{name: times} of the rounds but for the first, which warms up."""
-    times = {key: [] for key in calls}
+    times, order = {key: [] for key in calls}, random.Random(0)  # alike on all ranks
     for number in range(rounds + 1):
-        for key, call in calls.items():
-            took = place.milliseconds(call)
+        for key in order.sample(list(calls), len(calls)):
+            took = place.milliseconds(calls[key])
             if number > 0:
                 times[key].append(took)
     return times
@@ -252,14 +253,18 @@ def row_of(place, options, n, head_dim, name, op, links, forward, by_messages):
     sizes = {"dtype": DTYPES[options.dtype], "device": place.kind, "generator": generator}
     tensors = [torch.randn(1, h, n, head_dim, **sizes) for h in heads]
     calls = contenders(place, tensors, op, kind, causal, settings)
-    times, row = rounds_of(place, calls, options.rounds), {}
+    row = {}
     balanced = kind == ("zigzag" if causal else "contiguous")  # as torch's ring is
-    if place.kind == "cuda" and place.ranks > 1 and settings.strategy == "exact" and balanced:
-        try:
-            with torch_ring(place, tensors, op, causal) as theirs:
-                times |= rounds_of(place, {"ms": calls["ms"]} | theirs, options.rounds)
-        except (AttributeError, RuntimeError) as error:  # it is a prototype
-            row["torch_ring"] = f"refused: {error}"
+    with contextlib.ExitStack() as stack:
+        if place.kind == "cuda" and place.ranks > 1 and settings.strategy == "exact" and balanced:
+            try:
+                theirs = stack.enter_context(torch_ring(place, tensors, op, causal))
+                for call in theirs.values():
+                    call()
+                calls |= theirs
+            except (AttributeError, RuntimeError) as error:  # it is a prototype
+                row["torch_ring"] = f"refused: {error}"
+        times = rounds_of(place, calls, options.rounds)
     medians = {key: statistics.median(found) for key, found in times.items()}
     row |= {
         "op": op, "call": name, "layout": kind, "ranks": place.ranks, "batch": 1, "heads": options.heads,
