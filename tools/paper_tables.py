@@ -219,13 +219,17 @@ def table9():
                      and (row["estimator"] or "") == estimator and len(row["devices"]) == devices
                      and row["from"] == origin), "none")  # fmt: skip
 
+    timed = [{**row, "ms_stream": 1000 * row["seconds"]} if "seconds" in row else row for row in rows
+             if "seconds" in row or "error" in row]  # fmt: skip
     places = [(gpus, origin) for origin in ("host", 0) for gpus in (1, 2, 4)]
     lines = [[NAMES[method], "; ".join(map(str, TABLE9.get(method, ["none"]))), cell(rows, "ms", ".0f", method=method),
+              cell(timed, "ms_stream", ".0f", method=method), cell(timed, "gb_per_s", ".0f", method=method),
               *(streamed(method, gpus, origin) for gpus, origin in places)]
              for method in methods_of(TABLE9, rows)]  # fmt: skip
-    head = ["method", "paper, 1; 2; 4 GPUs, ms", "compute alone", "from host memory, 1 GPU", "2", "4",
-            "from a GPU's memory, 1", "2", "4"]  # fmt: skip
-    source = f"(streams: {streams['meta']['gpu']}, commit {streams['meta']['commit']};"
+    lines.append(["copies alone", "none", "none", cell(timed, "ms_copies", ".0f", method="exact"), *["none"] * 7])
+    head = ["method", "paper, 1; 2; 4 GPUs, ms", "compute alone", "one loop for all, from host memory, 1 GPU", "GB/s",
+            "`distr`, from host memory, 1 GPU", "2", "4", "from a GPU's memory, 1", "2", "4"]  # fmt: skip
+    source = f"(`distr`: {streams['meta']['gpu']}, commit {streams['meta']['commit']};"
     return "\n".join([markdown(head, lines, "table9"), source, f"[bench/results/{name}](../bench/results/{name}))"])
 
 

@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Times: CUDA events on a GPU, the wall clock elsewhere."""
 
+import math
 import statistics
 import time
 
@@ -22,13 +23,14 @@ def once(function, device):
     return (time.perf_counter() - start) * 1000
 
 
-def times(functions, device, rounds=20, warm_up=3):
+def times(functions, device, rounds=20, warm_up=3, seconds=math.inf):
     """{name: {"ms": median, "ms_min", "ms_max", "ms_cold": of the very first call}} of functions that are called by
-    turns. One that runs out of memory, or that refuses, has {"error": in words} instead."""
+    turns. One that runs out of memory, or that refuses, has {"error": in words} instead. seconds: one that has taken so
+    long, warm-up apart, is called no more."""
     found, errors, cold = {name: [] for name in functions}, {}, {}
     for number in range(warm_up + rounds):
         for name, function in functions.items():
-            if name in errors:
+            if name in errors or sum(found[name]) > 1000 * seconds:
                 continue
             try:
                 ms = once(function, device)

@@ -7,6 +7,7 @@ import importlib.util
 import json
 import struct
 import sys
+import time
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,7 @@ import transformers
 
 EXPERIMENTS = Path(__file__).parents[2] / "experiments"
 sys.path.insert(0, str(EXPERIMENTS))
-from shared import data, evaluate, models, shards, training  # noqa: E402
+from shared import data, evaluate, models, shards, timing, training  # noqa: E402
 from shared import results as results_module  # noqa: E402
 
 
@@ -62,6 +63,12 @@ def test_times_are_positive(results, part):
     rows = measured(results[part])
     assert {"flash-cpu", "exact", "lsh-sample", "energy"} <= {row["method"] for row in rows}
     assert all(0 < row["ms_min"] <= row["ms"] <= row["ms_max"] and row["ms_cold"] > 0 for row in rows)
+
+
+def test_table9_streams_what_it_computes(results):
+    for row in measured(results["table9"]):
+        assert row["from"] == "host" and 0 < row["seconds_min"] <= row["seconds"] <= row["seconds_max"]
+        assert row["gb_per_s"] * row["seconds"] == pytest.approx(4 * 10 * 150 * 128 * 4 / 1e9) and row["ms_copies"] > 0
 
 
 def test_table1_has_a_smaller_d_of_q_and_k_by_ours(results):
@@ -212,6 +219,13 @@ def test_items_are_read_as_published(tmp_path):
     items = data.read_items(tmp_path)
     assert items["train"] == [{"question": "1 + 1?", "text": "2"}]
     assert items["test"] == [{"question": "2 + 2, is?", "choices": ["3", "4", "5", "6"], "answer": 1}]
+
+
+def test_a_slow_function_is_called_less_often():
+    calls = {name: [] for name in ("slow", "quick")}
+    functions = {"slow": lambda: calls["slow"].append(time.sleep(0.1)), "quick": lambda: calls["quick"].append(None)}
+    timing.times(functions, "cpu", rounds=5, warm_up=2, seconds=0.15)
+    assert {name: len(of) for name, of in calls.items()} == {"slow": 4, "quick": 7}
 
 
 def test_word_errors():
