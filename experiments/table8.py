@@ -15,7 +15,7 @@ import transformers
 
 from shared import evaluate, models
 from shared.data import Images, read_speech, toy_images
-from shared.results import DATA, Results, arguments, chosen, label, parsed, require
+from shared.results import DATA, DATA_HELP, Results, arguments, chosen, label, parsed, require
 from shared.swap import swap
 
 METHODS = ("standard", "flash2", "cudnn", "exact", "hydra", "hyper-authors", "lsh-sample", "lsh-mean", "energy",
@@ -50,7 +50,7 @@ def speech(options):
         features, texts = [torch.randn(1, 80, 200)], ["one two"]
     else:
         extract = transformers.WhisperFeatureExtractor()
-        sounds = read_speech(require(options.data))[: options.items]
+        sounds = read_speech(options.data)[: options.items]
         features = [extract(samples, sampling_rate=16000, return_tensors="pt").input_features for samples, _ in sounds]
         texts = [text for _, text in sounds]
     features = [mel.to(options.device) for mel in features]
@@ -62,7 +62,7 @@ def main():
     parser = arguments(__doc__, methods=METHODS)
     parser.add_argument("--task", choices=DEFAULTS, default="vision")
     parser.add_argument("--model", help="[that of the task]")
-    parser.add_argument("--data", type=Path, help="[that of the task]")
+    parser.add_argument("--data", type=Path, help=f"{DATA_HELP} [that of the task]")
     parser.add_argument("--weights", type=Path, help="of --task vision: a .safetensors file, of train_vit.py for one")
     parser.add_argument("--batch", type=int, default=250, help="images at once [%(default)s]")
     parser.add_argument("--items", type=int, help="the first so many of the test set [all]")

@@ -16,6 +16,7 @@ import transformers
 
 from distrattention import ops
 
+from shared import hub
 from shared.swap import METHODS, method_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -24,6 +25,8 @@ sys.path.insert(0, str(ROOT / "bench"))
 import processor  # noqa: E402
 import result_file  # noqa: E402
 
+DATA_HELP = """files of the script's own kind; or, with the package datasets, a folder of save_to_disk() or of files
+    that load_dataset() reads, a parquet file, or a name of the hub, OWNER/NAME:CONFIG or parts of it"""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -44,7 +47,7 @@ def arguments(doc, methods=(), model=None, data=None, dtype="bfloat16"):
     if model:
         parser.add_argument("--model", default=model, help="[%(default)s]")
     if data:
-        parser.add_argument("--data", type=Path, default=DATA / data, help="[%(default)s]")
+        parser.add_argument("--data", type=Path, default=DATA / data, help=f"{DATA_HELP} [%(default)s]")
     return parser
 
 
@@ -64,15 +67,18 @@ def parsed(parser):
     for name in options.methods:
         if name not in METHODS:
             parser.error(f"--methods has {name!r}; allowed: {', '.join(METHODS)}")
-    if hasattr(options, "data") and not options.quick:
+    if hasattr(options, "data") and not options.quick and not hub.is_name(options.data):
         require(options.data)
     return options
 
 
 def shown(value):
-    """A path as results name it: from the repository on, where it is within, else its last part."""
+    """A path as results name it: from the repository on, where it is within, else its last part. A name of the hub
+    stays."""
     if not isinstance(value, Path):
         return value
+    if hub.is_name(value):
+        return str(value)
     return str(value.relative_to(ROOT)) if value.is_relative_to(ROOT) else value.name
 
 
