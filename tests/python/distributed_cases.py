@@ -219,7 +219,7 @@ def _files_of_peers(folder):
         made[group.group_name] += 1
         names = [f"{group.group_name}.{made[group.group_name]}.{rank}" for rank in range(group.size())]
         files = [torch.from_file(str(folder / name), True, len(mine), dtype=torch.uint8) for name in names]
-        return files, lambda: dist.barrier(group)
+        return files, lambda: dist.barrier(group), None
 
     class EarlyAndLate:
         def __init__(self, device):
@@ -247,8 +247,8 @@ def _files_of_peers(folder):
 
     found = {}
     return mock.patch.multiple(
-        peer_memory, room=lambda count, device: torch.empty(count, dtype=torch.uint8), shared=shared,
-        Lane=EarlyAndLate, transport_of=reach, is_reached=lambda group, device: group in found, now=lambda device: None,
+        peer_memory, room=lambda count, device: torch.empty(count, dtype=torch.uint8), shared=shared, Lane=EarlyAndLate,
+        transport_of=reach, now=lambda _: None, barriers_of=lambda of, _: found[of].barriers if of in found else None,
     )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 test_distributed.py."""
 
 import contextlib
+import importlib
 from types import SimpleNamespace
 
 import pytest
@@ -79,7 +80,7 @@ def test_buffers_grow_where_all_ranks_can(two_gpus, monkeypatch, made, has_room,
     monkeypatch.setattr(peer_memory, "_made", 0)
     monkeypatch.setattr(peer_memory, "Lane", lambda device: SimpleNamespace(finish=lambda: None))
     monkeypatch.setattr(peer_memory, "room", lambda count, device: torch.empty(count, dtype=torch.uint8))
-    monkeypatch.setattr(peer_memory, "shared", lambda mine, group: ([mine, mine], None))
+    monkeypatch.setattr(peer_memory, "shared", lambda mine, group: ([mine, mine], None, None))
     peers = peer_memory.PeerMemory(torch.device("cpu"))
     assert peers.grow("keys", 8, Told(0, True)) and peers.grow("keys", 4, Told())
     assert peers.grow("keys", 16, Told(1 + made, has_room)) is grows
@@ -91,12 +92,12 @@ def test_room_is_made_of_what_torch_keeps(monkeypatch):
     module = pytest.importorskip("torch.distributed._symmetric_memory")
     full = [True]
 
-    def empty(count, dtype, device):
+    def empty(size, stride, dtype, device):
         if full[0]:
             raise torch.OutOfMemoryError("no")
-        return torch.empty(count, dtype=dtype, device=device)
+        return torch.empty(size, dtype=dtype, device=device)
 
-    monkeypatch.setattr(module, "empty", empty)
+    monkeypatch.setattr(module, "_SymmetricMemory", SimpleNamespace(empty_strided_p2p=empty))
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
     assert peer_memory.room(8, "cpu") is None
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: full.__setitem__(0, False))
@@ -112,7 +113,7 @@ class Noted:
         monkeypatch.setattr(peer_memory, "add_up", lambda *_: self.notes.append("write"))
         self.peers = peer_memory.PeerMemory(torch.device("cpu"))
         memory = [torch.zeros(1 << 12, dtype=torch.uint8)] * 4
-        self.peers._buffers = dict.fromkeys(("keys", "gradients"), (memory, lambda: self.notes.append("barrier")))
+        self.peers._buffers = dict.fromkeys(("keys", "gradients"), (memory, lambda: self.notes.append("barrier"), None))
 
     def give(self, function, behind=None):
         self.notes.append(f"behind {behind}")
@@ -172,9 +173,31 @@ def test_exact_attention_begins_with_own_keys(monkeypatch, problem):
         return ring.begin(*tensors, True, None, core.options_of(settings, 8), Told())
 
     assert begin(Settings("exact"), q, k, v) is None
-    monkeypatch.setattr(peer_memory, "is_reached", lambda group, device: True)
+    monkeypatch.setattr(peer_memory, "barriers_of", lambda group, device: 2)
+    monkeypatch.setattr(ring, "device_for", lambda group, tensor: torch.device("cuda"))
+    assert begin(Settings("exact"), q, k, v) is None
+    monkeypatch.setattr(ring, "device_for", lambda group, tensor: torch.device("cpu"))
     assert begin(Settings("energy", 2), q, k, v) is None
     assert begin(Settings("exact"), *(tensor[:, :, :0] for tensor in (q, k, v))) is None
     begun = begin(Settings("exact"), q, k, v)
     assert begun.since == "now" and begun.part[1].shape == q.shape[:3]
     assert torch.equal(begun.part[0], scaled_dot_product_attention(q, k, v, is_causal=True))
+
+
+def test_others_are_told_where_own_keys_failed(monkeypatch, problem):
+    module = importlib.import_module("distrattention.distributed.attention")
+
+    def no_memory(*_):
+        raise torch.OutOfMemoryError("no memory for own keys")
+
+    def agree(group, described, rows, error, tensor):
+        told.append(error)
+        raise error
+
+    told = []
+    monkeypatch.setattr(module, "ranks_of", lambda group, kind: layout.Ranks(Told(), None, kind))
+    monkeypatch.setattr(module.ring, "begin", no_memory)
+    monkeypatch.setattr(module, "agree", lambda group, *of: agree(group, *of) if group else [0])
+    with pytest.raises(torch.OutOfMemoryError, match="own keys"):
+        module.attention(*problem(n=40, d=8))
+    assert [str(error) for error in told] == ["no memory for own keys"]

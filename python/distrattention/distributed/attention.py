@@ -81,7 +81,7 @@ def attention(
         if ranks.ring and not ranks.heads:
             options = core.options_of(settings, query.shape[3])
             begun = ring.begin(query, key, value, is_causal, scale, options, ranks.ring)
-    except (TypeError, ValueError, NotImplementedError) as found:
+    except (TypeError, ValueError, RuntimeError) as found:  # out of memory, say
         error = found
     try:
         rows_exchanged = agree(ranks.heads, described, rows, error, query)
@@ -94,7 +94,7 @@ def attention(
         tensors = [ulysses.with_all_rows(tensor, rows_exchanged, ranks.heads) for tensor in tensors]
         settings = _of_own_heads(settings, ranks.heads)
     causal = "top_left" if is_causal else "none"
-    if ranks.ring and sum(rows) > 0 and query.shape[1] > 0:
+    if ranks.ring and sum(rows) > 0 and query.shape[0] * query.shape[1] > 0:
         out, lse = _around_the_ring(*tensors, rows, ranks, multiple, causal, scale, settings, begun)
     else:
         out, lse = core.attend(*tensors, None, causal, scale, settings)
@@ -176,6 +176,7 @@ def _description(query, key, value, ranks, multiple, is_causal, scale, settings)
         "scale": None if scale is None else float(scale),
         **chosen_fields,
         "whether gradients are recorded": needs_grad,
+        "how often GPUs met in earlier calls": peer_memory.barriers_of(ranks.ring, query.device) if ranks.ring else 0,
     }
 
 

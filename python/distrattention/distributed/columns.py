@@ -94,20 +94,21 @@ def _heaviest_first(weights, spread):
 
 def _moments_in_blocks(k, rows):
     """The Moments of each block of so many keys."""
-    dtype = torch.promote_types(k.dtype, torch.float32)
-    first = k[:, :, ::rows].to(dtype)  # of each block: what is apart from it cancels little
-    apart = _in_blocks(k, rows) - first.unsqueeze(3)
+    whole = k.shape[2] // rows
+    found = [_moments_of(k[:, :, : whole * rows].unflatten(2, (whole, rows)))]
     if k.shape[2] % rows:
-        apart[:, :, -1, k.shape[2] % rows :] = 0
-    sums = apart.sum(3, dtype=torch.float64)
-    count = _counts(k.shape[2], rows, k.device)
-    squares = torch.linalg.vector_norm(apart, dim=3, dtype=torch.float64).square() - sums * (sums / count[:, None])
-    return Moments(count, sums + first * count[:, None], squares.clamp(min=0))
+        found.append(_moments_of(k[:, :, whole * rows :].unsqueeze(2)))
+    return _chained(found)
 
 
-def _counts(keys, rows, device):
-    starts = torch.arange(0, keys, rows, device=device)
-    return (keys - starts).clamp(max=rows).to(torch.float64)
+def _moments_of(blocks):
+    """The Moments of blocks of keys [B, H, n, rows, d]. Their variances are made in one pass, at least in float32."""
+    dtype = torch.promote_types(blocks.dtype, torch.float32)
+    first = blocks[:, :, :, :1].to(dtype)  # of each block: what is apart from it cancels little
+    squares, mean = torch.var_mean(blocks - first, 3, correction=0)
+    count = squares.new_full((blocks.shape[2],), blocks.shape[3], dtype=torch.float64)
+    mean = mean.to(torch.float64) + first.squeeze(3)
+    return Moments(count, mean * count[:, None], squares.to(torch.float64) * count[:, None])
 
 
 def _chained(parts):

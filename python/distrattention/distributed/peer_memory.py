@@ -11,8 +11,8 @@ in one of two slots, so that the owner reads the one while the other is written:
                         rank r reads its own from slot t % 2 of rank r + t, while all compute step t + 1
 
 A slot is written again two steps later: behind the barrier of the step between, which comes behind what its reader
-read. Barriers and copies have a stream of their own beside the kernels (Lane), which begins with a call and so does not
-wait for what that computes first, of its own keys."""
+read. Barriers and copies have a stream of their own beside the kernels, the Lane. It waits for K and V alone, not for
+what a call computes first, of its own keys."""
 
 import os
 import socket
@@ -49,9 +49,10 @@ def transport_of(call, q, k, v):
     return transport
 
 
-def is_reached(group, device):
-    """Whether the ranks of the group went by PeerMemory before, on this rank's device."""
-    return isinstance(_found.get(group, {}).get(device), PeerMemory)
+def barriers_of(group, device):
+    """At how many barriers the ranks of the group met before on GPUs; None where they did not go by PeerMemory."""
+    transport = _found.get(group, {}).get(device)
+    return transport.barriers if isinstance(transport, PeerMemory) else None
 
 
 def _all_reach_all(group, device):
@@ -80,26 +81,26 @@ def room(count, device):
     from torch.distributed import _symmetric_memory  # torch has it only where it was built with GPUs
 
     for _ in range(2):
-        try:
-            return _symmetric_memory.empty(count, dtype=torch.uint8, device=device)
+        try:  # what empty() gives may be part of a pool, which keeps what was given up
+            return _symmetric_memory._SymmetricMemory.empty_strided_p2p((count,), (1,), torch.uint8, device)
         except RuntimeError:
             torch.cuda.empty_cache()  # torch does not give up by itself what it keeps for tensors
     return None
 
 
 def shared(mine, group):
-    """The memory that room() gave each rank, by rank, which this one reaches, too; and a barrier, which makes what the
-    current stream is given next wait until all ranks have come there. The memory lasts as long as the barrier. All
-    ranks call it, and have called it as often: torch (2.11) numbers its messages by process, not by group."""
+    """(The memory that room() gave each rank, by rank, which this one reaches, too; a barrier, which makes what the
+    current stream is given next wait until all ranks have come there; what both last as long as.) All ranks call it,
+    and have called it as often: torch (2.11) numbers its messages by process, not by group."""
     from torch.distributed import _symmetric_memory
 
     handle = _symmetric_memory.rendezvous(mine, group)
     milliseconds = int(1000 * _timeout(group, mine.device).total_seconds())
 
-    def barrier(memory=mine):  # a kernel of one warp, which fails when the time is over
+    def barrier():  # a kernel of one warp, which fails when the time is over
         handle.barrier(0, milliseconds)
 
-    return [handle.get_buffer(rank, mine.shape, mine.dtype) for rank in range(group.size())], barrier
+    return [handle.get_buffer(rank, mine.shape, mine.dtype) for rank in range(group.size())], barrier, mine
 
 
 def _timeout(group, device):
@@ -151,6 +152,7 @@ class PeerMemory:
     def __init__(self, device):
         self._device = device
         self.lane = Lane(device)
+        self.barriers = 0
         self._buffers = {}
 
     def keys(self, k, v, call, since=None):
@@ -173,9 +175,9 @@ class PeerMemory:
             into = arriving[step % len(arriving)][: counts[source]]
             return source, into, self.fetch(into, lying[source][: counts[source]], behind)
 
-        self.lane.give(lay, since)
-        coming = start(1, since)
         try:
+            self.lane.give(lay, since)
+            coming = start(1, since)
             yield rank, k, v
             for step in range(1, size):
                 source, here, wait = coming
@@ -214,14 +216,16 @@ class PeerMemory:
 
     def buffers(self, name, count, dtype):
         """So many numbers in the memory of each rank, by rank."""
-        buffers, _ = self._buffers[name]
+        buffers, *_ = self._buffers[name]
         return [buffer[: count * dtype.itemsize].view(dtype) for buffer in buffers]
 
     def barrier(self, name, group):
         """Makes what the current stream is given next wait until all ranks have come here, with the buffers of a
         name."""
+        _, meet, _ = self._buffers[name]
+        self.barriers += 1
         try:
-            self._buffers[name][1]()
+            meet()
         except RuntimeError as error:
             raise RuntimeError(f"the ring of {group.size()} ranks broke at a barrier: {error}") from error
 

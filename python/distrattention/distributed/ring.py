@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from distrattention import ops  # first, for it says in words what is missing
 from distrattention.distributed import peer_memory
+from distrattention.distributed.agreement import device_for
 from distrattention.distributed.columns import Columns
 from distrattention.distributed.layout import Piece, pairs_of, rank_in, size_of
 from distrattention.distributed.travel import Messages, add_up
@@ -80,9 +81,11 @@ class Begun(NamedTuple):
 
 
 def begin(q, k, v, causal, scale, options, group):
-    """The Begun of exact attention, which of its own keys needs nothing that others tell; None where it is not exact,
-    or a transport may be waiting for what is given to the GPU here."""
-    if options[0] != "exact" or q.numel() == 0 or not peer_memory.is_reached(group, q.device):
+    """The Begun of exact attention, which of its own keys needs nothing that others tell. None where it is not exact,
+    or where keys or what ranks tell each other go by messages of NCCL, which would wait for it."""
+    if options[0] != "exact" or q.numel() == 0 or peer_memory.barriers_of(group, q.device) is None:
+        return None
+    if device_for(group, q).type != "cpu":
         return None
     since = peer_memory.now(q.device)
     with torch.no_grad():
