@@ -75,11 +75,11 @@ class HyperAttention(nn.Module):
 
     @torch.no_grad()
     def orders(self, q, k, keys=None):
-        """The rows' and the keys' places in the order of their hashes, int64 [B, H, N]; padded keys come last."""
-        of_keys = self.hashes(k)
+        """The rows' and the keys' places in the order of their hashes, int64 [B, H, N]; padded ones come last."""
+        hashes = self.hashes(q), self.hashes(k)
         if keys is not None:
-            of_keys = of_keys.masked_fill(~keys[:, None], 1 << self.bits)
-        return self.hashes(q).argsort(dim=2, stable=True), of_keys.argsort(dim=2, stable=True)
+            hashes = (of.masked_fill(~keys[:, None], 1 << self.bits) for of in hashes)
+        return tuple(of.argsort(dim=2, stable=True) for of in hashes)
 
     @torch.no_grad()
     def draw(self, k, keys=None):

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from baselines.shape import repeat_heads, require_whole, split, widen
+from baselines.shape import repeat_heads, require_whole, split, widen, zero_padding
 
 
 class Primal(nn.Module):
@@ -14,7 +14,7 @@ class Primal(nn.Module):
 
     Not causal: Fe = Xs^T We and Fr = Xs^T Wr, where Xs [B, H, p, d] are p rows of the layer's input X [B, N, C], spread
     evenly. swap() puts the input into `x` before each call. Causal: Fe = We and Fr = Wr are independent of the data,
-    and q and k are running means over the tokens up to each.
+    and q and k are running means over the tokens up to each. Padding is in neither rows nor means.
 
     rank: s. multiple: p = min(N, s * multiple). `penalty` is the layer's term of the KSVD loss, of its last call."""
 
@@ -33,32 +33,41 @@ class Primal(nn.Module):
         self.concatenation = nn.Linear(2 * rank, shape.head_dim)
         self.x = self.penalty = None
 
-    def _features(self, q, k):
+    def _features(self, q, k, keys):
         """(phi(q), phi(k), Fe, Fr)."""
         if self.shape.causal:
-            count = torch.arange(1, q.shape[2] + 1, device=q.device)[:, None]
-            q, k = ((x.cumsum(2) / count).to(q.dtype) for x in widen(q, k))
+            real = torch.ones_like(q[:, 0, :, 0]) if keys is None else keys
+            count = real.cumsum(1).clamp_min(1)[:, None, :, None]
+            q, k = ((zero_padding(x, keys).cumsum(2) / count).to(q.dtype) for x in widen(q, k))
             factors = self.we, self.wr
         else:
-            x = split(self.x, self.shape.heads)
-            rows = torch.linspace(0, x.shape[2] - 1, self.we.shape[1], device=x.device).round().long()
-            sampled = x[:, :, rows].to(self.we.dtype).transpose(2, 3)  # [B, H, d, p]
+            sampled = split(self._sampled(keys), self.shape.heads).to(self.we.dtype).transpose(2, 3)  # [B, H, d, p]
             factors = sampled @ self.we, sampled @ self.wr
         return F.normalize(q, dim=-1), F.normalize(k, dim=-1), *(factor.to(q.dtype) for factor in factors)
+
+    def _sampled(self, keys):
+        """Xs [B, p, C]: rows of X, or of those that count, from the first to the last."""
+        last = self.x.shape[1] - 1
+        places = torch.linspace(0, last, self.we.shape[1], device=self.x.device)
+        if keys is None:
+            return self.x[:, places.round().long()]
+        places = places * ((keys.sum(1, keepdim=True) - 1) / max(last, 1))  # [B, p], among the tokens that count
+        rows = (~keys).to(torch.int8).argsort(dim=1, stable=True).gather(1, places.round().long())
+        return self.x.gather(1, rows[..., None].expand(-1, -1, self.x.shape[2]))
 
     def forward(self, q, k, v, keys=None, causal=False, scale=None):
         require_whole(q, k)
         if causal != self.shape.causal:
             raise ValueError(f"causal is {causal}; allowed: {self.shape.causal}, which this layer was made for")
-        if keys is not None:
-            raise ValueError("keys were given to Primal, whose sampled rows may be padding; allowed: one length")
         if not causal and self.x is None:
             raise ValueError("Primal was called without the layer's input in `x`; allowed: after it is set")
-        q, k, fe, fr = self._features(q, repeat_heads(k, q.shape[1]))
+        q, k, fe, fr = self._features(q, repeat_heads(k, q.shape[1]), keys)
         self.x = None  # of this call alone
         e, r = q @ fe, k @ fr
         if self.training:
-            of_e, of_r = ((y * self.strengths[:, None].to(y.dtype)).square().sum(-1).mean() for y in (e, r))
+            scaled = (zero_padding(y, keys) * self.strengths[:, None].to(y.dtype) for y in (e, r))
+            share = 1 if keys is None else keys.float().mean()
+            of_e, of_r = (y.square().sum(-1).mean() / share for y in scaled)
             product = self.we.transpose(1, 2) @ self.wr
             self.penalty = (of_e / 2 + of_r / 2 - product.mean(0).trace()) ** 2
         return self.concatenation(torch.cat((e, r), -1))

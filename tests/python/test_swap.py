@@ -89,7 +89,7 @@ def test_padding_reaches_the_methods():
     mask = torch.ones(2, 20, dtype=torch.long)
     mask[1, 14:] = 0
     alone = tokens[1:, :14]
-    for name in ("standard", "flash2", "hydra", "hyper-short", "flatten"):
+    for name in ("standard", "flash2", "hydra", "hyper-short", "flatten", "primal"):
         model = copy.deepcopy(whole)
         swap(model, name)
         torch.manual_seed(0)
@@ -100,10 +100,6 @@ def test_padding_reaches_the_methods():
         if name == "flatten":  # its means are over all tokens, padded ones too, against an epsilon
             tolerance = {"rtol": 1e-2, "atol": 1e-2}
         torch.testing.assert_close(padded, model(alone).logits[0], **tolerance)
-    primal = copy.deepcopy(whole)
-    swap(primal, "primal")
-    with pytest.raises(ValueError, match="keys were given to Primal"):
-        primal(tokens, attention_mask=mask)
 
 
 def test_only_the_encoder_of_a_whisper_is_swapped():
