@@ -32,12 +32,13 @@ LLAMAS = {  # width, of the feed-forward part, layers, heads, KV heads, vocabula
 
 
 def vision(name, classes, weights=None, device="cpu"):
-    """A ViT with so many classes, of VITS or timm (pretrained there unless weights are named). weights: a .safetensors
-    file; a position embedding of other images is resized, and a head of other classes left out."""
+    """A ViT with so many classes, of VITS or timm (pretrained there unless weights are named). name: also
+    hf-hub:OWNER/NAME, of the hub of Hugging Face, or a folder of such. weights: a .safetensors file; a position
+    embedding of other images is resized, and a head of other classes left out."""
     if name in VITS:
         model = timm.models.VisionTransformer(num_classes=classes, **VITS[name])
     else:
-        model = timm.create_model(name, pretrained=weights is None, num_classes=classes)
+        model = timm.create_model(of_timm(name), pretrained=weights is None, num_classes=classes)
     if weights:
         state = {key: tensor.float() for key, tensor in load_file(require(weights)).items()}
         grid = model.patch_embed.grid_size
@@ -50,7 +51,15 @@ def vision(name, classes, weights=None, device="cpu"):
 
 def side_of(name):
     """The pixels of a side of the images that a ViT takes."""
-    return VITS[name]["img_size"] if name in VITS else timm.get_pretrained_cfg(name).input_size[-1]
+    if name in VITS:
+        return VITS[name]["img_size"]
+    with torch.device("meta"):
+        return timm.create_model(of_timm(name)).patch_embed.img_size[0]
+
+
+def of_timm(name):
+    """timm's name of a model, which may be a folder with timm's config.json and weights."""
+    return f"local-dir:{name}" if Path(name).is_dir() else name
 
 
 def save_weights(path, model):

@@ -52,8 +52,25 @@ def test_a_vit_of_timm_is_fine_tuned_on_a_folder_and_its_losses_are_drawn(tmp_pa
     assert row["items"] == 8 and len(row["losses"]) == 2 and row["seconds"] > 0
     picture = tmp_path / "losses.png"
     monkeypatch.setattr(sys, "argv", ["fig8.py", str(picture), str(tmp_path / "table5.json")])
-    importlib.import_module("fig8").main()
+    fig8 = importlib.import_module("fig8")
+    fig8.main()
     assert picture.stat().st_size > 20000
+    one, both = {0: [3.0, 1.0]}, {0: [2.0, 1.0], 1: [8.0, 8.0]}
+    assert fig8.means({"one": one, "both": both}) == {"one": [3.0, 1.0], "both": [2.0, 1.0]}
+    assert fig8.means({"both": both}) == {"both": [5.0, 4.5]}
+    with pytest.raises(SystemExit, match="no seed is of all of one, other; allowed: "):
+        fig8.means({"one": one, "other": {1: [8.0]}})
+
+
+def test_a_vit_of_a_folder_is_measured(tmp_path, rows):
+    data.toy_folder(tmp_path / "images")
+    saved = timm.create_model("test_vit", num_classes=2)
+    timm.models.save_for_hf(saved, tmp_path / "vit", model_config={})
+    for one, other in zip(models.vision(str(tmp_path / "vit"), 2).parameters(), saved.parameters()):
+        assert torch.equal(one, other)
+    words = ["--model", tmp_path / "vit", "--data", tmp_path / "images", "--methods", "standard,exact"]
+    found = rows("table8", *words)
+    assert [row["items"] for row in found] == [8, 8] and found[1]["output_error"] < 1e-4
 
 
 def test_times_of_a_llama_of_a_folder(rows, llama):
