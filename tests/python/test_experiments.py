@@ -262,6 +262,9 @@ def test_the_picture_of_the_method(tmp_path):
     exact = diagrams.estimates(q.repeat_interleave(2, 1), k.repeat_interleave(2, 1), order)
     torch.testing.assert_close(exact["lsh (sample)"], 2 * q @ k.T)  # columns of a group are alike
     torch.testing.assert_close(exact["lsh (mean)"], 2 * q @ k.T)
+    block = torch.randn(64, 32)
+    by_hash = diagrams.hashes(block)[1].argsort(stable=True)
+    assert torch.equal(by_hash, diagrams.orders(block, block)["lsh"][0])
     near = diagrams.near(300, 300)
     assert near[0, :256].all() and not near[0, 256:].any() and near[299].all()
 
