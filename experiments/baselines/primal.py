@@ -36,8 +36,7 @@ class Primal(nn.Module):
     def _features(self, q, k, keys):
         """(phi(q), phi(k), Fe, Fr)."""
         if self.shape.causal:
-            real = torch.ones_like(q[:, 0, :, 0]) if keys is None else keys
-            count = real.cumsum(1).clamp_min(1)[:, None, :, None]
+            count = torch.arange(1, q.shape[2] + 1, device=q.device)[:, None]  # of all: phi takes any factor away
             q, k = ((zero_padding(x, keys).cumsum(2) / count).to(q.dtype) for x in widen(q, k))
             factors = self.we, self.wr
         else:
