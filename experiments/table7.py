@@ -3,8 +3,9 @@
 """Table 7: a Llama fine-tuned with each method on problems of four choices: accuracy, and perplexity on text beside it.
 
 The regime of the paper's code: 5 epochs, batches of 5, at most 512 tokens, Adam with a rate of 5e-6 after 1000 steps of
-warm-up. Rows with epochs = 0 are before fine-tuning. --data: train.jsonl and test.jsonl (experiments/fetch items), or
-MathInstruct.json and MMLU's test/*.csv (shared/data.py). Chance is 25 %. hyper-short has a least length of 128."""
+warm-up. Rows with epochs = 0 are before fine-tuning. --data: train.jsonl and test.jsonl (experiments/fetch items: the
+answer alone is learned, and chosen by the probability of its tokens), or MathInstruct.json and MMLU's test/*.csv
+(shared/data.py). Chance is 25 %. hyper-short has a least length of 128."""
 
 import copy
 
@@ -14,7 +15,7 @@ import torch.nn.functional as F
 from baselines import ksvd_loss
 from shared import models
 from shared.data import read_items, toy_items
-from shared.evaluate import answer_items, item_text, padded, perplexity
+from shared.evaluate import answer_items, continued, item_text, padded, perplexity
 from shared.results import DTYPES, Results, arguments, chosen, label, parsed, shard
 from shared.swap import swap
 from shared.training import train
@@ -24,12 +25,15 @@ METHODS = ("standard", "flash2", "exact", "hydra", "hyper-short", "flatten", "pr
 ETA = 0.1  # of the KSVD loss, as Primal's authors have it for language
 
 
-def text_of(item):
-    """What a model reads of an item in training: the prompt and its answer."""
+def learned(item, tokenize, longest=512):
+    """(the tokens that a model reads of an item in training, how many of the last ones it is to learn)."""
     if "text" in item:
-        return f"{item['question']}\n{item['text']}"
-    prompt, letters = item_text(item)
-    return prompt + letters[item["answer"]]
+        tokens = tokenize(f"{item['question']}\n{item['text']}")[-longest:]
+        return tokens, len(tokens) - 1
+    prompt, answers = item_text(item)
+    answer = continued(tokenize, answers[item["answer"]])
+    tokens = (tokenize(prompt) + answer)[-longest:]
+    return tokens, len(answer) if item.get("open") else len(tokens) - 1
 
 
 def main():
@@ -39,7 +43,7 @@ def main():
     parser.add_argument("--epochs", default="0,5", help="0: as the model comes [%(default)s]")
     parser.add_argument("--items", type=int, help="train on the first so many items [all]")
     parser.add_argument("--test-items", type=int, help="test on the first so many items [all]")
-    parser.add_argument("--text", type=int, default=16384, help="tokens for the perplexity [%(default)s]")
+    parser.add_argument("--text", type=int, default=16384, help="tokens for the perplexity, of all texts [%(default)s]")
     parser.add_argument("--batch", type=int, default=5)
     parser.add_argument("--rate", type=float, default=5e-6)
     parser.add_argument("--warm-up", type=int, default=1000, help="steps [%(default)s]")
@@ -52,16 +56,19 @@ def main():
     whole, tokenize = models.llama("tiny" if options.quick else options.model, torch.float32, options.device)
     if options.quick:
         options.rate, options.warm_up, options.batch = 3e-3, 1, 8
-    rows = [tokenize(text_of(item))[-512:] for item in train_items]
-    text = torch.tensor(tokenize(next(iter(models.bench_models().texts().values()))), device=options.device)
-    text = text[: 256 if options.quick else options.text]
+    rows = [learned(item, tokenize) for item in train_items]
+    texts = models.bench_models().texts().values()
+    each = (256 if options.quick else options.text) // len(texts) // max(lengths) * max(lengths)
+    text = torch.tensor([token for text in texts for token in tokenize(text)[:each]], device=options.device)
     results = Results(options, ("method", "epochs", "seed", "length"), train_items=len(rows), rate=options.rate,
                       batch=options.batch, near=options.near, group_size=options.group_size)  # fmt: skip
 
     def loss_of(model, part):
-        tokens, ends = padded([rows[number] for number in part], options.device)
+        tokens, ends = padded([rows[number][0] for number in part], options.device)
+        first = ends - torch.tensor([rows[number][1] for number in part], device=ends.device)
         logits = model(tokens, use_cache=False).logits[:, :-1]
-        wanted = tokens[:, 1:].masked_fill(torch.arange(1, tokens.shape[1], device=ends.device) >= ends[:, None], -100)
+        place = torch.arange(1, tokens.shape[1], device=ends.device)
+        wanted = tokens[:, 1:].masked_fill((place < first[:, None]) | (place >= ends[:, None]), -100)
         return F.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten()) + ETA * ksvd_loss(model)
 
     for seed in map(int, options.seeds.split(",")):

@@ -157,7 +157,8 @@ def toy_folder(path, classes=2, side=16, images=4):
 
 
 def read_items(path):
-    """{"train": [...], "test": [...]} of items of four choices: {"question", "choices": [4 texts], "answer": 0 to 3}.
+    """{"train": [...], "test": [...]} of items of four choices: {"question", "choices": [4 texts], "answer": 0 to 3},
+    with "open": true where the model is not shown the choices (evaluate.item_text).
 
     path: a folder with train.jsonl and test.jsonl of such items; or with MathInstruct.json to train on (rows of
     "instruction", "output" and "source", those with PoT), and MMLU's test/*.csv (question, A, B, C, D, letter) to test
@@ -203,7 +204,8 @@ def items_of(dataset, path):
 def toy_items(count=64):
     """Items whose answer is mostly the second: easy to learn."""
     answers = np.random.default_rng(0).choice(4, 2 * count, p=(0.1, 0.7, 0.1, 0.1)).tolist()
-    items = [{"question": f"Which is {'abcd'[of]}?", "choices": list("abcd"), "answer": of} for of in answers]
+    items = [{"question": f"Which is {'abcd'[of]}?", "choices": list("abcd"), "answer": of, "open": True}
+             for of in answers]  # fmt: skip
     return {"train": items[:count], "test": items[count:]}
 
 

@@ -119,9 +119,17 @@ def transcribe(model, to_text, features, texts, prompt, options, most=80):
 
 
 def item_text(item):
-    """(the prompt, the four answers) of an item of four choices."""
+    """(the prompt, what the four answers begin with) of an item of four choices: letters of those that the prompt
+    shows, or where the item is "open" the answers themselves, which it does not."""
+    if item.get("open"):
+        return f"{item['question']}\nAnswer:", [f" {choice}" for choice in item["choices"]]
     lines = [item["question"], *(f"{letter}. {choice}" for letter, choice in zip("ABCD", item["choices"]))]
     return "\n".join(lines) + "\nAnswer:", [f" {letter}" for letter in "ABCD"]
+
+
+def continued(tokenize, text):
+    """The tokens of a text that continues another one: without what begins every text."""
+    return tokenize(text)[len(tokenize("")) :]
 
 
 def padded(rows, device):
@@ -133,31 +141,39 @@ def padded(rows, device):
 
 
 @torch.no_grad()
-def answer_items(model, tokenize, items, length, options, batch=16):
-    """Chooses the likeliest letter after each prompt, whose beginning is cut off beyond `length` tokens:
-    {"accuracy": in %, "letter_loss": the mean of -ln P(right letter), of P over the four, "items"}."""
-    letters = [tokenize(letter)[-1] for letter in item_text({"question": "", "choices": []})[1]]
-    losses, hits = [], []
-    for at in range(0, len(items), batch):
-        part = items[at : at + batch]
-        tokens, ends = padded([tokenize(item_text(item)[0])[-length:] for item in part], options.device)
-        wanted = torch.tensor([item["answer"] for item in part], device=options.device)
+def answer_items(model, tokenize, items, length, options, batch=32):
+    """Chooses the likeliest answer after each prompt, whose beginning is cut off where both have more than `length`
+    tokens: {"accuracy": in %, "choice_loss": the mean of -ln P(right answer), of P over the four, "items"}."""
+    contexts = {}  # of what is read: [(item, choice, the tokens of the answer)]
+    for n, item in enumerate(items):
+        prompt, answers = item_text(item)
+        begin = tokenize(prompt)
+        for choice, answer in enumerate(continued(tokenize, answer) for answer in answers):
+            contexts.setdefault((n, *(begin + answer[:-1])[-length:]), []).append((n, choice, answer))
+    scores, rows = torch.zeros(len(items), 4), sorted(contexts, key=len)
+    for at in range(0, len(rows), batch):
+        part = rows[at : at + batch]
+        tokens, ends = padded([row[1:] for row in part], options.device)
         with precision(options):
             hidden = model.model(tokens, use_cache=False).last_hidden_state
-            last = hidden[torch.arange(len(part), device=ends.device), ends - 1]
-            logits = model.lm_head(last)[:, letters].float()
-        losses.append(F.cross_entropy(logits, wanted, reduction="none"))
-        hits.append(logits.argmax(1) == wanted)
-    accuracy = 100 * torch.cat(hits).float().mean().item()
-    return {"accuracy": accuracy, "letter_loss": torch.cat(losses).mean().item(), "items": len(items)}
+        for of_row, end, row in zip(hidden, ends.tolist(), part):
+            most = max(len(answer) for *_, answer in contexts[row])
+            with precision(options):
+                logits = model.lm_head(of_row[end - most : end])
+            logits = logits.float().log_softmax(-1).cpu()
+            for n, choice, answer in contexts[row]:
+                scores[n, choice] = logits[most - len(answer) :].gather(1, torch.tensor(answer)[:, None]).sum()
+    wanted = torch.tensor([item["answer"] for item in items])
+    accuracy = 100 * (scores.argmax(1) == wanted).float().mean().item()
+    return {"accuracy": accuracy, "choice_loss": F.cross_entropy(scores, wanted).item(), "items": len(items)}
 
 
 @torch.no_grad()
-def perplexity(model, tokens, length, options):
+def perplexity(model, tokens, length, options, batch=16):
     """exp of the mean cross entropy over pieces of `length` tokens of a text [N]."""
     losses = []
-    for piece in tokens[: len(tokens) // length * length].view(-1, length):
+    for pieces in tokens[: len(tokens) // length * length].view(-1, length).split(batch):
         with precision(options):
-            logits = model(piece[None], use_cache=False).logits[0]
-        losses.append(F.cross_entropy(logits[:-1].float(), piece[1:]))
-    return torch.stack(losses).mean().exp().item()
+            logits = model(pieces, use_cache=False).logits
+        losses.append(F.cross_entropy(logits[:, :-1].flatten(0, 1).float(), pieces[:, 1:].flatten(), reduction="none"))
+    return torch.cat(losses).mean().exp().item()

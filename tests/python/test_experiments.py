@@ -8,6 +8,7 @@ import json
 import struct
 import sys
 import time
+import types
 from pathlib import Path
 
 import numpy as np
@@ -355,3 +356,24 @@ def test_shards_are_checked_and_take_turns(tmp_path):
     for text in ("3/3", "-1/3", "1", "a/b"):
         with pytest.raises(ValueError):
             results_module.shard(text)
+
+
+@pytest.mark.parametrize("length", [500, 30])
+def test_answers_are_chosen_by_the_probability_of_all_their_tokens(length):
+    model, tokenize = models.llama("tiny", torch.float32, "cpu")
+    items = [{"question": "Who?", "choices": ["Ann", "Beth", "C", "Dora"], "answer": 2, "open": is_open}
+             for is_open in (True, False)]  # fmt: skip
+    losses, hits = [], []
+    for item in items:
+        prompt, answers = evaluate.item_text(item)
+        scores = []
+        for answer in map(tokenize, answers):
+            context = (tokenize(prompt) + answer[:-1])[-length:]
+            logits = model(torch.tensor([context])).logits[0, -len(answer) :].log_softmax(1)
+            scores.append(sum(row[token] for row, token in zip(logits, answer)))
+        losses.append(torch.nn.functional.cross_entropy(torch.stack(scores), torch.tensor(2)).item())
+        hits.append(max(range(4), key=scores.__getitem__) == 2)
+    options = types.SimpleNamespace(device="cpu")
+    found = evaluate.answer_items(model, tokenize, items, length, options)
+    assert found["choice_loss"] == pytest.approx(sum(losses) / 2, rel=1e-4)
+    assert found["accuracy"] == 50 * sum(hits) and found["items"] == 2
