@@ -192,10 +192,10 @@ def table7():
         line = [NAMES[method], *paper]
         for n in (256, 512):
             of = {"method": method, "length": n}
-            line += [cell(tuned, "accuracy", ".1f", **of, epochs=5), cell(tuned, "perplexity", ".1f", **of, epochs=5),
-                     cell(untuned, "perplexity", ".4g", **of, epochs=0)]  # fmt: skip
+            for measure, form in (("accuracy", ".1f"), ("perplexity", ".4g")):
+                line += [cell(tuned, measure, form, **of, epochs=5), cell(untuned, measure, form, **of, epochs=0)]
         lines.append(line)
-    measures = ("accuracy", "perplexity", "perplexity before")
+    measures = ("accuracy", "before", "perplexity", "before")
     head = ["method", "paper, 256", "paper, 512", *(f"{what}, {n}" for n in (256, 512) for what in measures)]
     return markdown(head, lines, *parts)
 
