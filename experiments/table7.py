@@ -95,8 +95,7 @@ def main():
                 losses = train(model, epochs, batches, loss_of, rate, device=options.device,
                                dtype=DTYPES[options.dtype], log=lambda text: None,
                                optimizer=torch.optim.Adam(model.parameters(), options.rate))  # fmt: skip
-                for n in wanted:
-                    found = answer_items(model, tokenize, test_items, n, options)
+                for n, found in answer_items(model, tokenize, test_items, wanted, options).items():
                     found["perplexity"] = perplexity(model, text, n, options)
                     results.add(row | {"length": n} | found | {"losses": [round(loss, 4) for loss in losses]})
 

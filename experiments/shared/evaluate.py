@@ -141,19 +141,22 @@ def padded(rows, device):
 
 
 @torch.no_grad()
-def answer_items(model, tokenize, items, length, options, batch=32):
-    """Chooses the likeliest answer after each prompt, whose beginning is cut off where both have more than `length`
-    tokens: {"accuracy": in %, "choice_loss": the mean of -ln P(right answer), of P over the four, "items"}."""
-    contexts = {}  # of what is read: [(item, choice, the tokens of the answer)]
+def answer_items(model, tokenize, items, lengths, options, batch=32):
+    """Chooses the likeliest answer after each prompt, whose beginning is cut off where both have more than so many
+    tokens: for each of the lengths {"accuracy": in %, "choice_loss": the mean of -ln P(right answer), of P over the
+    four, "items"}. What the lengths have in common is read once."""
+    contexts = {}  # of what is read: [(length, item, choice, the tokens of the answer)]
     for n, item in enumerate(items):
         prompt, answers = item_text(item)
         begin = tokenize(prompt)
         for choice, answer in enumerate(continued(tokenize, answer) for answer in answers):
-            contexts.setdefault((n, *(begin + answer[:-1])[-length:]), []).append((n, choice, answer))
-    scores, rows = torch.zeros(len(items), 4), sorted(contexts, key=len)
+            for length in lengths:
+                read = tuple((begin + answer[:-1])[-length:])
+                contexts.setdefault(read, []).append((length, n, choice, answer))
+    scores, rows = {length: torch.zeros(len(items), 4) for length in lengths}, sorted(contexts, key=len)
     for at in range(0, len(rows), batch):
         part = rows[at : at + batch]
-        tokens, ends = padded([row[1:] for row in part], options.device)
+        tokens, ends = padded(part, options.device)
         with precision(options):
             hidden = model.model(tokens, use_cache=False).last_hidden_state
         for of_row, end, row in zip(hidden, ends.tolist(), part):
@@ -161,11 +164,13 @@ def answer_items(model, tokenize, items, length, options, batch=32):
             with precision(options):
                 logits = model.lm_head(of_row[end - most : end])
             logits = logits.float().log_softmax(-1).cpu()
-            for n, choice, answer in contexts[row]:
-                scores[n, choice] = logits[most - len(answer) :].gather(1, torch.tensor(answer)[:, None]).sum()
+            for length, n, choice, answer in contexts[row]:
+                wanted = torch.tensor(answer)[:, None]
+                scores[length][n, choice] = logits[most - len(answer) :].gather(1, wanted).sum()
     wanted = torch.tensor([item["answer"] for item in items])
-    accuracy = 100 * (scores.argmax(1) == wanted).float().mean().item()
-    return {"accuracy": accuracy, "choice_loss": F.cross_entropy(scores, wanted).item(), "items": len(items)}
+    return {length: {"accuracy": 100 * (of.argmax(1) == wanted).float().mean().item(),
+                     "choice_loss": F.cross_entropy(of, wanted).item(), "items": len(items)}
+            for length, of in scores.items()}  # fmt: skip
 
 
 @torch.no_grad()
