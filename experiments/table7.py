@@ -66,17 +66,22 @@ def main():
     def loss_of(model, part):
         tokens, ends = padded([rows[number][0] for number in part], options.device)
         first = ends - torch.tensor([rows[number][1] for number in part], device=ends.device)
-        logits = model(tokens, use_cache=False).logits[:, :-1]
         place = torch.arange(1, tokens.shape[1], device=ends.device)
-        wanted = tokens[:, 1:].masked_fill((place < first[:, None]) | (place >= ends[:, None]), -100)
-        return F.cross_entropy(logits.flatten(0, 1).float(), wanted.flatten()) + ETA * ksvd_loss(model)
+        learned_here = (place >= first[:, None]) & (place < ends[:, None])
+        hidden = model.model(tokens, use_cache=False).last_hidden_state[:, :-1]
+        logits = model.lm_head(hidden[learned_here])  # of no other tokens: they would take most of the memory
+        return F.cross_entropy(logits.float(), tokens[:, 1:][learned_here]) + ETA * ksvd_loss(model)
 
     for seed in map(int, options.seeds.split(",")):
 
         def batches(epoch, seed=seed):
+            """Of items of similar length, so that little is filled up."""
             random = torch.Generator().manual_seed(1000 * seed + epoch)
-            parts = torch.randperm(len(rows), generator=random).split(options.batch)
-            return len(parts), (part.tolist() for part in parts)
+            many = torch.randperm(len(rows), generator=random).split(16 * options.batch)
+            by_length = [torch.tensor(sorted(some.tolist(), key=lambda n: len(rows[n][0]))) for some in many]
+            parts = [part for some in by_length for part in some.split(options.batch)]
+            order = torch.randperm(len(parts), generator=random).tolist()
+            return len(parts), (parts[number].tolist() for number in order)
 
         def rate(epoch):
             return options.rate * min(1, epoch * len(rows) / options.batch / options.warm_up)

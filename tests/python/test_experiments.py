@@ -377,3 +377,15 @@ def test_answers_are_chosen_by_the_probability_of_all_their_tokens(length):
     found = evaluate.answer_items(model, tokenize, items, [length, 40], options)[length]
     assert found["choice_loss"] == pytest.approx(sum(losses) / 2, rel=1e-4)
     assert found["accuracy"] == 50 * sum(hits) and found["items"] == 2
+
+
+def test_the_answer_alone_is_learned_where_choices_are_not_shown():
+    spec = importlib.util.spec_from_file_location("table7", EXPERIMENTS / "table7.py")
+    table7 = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(table7)
+    item = {"question": "Who?", "choices": ["Ann", "Beth"], "answer": 1}
+    tokens, count = table7.learned(item | {"open": True}, list)
+    assert "".join(tokens) == "Who?\nAnswer: Beth" and "".join(tokens[-count:]) == " Beth"
+    tokens, count = table7.learned(item, list)
+    assert "".join(tokens).endswith("B. Beth\nAnswer: B") and count == len(tokens) - 1
+    assert table7.learned({"question": "1+1?", "text": "2"}, list, longest=3) == (["?", "\n", "2"], 2)
