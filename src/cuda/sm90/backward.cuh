@@ -8,20 +8,21 @@
 //     S^T = K Q^T, dP^T = V dO^T              [64, kRows]
 //     P = 2^(scale S - LSE)
 //     dV += P^T dO                            [64, dv]     the accumulators of S^T are a left operand as they are
-//     dS = P (dP - D)                                      while dV is on its way; to shared memory, where all meet
+//     dS = P (dP - D)                                      to shared memory, where all meet
 //     dK += dS^T Q                            [64, r]
-//     dQ = dS K                               [kRows, r / 2] of all keys, a half of the columns each; to shared memory
-//   Registers decide in which order (backward_consumer.cuh, kOverlapsTiles):
-//     - r <= 64: S^T and dP^T of the next tile are started behind dK, and dQ of this one behind dV of the next. A
-//       warpgroup waits for the other's dS half a tile after its own, so they need not keep step: they take turns at
-//       the exponentials, and one's products run under the other's.
-//     - r = 128: dQ takes the registers of dP^T, so a tile has its products to itself. The exponentials run under dP^T,
-//       dS is stored under dV, and dQ under dK.
+//     dQ = dS K                               [kRows, r] of all keys; to shared memory
+//   Registers decide who makes dQ, and in which order (backward_consumer.cuh):
+//     - r <= 64: a warpgroup of its own makes dQ of what the consumers leave in shared memory, so that neither waits
+//     for
+//       the other's dS, and one's exponentials run under the other's products and under dQ. The exponentials run under
+//       dP^T, too, and dK under S^T and dP^T of the next tile.
+//     - r = 128: the consumers make a half of its columns each, in the registers of dP^T, and a tile has its products
+//       to itself. The exponentials run under dP^T, dS is made and stored under dV, and dQ is stored under dK.
 //   With near keys (method, 8) a launch has all tiles of queries, near ones or far ones (QueryTiles). Of all, near ones
 //   have another Q, other statistics and other sums of dQ, which is the producer's business alone.
 //   The producer warpgroup: one warp loads the tiles by TMA, and one for each buffer of dQ adds them to their sums in
 //   memory.
-//   Shared memory: BackwardStorage (backward_config.h). K and V, rings of kStages tiles of Q, dO and dQ, two of dS^T.
+//   Shared memory: BackwardStorage (backward_config.h). K and V, rings of kStages tiles of Q, dO, dS^T and dQ.
 //
 //   The sum of a tile is made in the order of the keys, but in a launch of near tiles with sinks last, so its bits are
 //   the same in every run: dq_semaphore[tile] counts the blocks that have added to it, and a block waits until all of
@@ -41,6 +42,7 @@
 #include "cuda/dependent_launch.cuh"
 #include "cuda/sm90/backward_config.h"
 #include "cuda/sm90/backward_consumer.cuh"
+#include "cuda/sm90/backward_dq.cuh"
 #include "cuda/sm90/backward_epilogue.cuh"
 #include "cuda/sm90/backward_producer.cuh"
 
@@ -67,6 +69,7 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
       storage.block = p.ticket != nullptr ? atomicAdd(p.ticket, 1U) : blockIdx.x;
     }
     constexpr unsigned kConsumerWarps = 4 * C::kConsumers;
+    constexpr unsigned kDqWarps = 4 * C::kDqWarpgroups;
     ptx::barrier_init(shared.keys_full(), 1);
     ptx::barrier_init(shared.values_full(), 1);
     for (int stage = 0; stage < C::kStages; ++stage) {
@@ -74,11 +77,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
       ptx::barrier_init(shared.queries_empty(stage), 32 * kConsumerWarps);
       ptx::barrier_init(shared.d_o_full(stage), 1);
       ptx::barrier_init(shared.d_o_empty(stage), kConsumerWarps);
-      ptx::barrier_init(shared.d_q_full(stage), kConsumerWarps);
+      ptx::barrier_init(shared.d_s_full(stage), kConsumerWarps);
+      ptx::barrier_init(shared.d_s_empty(stage), kDqWarps);
+      ptx::barrier_init(shared.d_q_full(stage), kDqWarps);
       ptx::barrier_init(shared.d_q_empty(stage), 1);
-    }
-    for (int n = 0; n < C::kDsBuffers; ++n) {
-      ptx::barrier_init(shared.d_s_full(n), kConsumerWarps);
     }
     for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
       ptx::barrier_init(shared.pingpong(consumer), kConsumerWarps / C::kConsumers);
@@ -97,6 +99,11 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
       } else if (warp <= C::kStages) {
         reduce_all<C>(p, work, shared, warp - 1);
       }
+    }
+  } else if (C::kDqApart && threadIdx.x >= (1 + C::kConsumers) * kWarpgroup) {
+    ptx::setmaxnreg_dec<C::kDqRegisters>();
+    if (work.tiles > 0) {
+      make_query_gradients<C>(work, shared);
     }
   } else {
     ptx::setmaxnreg_inc<C::kConsumerRegisters>();

@@ -20,7 +20,8 @@ template <class P>
 class SharedOperandRows;
 
 // kColumns: columns of Q and K (backward.cuh), padded; kValues: dv, padded. A thread block is a producer warpgroup,
-// which brings tiles to shared memory and dQ from there, and two consumers of 64 keys each.
+// which brings tiles to shared memory and dQ from there, two consumers of 64 keys each, and, where there is one, who
+// makes dQ of both.
 template <class T, int kColumns_, int kValues_>
 struct BackwardConfig {
   using Element = T;
@@ -29,28 +30,35 @@ struct BackwardConfig {
   static constexpr int kConsumers = 2;
   static constexpr int kKeys = 64 * kConsumers;
   static constexpr int kRows = kQueryTileRows;            // queries of a tile
-  static constexpr int kStages = kColumns <= 64 ? 3 : 2;  // of Q and dO, and buffers of dQ
-  static constexpr int kDsBuffers = 2;                    // buffers of dS^T
-  static constexpr int kThreads = kWarpgroup * (kConsumers + 1);
+  static constexpr int kStages = kColumns <= 64 ? 3 : 2;  // of Q and dO, and buffers of dS^T and dQ
+  // A warpgroup of its own makes dQ, where consumers spare the registers. Else they make a half of the columns each.
+  static constexpr bool kDqApart = kColumns <= 64;
+  static constexpr int kDqWarpgroups = kDqApart ? 1 : kConsumers;
+  static constexpr int kThreads = kWarpgroup * (1 + kConsumers + kDqApart);
   static constexpr int kProducerRegisters = 24;
-  static constexpr int kConsumerRegisters = 240;
-  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters <=
-                registers_at_entry(kThreads) * (kConsumers + 1));
+  static constexpr int kConsumerRegisters = kDqApart ? 208 : 240;
+  static constexpr int kDqRegisters = 72;
+  static_assert(kProducerRegisters + kConsumers * kConsumerRegisters + kDqApart * kDqRegisters <=
+                registers_at_entry(kThreads) * (1 + kConsumers + kDqApart));
 
-  using KeyTile = Panels<kKeys, kColumns, kColumns / kConsumers>;  // a panel is a consumer's part of dQ's columns
+  // Whether the consumers take turns at P and dS. With turns the backward takes 0.88 to 0.92 of the time where K has 32
+  // columns, 0.94 where it has 64 and V 128, and 1.03 to 1.11 where both have 64 (H100, N = 16384).
+  static constexpr bool kTakesTurns = kDqApart && kColumns < kValues;
+
+  using KeyTile = Panels<kKeys, kColumns>;
+  static_assert(KeyTile::kCount == kDqWarpgroups);  // a panel is a warpgroup's part of dQ's columns
   using ValueTile = Panels<kKeys, kValues>;
   using QueryTile = Panels<kRows, kColumns>;
   using DoTile = Panels<kRows, kValues>;  // of dO
   using DsTile = Panels<kKeys, kRows>;    // of dS^T
   // K and V are left operands, in registers as far as there are any left beside the sums.
-  template <class P>
-  using LeftOperand =
-      std::conditional_t<P::kColumns <= 64 && kColumns + kValues <= 160, RegisterOperand<P>, SharedOperandRows<P>>;
+  using KeyOperand =
+      std::conditional_t<kColumns + kValues <= 160, RegisterOperand<KeyTile>, SharedOperandRows<KeyTile>>;
+  using ValueOperand =
+      std::conditional_t<kColumns + kValues <= 96, RegisterOperand<ValueTile>, SharedOperandRows<ValueTile>>;
 
   static constexpr bool kCapsScores = kColumns == kValues;  // where it is asked to: the shapes of exact attention
   static constexpr bool kTakesLengths = kCapsScores;        // packed sequences
-
-  static constexpr bool kOverlapsTiles = kColumns <= 64;  // has registers for dQ beside dP^T
 
   static constexpr int kStatsBytes = kRows * 8;          // LSE and D
   static constexpr int kDqBytes = kRows * kColumns * 4;  // of dQ
@@ -65,15 +73,14 @@ struct KeySequence {
   int stats_row, sums_key;  // the first of a head's statistics and sums of dQ, and of its parts of dK and dV
 };
 
-// A thread block's shared memory: K and V, which stay, rings of Q, dO, their statistics and dQ, two buffers of dS^T,
-// and barriers.
+// A thread block's shared memory: K and V, which stay, rings of Q, dO, their statistics, dS^T and dQ, and barriers.
 template <class C>
 struct BackwardStorage {
   SharedTile<typename C::KeyTile> keys;
   SharedTile<typename C::ValueTile> values;
   SharedTile<typename C::QueryTile> queries[C::kStages];
   SharedTile<typename C::DoTile> d_o[C::kStages];
-  SharedTile<typename C::DsTile> d_s[C::kDsBuffers];
+  SharedTile<typename C::DsTile> d_s[C::kStages];
   std::uint8_t d_q[C::kStages][C::kDqBytes];
   std::uint8_t stats[C::kStages][C::kStatsBytes];
   struct Barriers {
@@ -81,8 +88,8 @@ struct BackwardStorage {
     Barrier queries_full[C::kStages], queries_empty[C::kStages];  // and statistics
     Barrier d_o_full[C::kStages], d_o_empty[C::kStages];
     Barrier d_q_full[C::kStages], d_q_empty[C::kStages];
-    Barrier d_s_full[C::kDsBuffers];
-    Barrier pingpong[C::kConsumers];  // whose exponentials are next
+    Barrier d_s_full[C::kStages], d_s_empty[C::kStages];
+    Barrier pingpong[C::kConsumers];  // whose P and dS are next
   } barriers;
   unsigned block;  // the number that KeyWork::of takes
   std::conditional_t<C::kTakesLengths, KeySequence, NoEntry> sequence;

@@ -14,9 +14,6 @@
 
 namespace distr::cuda::sm90 {
 
-// Whether there is another tile behind the one at hand.
-enum class Next : std::uint8_t { tile, none };
-
 // 64 keys and all tiles of queries.
 template <class C>
 class Consumer {
@@ -45,14 +42,11 @@ class Consumer {
     // Without these fences the compiler takes the zeros for results to wait for, and ends every wgmma before the next.
     ptx::warpgroup_fence_operand(d_k_);
     ptx::warpgroup_fence_operand(d_v_);
-    if constexpr (C::kOverlapsTiles) {
+    if constexpr (C::kDqApart) {
       visit_overlapped();
     } else {
       visit_one_by_one();
     }
-    ptx::fence_proxy_async();
-    __syncwarp();
-    arrive_warp(shared_.d_q_full(stage_of(work_.tiles - 1)));
     ptx::warpgroup_fence_operand(d_k_);
     ptx::warpgroup_fence_operand(d_v_);
   }
@@ -85,66 +79,43 @@ class Consumer {
       ptx::wgmma_wait<0>();
       free_queries(n);
     }
+    ptx::fence_proxy_async();
+    __syncwarp();
+    arrive_warp(shared_.d_q_full(stage_of(work_.tiles - 1)));
   }
 
-  // Products of the next tile and dQ of the one before are under way beside those of a tile.
+  // dK of a tile is under way beside S^T and dP^T of the next. Only dS leaves a consumer, so the two need not keep
+  // step, and the exponentials of one run under the products of the other.
   __device__ __forceinline__ void visit_overlapped() {
     wait_for_queries(0);
-    issue_scores(0);
     wait_for_d_o(0);
-    issue_dp(0);
-    clear_ds<C>(shared_.d_s(-1), consumer_);
-    ptx::fence_proxy_async();
-    ptx::named_barrier_sync(1, C::kConsumers * kWarpgroup);
-    const int last = work_.tiles - 1;
 #pragma unroll 1
-    for (int n = 0; n < last; ++n) {
-      visit_overlapped<Next::tile>(n);
-    }
-    visit_overlapped<Next::none>(last);
-    issue_dq(last);
-    wait_for_free_dq(last);
-    ptx::wgmma_wait<0>();
-    store_dq(last);
-  }
-
-  // S^T and dP^T were issued before.
-  template <Next kNext>
-  __device__ __forceinline__ void visit_overlapped(int n) {
-    const int row = work_.row(n);
-    const bool edge = edges_.has(row);
-    ptx::wgmma_wait<1>();  // for S^T
-    if (n > 0) {
-      free_queries(n - 1);
-      free_d_o(n - 1);
-    }
-    limit_scores(row, edge);
-    ptx::barrier_wait(shared_.pingpong(consumer_), static_cast<unsigned>(n + consumer_ + 1) & 1);
-    // Both at once: a load behind wgmma waits until that has begun.
-    const QueryStats shift(lse(n));
-    const QueryStats of_d_o(d(n));
-    make_probabilities(shift);
-    issue_dv(n);
-    __syncwarp();
-    arrive_warp(shared_.pingpong(1 - consumer_));
-    issue_dq(n - 1);
-    ptx::wgmma_wait<2>();  // for dP^T
-    make_ds(row, edge, of_d_o);
-    if (n > 0) {
-      wait_for_free_dq(n - 1);
+    for (int n = 0; n < work_.tiles; ++n) {
+      const int row = work_.row(n);
+      const bool edge = edges_.has(row);
+      issue_scores(n);
+      const QueryStats shift(lse(n));
+      issue_dp(n);
+      ptx::wgmma_wait<1>();  // for S^T, and dK of the tile before
+      if (n > 0) {
+        free_queries(n - 1);
+        free_d_o(n - 1);
+      }
+      limit_scores(row, edge);
+      wait_for_turn(n);
+      make_probabilities(shift);
+      ptx::wgmma_wait<0>();
+      make_ds(row, edge, QueryStats(d(n)));
+      share_ds(n);
+      if (n + 1 < work_.tiles) {  // here, as what accesses memory behind products waits until they have begun
+        wait_for_queries(n + 1);
+        wait_for_d_o(n + 1);
+      }
+      issue_dv(n);
+      issue_dk(n);
+      ptx::wgmma_wait<1>();  // for dV, so that P^T gives back its registers
     }
     ptx::wgmma_wait<0>();
-    if (n > 0) {
-      store_dq(n - 1);
-    }
-    share_ds(n);
-    issue_dk(n);
-    if constexpr (kNext == Next::tile) {
-      wait_for_queries(n + 1);
-      issue_scores(n + 1);
-      wait_for_d_o(n + 1);
-      issue_dp(n + 1);
-    }
   }
 
   // The products.
@@ -160,13 +131,12 @@ class Consumer {
   __device__ __forceinline__ void issue_dk(int n) {
     issue_key_gradients<T, typename C::QueryTile>(d_k_, ds_operand_, shared_.queries(stage_of(n)));
   }
-  // Behind both consumers' dS. Also for the tile before the first, whose dS is 0, so that every tile issues the same
-  // products.
+
+  // Behind both consumers' dS. dQ takes the registers of dP^T.
   __device__ __forceinline__ void issue_dq(int n) {
-    if (n >= 0) {
-      ptx::barrier_wait(shared_.d_s_full(n), static_cast<unsigned>(n / C::kDsBuffers) & 1);
-    }
-    issue_query_gradients<C>(d_q(), shared_.d_s(n), shared_.keys() + opaque_zero(n + 1), consumer_);
+    const PipelineState<C::kStages> state(n);
+    ptx::barrier_wait(shared_.d_s_full(state.stage), state.phase);
+    issue_query_gradients<C>(dp_, shared_.d_s(state.stage), shared_.keys() + opaque_zero(n + 1), consumer_);
   }
 
   // S^T becomes what P^T is made of.
@@ -194,19 +164,37 @@ class Consumer {
     pack_probabilities<T>(dp_, ds_operand_);
   }
 
-  // dS^T to shared memory, for both consumers. Its fence is also that of dQ of the tile before.
+  // Where the consumers take turns at P and dS.
+  __device__ __forceinline__ void wait_for_turn(int n) const {
+    if constexpr (C::kTakesTurns) {
+      ptx::barrier_wait(shared_.pingpong(consumer_), static_cast<unsigned>(n + consumer_ + 1) & 1);
+    }
+  }
+  __device__ __forceinline__ void pass_turn() const {
+    if constexpr (C::kTakesTurns) {
+      __syncwarp();
+      arrive_warp(shared_.pingpong(1 - consumer_));
+    }
+  }
+
+  // dS^T to shared memory, for who makes dQ.
   __device__ __forceinline__ void share_ds(int n) {
-    // Both consumers are done with dS of two tiles before, whose place this one takes: each has waited for the other's
-    // dS of the tile before, which that stored after its dQ of the one before that.
-    store_ds<C>(ds_operand_, shared_.d_s(n), consumer_);
-    ptx::fence_proxy_async();
+    const PipelineState<C::kStages> state(n);
+    if constexpr (C::kDqApart) {
+      wait_empty(shared_.d_s_empty(state.stage), state.phase);
+    }
+    // Else both consumers are done with dS of two tiles before, whose place this one takes: each has waited for the
+    // other's dS of the tile before, which that stored after its dQ of the one before that.
+    store_ds<C>(ds_operand_, shared_.d_s(state.stage), consumer_);
+    pass_turn();
+    ptx::fence_proxy_async();  // and for dQ of the tile before
     __syncwarp();
-    arrive_warp(shared_.d_s_full(n));
-    if (n > 0) {
+    arrive_warp(shared_.d_s_full(state.stage));
+    if (!C::kDqApart && n > 0) {
       arrive_warp(shared_.d_q_full(stage_of(n - 1)));
     }
   }
-  __device__ __forceinline__ void store_dq(int n) { store_dq_tile<C>(d_q(), shared_.d_q(n), consumer_); }
+  __device__ __forceinline__ void store_dq(int n) { store_dq_panel<C>(dp_, shared_.d_q(stage_of(n)), consumer_); }
 
   __device__ __forceinline__ void wait_for_queries(int n) const {
     const PipelineState<C::kStages> state(n);
@@ -231,15 +219,6 @@ class Consumer {
   [[nodiscard]] __device__ __forceinline__ std::uint32_t lse(int n) const { return shared_.stats(stage_of(n)); }
   [[nodiscard]] __device__ __forceinline__ std::uint32_t d(int n) const { return lse(n) + C::kStatsBytes / 2; }
 
-  // The registers of dQ: those of dP^T, or their own.
-  __device__ __forceinline__ auto& d_q() {
-    if constexpr (C::kOverlapsTiles) {
-      return dq_;
-    } else {
-      return dp_;
-    }
-  }
-
   __device__ __forceinline__ void hide_where_unseen(float (&x)[32], int row, float value) const {
     const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / 32;
     hide<C>(x, visible_rows<C>(p_, shared_.storage), first_key_ + warp * 16, row, value);
@@ -261,9 +240,6 @@ class Consumer {
     ptx::barrier_wait(full, 0);
     return address;
   }
-  // 0, which the compiler does not know: else it would keep every descriptor of K and V in registers all along.
-  __device__ __forceinline__ static unsigned opaque_zero(int n) { return static_cast<unsigned>(n) >> 20; }
-
   [[nodiscard]] __device__ __forceinline__ bool is_capped() const { return C::kCapsScores && score_cap_.cap != 0; }
 
   const BackwardParameters& p_;
@@ -273,13 +249,12 @@ class Consumer {
   const BackwardShared<C>& shared_;
   const int consumer_, first_key_;
   const Edges edges_;
-  const typename C::template LeftOperand<typename C::KeyTile> keys_;
-  const typename C::template LeftOperand<typename C::ValueTile> values_;
+  const typename C::KeyOperand keys_;
+  const typename C::ValueOperand values_;
   float (&d_k_)[C::kColumns / 2];
   float (&d_v_)[C::kValues / 2];
   float s_[32];   // S^T, then P^T
   float dp_[32];  // dP^T, then dS^T
-  float dq_[C::kOverlapsTiles ? C::kColumns / 4 : 1];
   ProbabilityFragment p_operand_;
   ProbabilityFragment ds_operand_;
 };

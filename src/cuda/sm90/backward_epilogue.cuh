@@ -91,14 +91,15 @@ __device__ __forceinline__ void differentiate(const float (&p)[32], float (&dp)[
   }
 }
 
-// A consumer's columns of dQ to shared memory, in fragments: 512 contiguous bytes at a time.
+// The columns of dQ that a panel of K has to shared memory, in fragments: 512 contiguous bytes at a time.
 template <class C>
-__device__ __forceinline__ void store_dq_tile(const float (&d_q)[C::kColumns / 4], std::uint32_t tile, int consumer) {
-  constexpr int kOwn = C::kColumns / 16;  // fragments beside each other
+__device__ __forceinline__ void store_dq_panel(const float (&d_q)[C::KeyTile::kPanelColumns / 2], std::uint32_t tile,
+                                               int panel) {
+  constexpr int kOwn = C::KeyTile::kPanelColumns / 8;  // fragments beside each other
   const int lane = static_cast<int>(threadIdx.x) % 32;
   const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / 32;
   const std::uint32_t to =
-      tile + static_cast<std::uint32_t>((warp * C::kConsumers + consumer) * kOwn * kFragment * 4 + lane * 16);
+      tile + static_cast<std::uint32_t>((warp * C::KeyTile::kCount + panel) * kOwn * kFragment * 4 + lane * 16);
 #pragma unroll
   for (int n = 0; n < kOwn; ++n) {
     ptx::store_shared_16(to + static_cast<std::uint32_t>(n * kFragment * 4),

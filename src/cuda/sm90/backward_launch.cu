@@ -263,7 +263,7 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
     p.dq_semaphore += semaphores_.exists() ? num_semaphores() : 0;
   }
   p.q = tensor_map(q, dtype_, {kQueryTileRows, std::min(variant_.columns, kMaxColumns)});
-  p.k = tensor_map(k, dtype_, {kKeyTileRows, variant_.columns / 2});
+  p.k = tensor_map(k, dtype_, {kKeyTileRows, std::min(variant_.columns, kMaxColumns)});
   p.ticket = ticket_behind(p.dq_semaphore);
   p.d_k = tensors.d_k;
   p.d_v = tensors.d_v;
@@ -275,7 +275,7 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
 
 void BackwardPlan::launch_near(BackwardParameters p, const Operand& k, void* workspace, void* stream) const {
   p.tiles = QueryTiles::near;
-  p.k = tensor_map(k, dtype_, {kKeyTileRows, near_variant_->columns / 2});
+  p.k = tensor_map(k, dtype_, {kKeyTileRows, std::min(near_variant_->columns, kMaxColumns)});
   p.keys_of_query_head = false;
   p.ticket = ticket_behind(p.dq_semaphore);
   p.d_k_parts = near_d_k_parts_.in(workspace);

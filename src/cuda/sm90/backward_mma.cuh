@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The five products of the backward, by a warpgroup that owns 64 keys.
+// The five products of the backward: four of the 64 keys that a warpgroup owns, and dQ of all keys.
 #pragma once
 
 #include "cuda/sm90/backward_config.h"
@@ -7,15 +7,18 @@
 
 namespace distr::cuda::sm90 {
 
+// 0, which the compiler does not know: else it would keep every descriptor of K and V in registers all along.
+[[nodiscard]] __device__ __forceinline__ unsigned opaque_zero(int n) { return static_cast<unsigned>(n) >> 20; }
+
 // Starts S^T = K Q^T or dP^T = V dO^T for 64 keys and a tile of 64 queries.
 template <class T, class P, class Left>
 __device__ __forceinline__ void issue_transposed_scores(float (&s)[32], const Left& keys, std::uint32_t tile,
-                                                        unsigned opaque_zero) {
+                                                        unsigned zero) {
   const SharedOperand<P> queries(tile);
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < P::kColumns / 16; ++step) {
-    keys.template multiply<T>(s, step, queries.k_major(0, step), opaque_zero, step > 0);
+    keys.template multiply<T>(s, step, queries.k_major(0, step), zero, step > 0);
   }
   ptx::wgmma_commit();
 }
@@ -44,12 +47,12 @@ __device__ __forceinline__ void issue_key_gradients(float (&sum)[P::kColumns / 2
   ptx::wgmma_commit();
 }
 
-// Starts a consumer's columns of dQ = dS K, all keys.
+// Starts the columns of dQ = dS K that a panel of K has, all keys.
 template <class C>
-__device__ __forceinline__ void issue_query_gradients(float (&sum)[C::kColumns / 4], std::uint32_t d_s,
-                                                      std::uint32_t keys, int consumer) {
+__device__ __forceinline__ void issue_query_gradients(float (&sum)[C::KeyTile::kPanelColumns / 2], std::uint32_t d_s,
+                                                      std::uint32_t keys, int panel) {
   const SharedOperand<typename C::DsTile> left(d_s);
-  const SharedOperand<typename C::KeyTile> right(keys + static_cast<std::uint32_t>(consumer) * C::KeyTile::kPanelBytes);
+  const SharedOperand<typename C::KeyTile> right(keys + static_cast<std::uint32_t>(panel) * C::KeyTile::kPanelBytes);
   ptx::wgmma_fence();
 #pragma unroll
   for (int step = 0; step < C::kKeys / 16; ++step) {
@@ -59,7 +62,7 @@ __device__ __forceinline__ void issue_query_gradients(float (&sum)[C::kColumns /
   ptx::wgmma_commit();
 }
 
-// dS^T of a consumer's keys to shared memory, where both consumers read it as left operand of dS K.
+// dS^T of a consumer's keys to shared memory, where it is the left operand of dS K.
 template <class C>
 __device__ __forceinline__ void store_ds(const ProbabilityFragment& d_s, std::uint32_t tile, int consumer) {
   using P = typename C::DsTile;
@@ -70,13 +73,6 @@ __device__ __forceinline__ void store_ds(const ProbabilityFragment& d_s, std::ui
   for (unsigned step = 0; step < 4; ++step) {
     ptx::stmatrix_x4(start ^ step * 32, d_s[step]);
   }
-}
-
-// The same of a tile without queries.
-template <class C>
-__device__ __forceinline__ void clear_ds(std::uint32_t tile, int consumer) {
-  constexpr ProbabilityFragment kNone{};
-  store_ds<C>(kNone, tile, consumer);
 }
 
 }  // namespace distr::cuda::sm90

@@ -177,11 +177,11 @@ class BackwardShared : public SharedAddresses<BackwardStorage<C>> {
   [[nodiscard]] __device__ std::uint32_t d_o(int stage) const {
     return this->tile(offsetof(Storage, d_o), C::DoTile::kBytes, stage);
   }
-  [[nodiscard]] __device__ std::uint32_t d_s(int n) const {  // dS^T
-    return this->tile(offsetof(Storage, d_s), C::DsTile::kBytes, (n + C::kDsBuffers) % C::kDsBuffers);
+  [[nodiscard]] __device__ std::uint32_t d_s(int stage) const {  // dS^T
+    return this->tile(offsetof(Storage, d_s), C::DsTile::kBytes, stage);
   }
-  [[nodiscard]] __device__ std::uint32_t d_q(int n) const {
-    return this->tile(offsetof(Storage, d_q), C::kDqBytes, n % C::kStages);
+  [[nodiscard]] __device__ std::uint32_t d_q(int stage) const {
+    return this->tile(offsetof(Storage, d_q), C::kDqBytes, stage);
   }
   [[nodiscard]] __device__ std::uint32_t stats(int stage) const {
     return this->tile(offsetof(Storage, stats), C::kStatsBytes, stage);
@@ -207,8 +207,11 @@ class BackwardShared : public SharedAddresses<BackwardStorage<C>> {
   [[nodiscard]] __device__ std::uint32_t d_q_empty(int stage) const {
     return this->barrier(offsetof(Barriers, d_q_empty), stage);
   }
-  [[nodiscard]] __device__ std::uint32_t d_s_full(int n) const {
-    return this->barrier(offsetof(Barriers, d_s_full), n % C::kDsBuffers);
+  [[nodiscard]] __device__ std::uint32_t d_s_full(int stage) const {
+    return this->barrier(offsetof(Barriers, d_s_full), stage);
+  }
+  [[nodiscard]] __device__ std::uint32_t d_s_empty(int stage) const {
+    return this->barrier(offsetof(Barriers, d_s_empty), stage);
   }
   [[nodiscard]] __device__ std::uint32_t pingpong(int consumer) const {
     return this->barrier(offsetof(Barriers, pingpong), consumer);
@@ -301,9 +304,9 @@ __device__ inline void reduce_all(const BackwardParameters& p, const KeyWork<C>&
     ptx::barrier_wait(shared.d_q_full(state.stage), state.phase);
     ptx::fence_proxy_async_global();  // what others added before our turn comes before what TMA adds now
     if (ordered && turn == 0 && !p.problem.near.has) {
-      ptx::bulk_store(dq_accum, shared.d_q(n), C::kDqBytes);
+      ptx::bulk_store(dq_accum, shared.d_q(state.stage), C::kDqBytes);
     } else {
-      ptx::bulk_add(dq_accum, shared.d_q(n), C::kDqBytes);
+      ptx::bulk_add(dq_accum, shared.d_q(state.stage), C::kDqBytes);
     }
     ptx::bulk_commit();
     ptx::bulk_wait_read<0>();
