@@ -192,8 +192,8 @@ def table7():
         line = [NAMES[method], *paper]
         for n in (256, 512):
             of = {"method": method, "length": n}
-            for measure, form in (("accuracy", ".1f"), ("perplexity", ".4g")):
-                line += [cell(tuned, measure, form, **of, epochs=5), cell(untuned, measure, form, **of, epochs=0)]
+            for measure, form, before in (("accuracy", ".1f", ".1f"), ("perplexity", ".1f", ".4g")):
+                line += [cell(tuned, measure, form, **of, epochs=5), cell(untuned, measure, before, **of, epochs=0)]
         lines.append(line)
     measures = ("accuracy", "before", "perplexity", "before")
     head = ["method", "paper, 256", "paper, 512", *(f"{what}, {n}" for n in (256, 512) for what in measures)]
