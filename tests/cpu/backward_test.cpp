@@ -10,6 +10,7 @@
 #include <random>
 #include <tuple>
 
+#include "support/normal.h"
 #include "support/oracle.h"
 #include "support/types_of_case.h"
 
@@ -51,7 +52,7 @@ struct Outputs {
     forward(p, instance.test_case.grouping, instance.forward());
     Buffer d_o = instance.output();
     std::mt19937_64 random(9);
-    std::normal_distribution<double> normal;
+    test::Normal normal;
     for (std::int64_t n = 0; n < d_o.count(); ++n) {
       d_o.set(n, normal(random));
     }

@@ -12,6 +12,7 @@
 #include "distr/device.h"
 #include "gpu/device_run.h"
 #include "support/cases.h"
+#include "support/normal.h"
 #include "support/oracle.h"
 
 namespace distr::test {
@@ -75,7 +76,7 @@ double lse_of(std::int64_t row, std::size_t part, double drawn) {
 PartValues random_part(const Problem& p, std::size_t index, bool is_large, std::mt19937_64& random) {
   const bool is_other = index % 3 == 2;  // of another type, and in memory [B, H, N, dv]
   PartValues part{is_other ? DType::f32 : p.dtype, is_other ? contiguous(p).o : p.o, {}, {}};
-  std::normal_distribution<double> normal;
+  Normal normal;
   const auto count = static_cast<std::size_t>(count_rows(p) * p.head_dim_v);
   std::vector<double> values(count);
   for (double& value : values) {

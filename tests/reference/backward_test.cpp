@@ -8,6 +8,7 @@
 #include <random>
 
 #include "kernel.h"
+#include "support/normal.h"
 #include "support/oracle.h"
 #include "support/types_of_case.h"
 
@@ -23,7 +24,7 @@ struct Loss {
   Loss(Instance& the_instance, bool use_lse)
       : instance(the_instance), d_o(the_instance.output()), d_lse(the_instance.lse_output()) {
     std::mt19937_64 random(3);
-    std::normal_distribution<double> normal;
+    test::Normal normal;
     for (std::int64_t n = 0; n < d_o.count(); ++n) {
       d_o.set(n, normal(random));
     }

@@ -16,6 +16,7 @@
 
 #include "common/element.h"
 #include "kernel.h"
+#include "support/normal.h"
 
 namespace distr::test {
 namespace {
@@ -124,7 +125,7 @@ Case parse_case(const Json& json) {
 
 using Random = std::mt19937_64;
 
-double normal(Random& random) { return std::normal_distribution<double>()(random); }
+double normal(Random& random) { return Normal()(random); }
 
 double shaped(double x, Values values) {
   switch (values) {

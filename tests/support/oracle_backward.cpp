@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "support/memo.h"
+#include "support/normal.h"
 #include "support/textbook.h"
 
 namespace distr::test {
@@ -62,7 +63,7 @@ struct Strided {
 const std::vector<double>& normals(std::uint64_t seed, std::size_t count) {
   struct Sequence {
     std::mt19937_64 random;
-    std::normal_distribution<double> normal;
+    Normal normal;
     std::vector<double> values;
   };
   thread_local std::map<std::uint64_t, Sequence> all;
