@@ -151,7 +151,7 @@ TEST(CpuLengths, AreExactAttentions) {
   EXPECT_EQ(
       refusal(offset, given),
       "key_lengths was given with window_offset, which is 1; allowed: none, as windows stand at the bottom right");
-  EXPECT_THROW(plan(Operation::backward, contiguous(keys), {.strategy = Strategy::exact}), Error);
+  EXPECT_THROW(static_cast<void>(plan(Operation::backward, contiguous(keys), {.strategy = Strategy::exact})), Error);
 }
 
 TEST(CpuLengths, AreNotMergedAndNotMeasured) {
