@@ -74,7 +74,7 @@ def check_refusal(source: pathlib.Path):
 def main(source: pathlib.Path, build: pathlib.Path, operators: pathlib.Path):
     torch = build / f"torch-{VERSION}" / "torch"
     oldest = build / "oldest-torch"
-    configure(source, oldest, torch / "include", f"-DDISTR_SIMD_FROM={build}", check=True)
+    configure(source, oldest, torch / "include", f"-DDISTR_OBJECTS_FROM={build}", check=True)
     run("cmake", "--build", oldest, "--target", "distrattention_ops")
     check_names(oldest / "python/libdistrattention_ops.so", torch)
     check_names(operators, torch)

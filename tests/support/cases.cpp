@@ -3,7 +3,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
+#include <cstdlib>
 #include <fstream>
 #include <functional>
 #include <limits>
@@ -204,8 +204,8 @@ void plant_scores(Instance& instance) {
 }
 
 std::vector<Case> read_cases(const char* list, std::size_t at_least) {
-  std::ifstream file(DISTR_CASES);
-  const Json json = Json::parse(file);
+  const char* const elsewhere = std::getenv("DISTR_CASES_FILE");  // for programs that run far from the sources
+  const Json json = Json::parse(std::ifstream(elsewhere != nullptr ? elsewhere : DISTR_CASES));
   std::vector<Case> result;
   for (const Json& one : json.at(list)) {
     result.push_back(parse_case(one));
