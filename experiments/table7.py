@@ -58,7 +58,8 @@ def main():
         options.rate, options.warm_up, options.batch = 3e-3, 1, 8
     rows = [learned(item, tokenize) for item in train_items]
     texts = models.bench_models().texts().values()
-    each = (256 if options.quick else options.text) // len(texts) // max(lengths) * max(lengths)
+    pieces = (256 if options.quick else options.text) // len(texts) // max(lengths)
+    each = max(1, pieces) * max(lengths)
     text = torch.tensor([token for text in texts for token in tokenize(text)[:each]], device=options.device)
     results = Results(options, ("method", "epochs", "seed", "length"), train_items=len(rows), rate=options.rate,
                       batch=options.batch, near=options.near, group_size=options.group_size)  # fmt: skip

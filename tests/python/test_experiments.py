@@ -8,7 +8,6 @@ import json
 import struct
 import sys
 import time
-import types
 from pathlib import Path
 
 import numpy as np
@@ -273,8 +272,6 @@ def test_the_picture_of_the_method(tmp_path):
 def test_what_is_missing_is_said(tmp_path):
     fetch = command("fetch")
     assert all(part[0].__doc__ for part in fetch.PARTS.values())
-    answer = fetch.choices("12", ["12", "7"], fetch.random.Random(0))
-    assert len(set(answer["choices"])) == 4 and answer["choices"][answer["answer"]] == "12"
     with pytest.raises(SystemExit, match="nowhere is not there; allowed: .*experiments/fetch"):
         words = ["--out", tmp_path / "x.json", "--data", tmp_path / "nowhere"]
         sys.argv, arguments = ["table5.py", *map(str, words)], sys.argv
@@ -356,36 +353,3 @@ def test_shards_are_checked_and_take_turns(tmp_path):
     for text in ("3/3", "-1/3", "1", "a/b"):
         with pytest.raises(ValueError):
             results_module.shard(text)
-
-
-@pytest.mark.parametrize("length", [500, 30])
-def test_answers_are_chosen_by_the_probability_of_all_their_tokens(length):
-    model, tokenize = models.llama("tiny", torch.float32, "cpu")
-    items = [{"question": "Who?", "choices": ["Ann", "Beth", "C", "Dora"], "answer": 2, "open": is_open}
-             for is_open in (True, False)]  # fmt: skip
-    losses, hits = [], []
-    for item in items:
-        prompt, answers = evaluate.item_text(item)
-        scores = []
-        for answer in map(tokenize, answers):
-            context = (tokenize(prompt) + answer[:-1])[-length:]
-            logits = model(torch.tensor([context])).logits[0, -len(answer) :].log_softmax(1)
-            scores.append(sum(row[token] for row, token in zip(logits, answer)))
-        losses.append(torch.nn.functional.cross_entropy(torch.stack(scores), torch.tensor(2)).item())
-        hits.append(max(range(4), key=scores.__getitem__) == 2)
-    options = types.SimpleNamespace(device="cpu")
-    found = evaluate.answer_items(model, tokenize, items, [length, 40], options)[length]
-    assert found["choice_loss"] == pytest.approx(sum(losses) / 2, rel=1e-4)
-    assert found["accuracy"] == 50 * sum(hits) and found["items"] == 2
-
-
-def test_the_answer_alone_is_learned_where_choices_are_not_shown():
-    spec = importlib.util.spec_from_file_location("table7", EXPERIMENTS / "table7.py")
-    table7 = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(table7)
-    item = {"question": "Who?", "choices": ["Ann", "Beth"], "answer": 1}
-    tokens, count = table7.learned(item | {"open": True}, list)
-    assert "".join(tokens) == "Who?\nAnswer: Beth" and "".join(tokens[-count:]) == " Beth"
-    tokens, count = table7.learned(item, list)
-    assert "".join(tokens).endswith("B. Beth\nAnswer: B") and count == len(tokens) - 1
-    assert table7.learned({"question": "1+1?", "text": "2"}, list, longest=3) == (["?", "\n", "2"], 2)
