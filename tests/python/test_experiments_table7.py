@@ -1,25 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0
 """The problems of Table 7: how they are made, learned and scored."""
 
-import importlib.machinery
-import importlib.util
+import importlib
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import torch
+from test_experiments import command
 
-EXPERIMENTS = Path(__file__).parents[2] / "experiments"
-sys.path.insert(0, str(EXPERIMENTS))
-from shared import data, evaluate, models  # noqa: E402
-
-
-def script(name, file):
-    loader = importlib.machinery.SourceFileLoader(name, str(EXPERIMENTS / file))
-    module = importlib.util.module_from_spec(importlib.util.spec_from_loader(name, loader))
-    loader.exec_module(module)
-    return module
+from shared import data, evaluate, models  # found since test_experiments names their folder
 
 
 def test_problems_have_four_words_to_choose_from(tmp_path, monkeypatch):
@@ -37,7 +27,7 @@ def test_problems_have_four_words_to_choose_from(tmp_path, monkeypatch):
         return [{"question": question, "answer": answer} for answer in answers]
 
     monkeypatch.setitem(sys.modules, "reasoning_gym", types.SimpleNamespace(create_dataset=create_dataset))
-    script("experiments_fetch", "fetch").make_items(tmp_path, 40, 30)
+    command("fetch").make_items(tmp_path, 40, 30)
     found = data.read_items(tmp_path)
     assert len(found["train"]) == 40 and len(found["test"]) == 30
     for item in found["train"] + found["test"]:
@@ -70,7 +60,7 @@ def test_answers_are_chosen_by_the_probability_of_all_their_tokens(length):
 
 
 def test_the_answer_alone_is_learned_where_choices_are_not_shown():
-    table7 = script("table7", "table7.py")
+    table7 = importlib.import_module("table7")
     item = {"question": "Who?", "choices": ["Ann", "Beth"], "answer": 1}
     tokens, count = table7.learned(item | {"open": True}, list)
     assert "".join(tokens) == "Who?\nAnswer: Beth" and "".join(tokens[-count:]) == " Beth"

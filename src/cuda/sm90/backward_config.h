@@ -33,6 +33,7 @@ struct BackwardConfig {
   static constexpr int kStages = kColumns <= 64 ? 3 : 2;  // of Q and dO, and buffers of dS^T and dQ
   // A warpgroup of its own makes dQ, where consumers spare the registers. Else they make a half of the columns each.
   static constexpr bool kDqApart = kColumns <= 64;
+  static_assert(kDqApart || kStages == 2);  // without it a consumer counts on two buffers of dS^T (share_ds)
   static constexpr int kDqWarpgroups = kDqApart ? 1 : kConsumers;
   static constexpr int kThreads = kWarpgroup * (1 + kConsumers + kDqApart);
   static constexpr int kProducerRegisters = 24;
