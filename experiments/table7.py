@@ -66,12 +66,12 @@ def main():
 
     def loss_of(model, part):
         tokens, ends = padded([rows[number][0] for number in part], options.device)
-        first = ends - torch.tensor([rows[number][1] for number in part], device=ends.device)
-        place = torch.arange(1, tokens.shape[1], device=ends.device)
-        learned_here = (place >= first[:, None]) & (place < ends[:, None])
-        hidden = model.model(tokens, use_cache=False).last_hidden_state[:, :-1]
-        logits = model.lm_head(hidden[learned_here])  # of no other tokens: they would take most of the memory
-        return F.cross_entropy(logits.float(), tokens[:, 1:][learned_here]) + ETA * ksvd_loss(model)
+        places = [(row, place) for row, (number, end) in enumerate(zip(part, ends))
+                  for place in range(end - rows[number][1], end)]  # fmt: skip
+        row, place = torch.tensor(places).to(options.device, non_blocking=True).T  # a mask would wait for the GPU
+        hidden = model.model(tokens, use_cache=False).last_hidden_state
+        logits = model.lm_head(hidden[row, place - 1])  # of no other tokens: they would take most of the memory
+        return F.cross_entropy(logits.float(), tokens[row, place]) + ETA * ksvd_loss(model)
 
     for seed in map(int, options.seeds.split(",")):
 

@@ -133,11 +133,10 @@ def continued(tokenize, text):
 
 
 def padded(rows, device):
-    """(tokens [B, N], where each row ends [B]) of lists of numbers, filled up behind with 0. A causal model needs no
-    mask for that."""
-    ends = torch.tensor([len(row) for row in rows], device=device)
+    """(tokens [B, N], where each row ends) of lists of numbers, filled up behind with 0, which a causal model needs no
+    mask for."""
     tokens = torch.nn.utils.rnn.pad_sequence([torch.tensor(row) for row in rows], batch_first=True)
-    return tokens.to(device), ends
+    return tokens.to(device, non_blocking=True), [len(row) for row in rows]
 
 
 @torch.no_grad()
@@ -157,16 +156,16 @@ def answer_items(model, tokenize, items, lengths, options, batch=32):
     for at in range(0, len(rows), batch):
         part = rows[at : at + batch]
         tokens, ends = padded(part, options.device)
+        most = [max(len(answer) for *_, answer in contexts[row]) for row in part]  # logits of no other tokens
+        places = [(row, place) for row, end in enumerate(ends) for place in range(end - most[row], end)]
         with precision(options):
             hidden = model.model(tokens, use_cache=False).last_hidden_state
-        for of_row, end, row in zip(hidden, ends.tolist(), part):
-            most = max(len(answer) for *_, answer in contexts[row])
-            with precision(options):
-                logits = model.lm_head(of_row[end - most : end])
-            logits = logits.float().log_softmax(-1).cpu()
+            logits = model.lm_head(hidden[tuple(torch.tensor(places).T)])
+        logits = logits.float().log_softmax(-1).cpu().split(most)
+        for of_row, row in zip(logits, part):
             for length, n, choice, answer in contexts[row]:
                 wanted = torch.tensor(answer)[:, None]
-                scores[length][n, choice] = logits[most - len(answer) :].gather(1, wanted).sum()
+                scores[length][n, choice] = of_row[-len(answer) :].gather(1, wanted).sum()
     wanted = torch.tensor([item["answer"] for item in items])
     return {length: {"accuracy": 100 * (of.argmax(1) == wanted).float().mean().item(),
                      "choice_loss": F.cross_entropy(of, wanted).item(), "items": len(items)}
