@@ -42,9 +42,9 @@ struct BackwardConfig {
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters + kDqApart * kDqRegisters <=
                 registers_at_entry(kThreads) * (1 + kConsumers + kDqApart));
 
-  // Whether the consumers take turns at P and dS. With turns the backward takes 0.88 to 0.92 of the time where K has 32
-  // columns, 0.94 where it has 64 and V 128, and 1.03 to 1.11 where both have 64 (H100, N = 16384).
-  static constexpr bool kTakesTurns = kDqApart && kColumns < kValues;
+  // Then dO shares the barriers of Q, and consumers take turns at P and dS. dV is started before dS is made, where
+  // there are registers enough.
+  static constexpr bool kDvFirst = kDqApart && kValues <= 64;
 
   using KeyTile = Panels<kKeys, kColumns>;
   static_assert(KeyTile::kCount == kDqWarpgroups);  // a panel is a warpgroup's part of dQ's columns
@@ -87,9 +87,9 @@ struct BackwardStorage {
   struct Barriers {
     Barrier keys_full, values_full;
     Barrier queries_full[C::kStages], queries_empty[C::kStages];  // and statistics
-    Barrier d_o_full[C::kStages], d_o_empty[C::kStages];
+    Barrier d_o_full[C::kStages], d_o_empty[C::kStages];          // unless dO shares those of Q
     Barrier d_q_full[C::kStages], d_q_empty[C::kStages];
-    Barrier d_s_full[C::kStages], d_s_empty[C::kStages];
+    Barrier d_s_full[C::kStages];
     Barrier pingpong[C::kConsumers];  // whose P and dS are next
   } barriers;
   unsigned block;  // the number that KeyWork::of takes

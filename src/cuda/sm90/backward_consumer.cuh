@@ -31,7 +31,7 @@ class Consumer {
         shared_(shared),
         consumer_(consumer),
         first_key_(work.key + 64 * consumer),
-        edges_(edges(visible_rows<C>(p, shared.storage), first_key_)),
+        edges_(edges(visible_rows<C>(p, shared.storage), first_key_, is_capped())),
         keys_(loaded(shared.keys(), shared.keys_full()), 64 * consumer),
         values_(loaded(shared.values(), shared.values_full()), 64 * consumer),
         d_k_(d_k),
@@ -60,15 +60,16 @@ class Consumer {
       const bool edge = edges_.has(row);
       wait_for_queries(n);
       const QueryStats shift(lse(n));  // before any product: a load behind wgmma waits until that has begun
+      begin_dp(n);
       issue_scores(n);
       wait_for_d_o(n);
       issue_dp(n);
       ptx::wgmma_wait<1>();  // for S^T
       limit_scores(row, edge);
-      make_probabilities(shift);
+      make_probabilities(shift, edge);
       ptx::wgmma_wait<0>();
       issue_dv(n);
-      make_ds(row, edge, QueryStats(d(n)));
+      make_ds(row, edge);
       share_ds(n);
       issue_dq(n);
       issue_dk(n);
@@ -87,8 +88,8 @@ class Consumer {
   // dK of a tile is under way beside S^T and dP^T of the next. Only dS leaves a consumer, so the two need not keep
   // step, and the exponentials of one run under the products of the other.
   __device__ __forceinline__ void visit_overlapped() {
-    wait_for_queries(0);
-    wait_for_d_o(0);
+    wait_for_queries(0);  // and for dO
+    begin_dp(0);
 #pragma unroll 1
     for (int n = 0; n < work_.tiles; ++n) {
       const int row = work_.row(n);
@@ -99,19 +100,25 @@ class Consumer {
       ptx::wgmma_wait<1>();  // for S^T, and dK of the tile before
       if (n > 0) {
         free_queries(n - 1);
-        free_d_o(n - 1);
       }
       limit_scores(row, edge);
       wait_for_turn(n);
-      make_probabilities(shift);
-      ptx::wgmma_wait<0>();
-      make_ds(row, edge, QueryStats(d(n)));
-      share_ds(n);
-      if (n + 1 < work_.tiles) {  // here, as what accesses memory behind products waits until they have begun
-        wait_for_queries(n + 1);
-        wait_for_d_o(n + 1);
+      make_probabilities(shift, edge);
+      if constexpr (C::kDvFirst) {
+        issue_dv(n);
+        ptx::wgmma_wait<1>();  // for dP^T
+      } else {
+        ptx::wgmma_wait<0>();
       }
-      issue_dv(n);
+      make_ds(row, edge);
+      share_ds(n);
+      if (n + 1 < work_.tiles) {  // before dK: what accesses memory behind products waits until they have begun
+        wait_for_queries(n + 1);
+        begin_dp(n + 1);
+      }
+      if constexpr (!C::kDvFirst) {
+        issue_dv(n);
+      }
       issue_dk(n);
       ptx::wgmma_wait<1>();  // for dV, so that P^T gives back its registers
     }
@@ -120,10 +127,19 @@ class Consumer {
 
   // The products.
   __device__ __forceinline__ void issue_scores(int n) {
-    issue_transposed_scores<T, typename C::QueryTile>(s_, keys_, shared_.queries(stage_of(n)), opaque_zero(n));
+    issue_transposed_scores<T, typename C::QueryTile>(s_, keys_, shared_.queries(stage_of(n)), opaque_zero(n), false);
+  }
+  // Its sums begin as -D, so that they become dP^T - D.
+  __device__ __forceinline__ void begin_dp(int n) {
+    const QueryStats of_d_o(d(n));
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      dp_[i] = -of_d_o[i];
+    }
+    ptx::warpgroup_fence_operand(dp_);
   }
   __device__ __forceinline__ void issue_dp(int n) {
-    issue_transposed_scores<T, typename C::DoTile>(dp_, values_, shared_.d_o(stage_of(n)), opaque_zero(n));
+    issue_transposed_scores<T, typename C::DoTile>(dp_, values_, shared_.d_o(stage_of(n)), opaque_zero(n), true);
   }
   __device__ __forceinline__ void issue_dv(int n) {
     issue_key_gradients<T, typename C::DoTile>(d_v_, p_operand_, shared_.d_o(stage_of(n)));
@@ -141,37 +157,40 @@ class Consumer {
 
   // S^T becomes what P^T is made of.
   __device__ __forceinline__ void limit_scores(int row, bool edge) {
-    if (is_capped()) {
-      cap_scores(s_, score_cap_);
-    }
     if (edge) {
+      if (is_capped()) {
+        cap_scores(s_, score_cap_);
+      }
       hide_where_unseen(s_, row, -INFINITY);
     }
   }
-  __device__ __forceinline__ void make_probabilities(const QueryStats& shift) {
-    if (is_capped()) {
+  __device__ __forceinline__ void make_probabilities(const QueryStats& shift, bool edge) {
+    if (edge && is_capped()) {
       capped_exponentials<T>(s_, p_operand_, shift, problem_.scale_log2, score_cap_.inverse);
     } else {
       exponentials(s_, shift, problem_.scale_log2);
       pack_probabilities<T>(s_, p_operand_);
     }
   }
-  __device__ __forceinline__ void make_ds(int row, bool edge, const QueryStats& of_d_o) {
-    differentiate(s_, dp_, of_d_o);
+  __device__ __forceinline__ void make_ds(int row, bool edge) {
+#pragma unroll
+    for (int i = 0; i < 32; ++i) {
+      dp_[i] *= s_[i];
+    }
     if (edge) {
       hide_where_unseen(dp_, row, 0.0F);  // dP may be infinite there
     }
     pack_probabilities<T>(dp_, ds_operand_);
   }
 
-  // Where the consumers take turns at P and dS.
+  // Where a warpgroup of its own makes dQ the consumers take turns at P and dS.
   __device__ __forceinline__ void wait_for_turn(int n) const {
-    if constexpr (C::kTakesTurns) {
+    if constexpr (C::kDqApart) {
       ptx::barrier_wait(shared_.pingpong(consumer_), static_cast<unsigned>(n + consumer_ + 1) & 1);
     }
   }
   __device__ __forceinline__ void pass_turn() const {
-    if constexpr (C::kTakesTurns) {
+    if constexpr (C::kDqApart) {
       __syncwarp();
       arrive_warp(shared_.pingpong(1 - consumer_));
     }
@@ -180,14 +199,14 @@ class Consumer {
   // dS^T to shared memory, for who makes dQ.
   __device__ __forceinline__ void share_ds(int n) {
     const PipelineState<C::kStages> state(n);
-    if constexpr (C::kDqApart) {
-      wait_empty(shared_.d_s_empty(state.stage), state.phase);
-    }
-    // Else both consumers are done with dS of two tiles before, whose place this one takes: each has waited for the
-    // other's dS of the tile before, which that stored after its dQ of the one before that.
+    // Its place is free. A warpgroup of its own frees it together with the tile's Q, for which the producer waits.
+    // Without one both consumers are done with dS of two tiles before: each has waited for the other's dS of the tile
+    // before, which that stored after its dQ of the one before that.
     store_ds<C>(ds_operand_, shared_.d_s(state.stage), consumer_);
     pass_turn();
-    ptx::fence_proxy_async();  // and for dQ of the tile before
+    if constexpr (!C::kDqApart) {
+      ptx::fence_proxy_async();  // and for dQ of the tile before
+    }
     __syncwarp();
     arrive_warp(shared_.d_s_full(state.stage));
     if (!C::kDqApart && n > 0) {
@@ -223,16 +242,17 @@ class Consumer {
     const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / 32;
     hide<C>(x, visible_rows<C>(p_, shared_.storage), first_key_ + warp * 16, row, value);
   }
-  // Tiles of queries that begin before `end` or behind `begin` have one that does not see all of the 64 keys.
+  // Tiles of queries that begin before `end` or behind `begin` have one that does not see all of the 64 keys. Where
+  // scores are capped, all are taken for such tiles, so that the others need not ask.
   struct Edges {
     int end, begin;
     [[nodiscard]] __device__ __forceinline__ bool has(int row) const { return row < end || row > begin; }
   };
   template <class Rows>
-  [[nodiscard]] __device__ __forceinline__ static Edges edges(const Rows& of, int first_key) {
-    return {first_key + 64 > static_cast<int>(of.seq_k) ? INT_MAX
-            : of.causal                                 ? first_key + 63 - static_cast<int>(of.causal_offset)
-                                                        : INT_MIN,
+  [[nodiscard]] __device__ __forceinline__ static Edges edges(const Rows& of, int first_key, bool capped) {
+    return {capped || first_key + 64 > static_cast<int>(of.seq_k) ? INT_MAX
+            : of.causal                                           ? first_key + 63 - static_cast<int>(of.causal_offset)
+                                                                  : INT_MIN,
             has_left_end(of) ? first_key - C::kRows + 1 - static_cast<int>(of.first_offset) : INT_MAX};
   }
   // Waits until what lies at the address has arrived.

@@ -18,10 +18,9 @@ __device__ __forceinline__ void make_query_gradients(const KeyWork<C>& work, con
     const PipelineState<C::kStages> state(n);
     float d_q[C::KeyTile::kPanelColumns / 2];
     ptx::barrier_wait(shared.d_s_full(state.stage), state.phase);
-    issue_query_gradients<C>(d_q, shared.d_s(state.stage), shared.keys() + opaque_zero(n), 0);
+    multiply_query_gradients<C>(d_q, shared.d_s(state.stage), shared.keys() + opaque_zero(n));
+    ptx::barrier_arrive(shared.queries_empty(state.stage));  // every thread, as in the consumers: dS is free
     wait_empty(shared.d_q_empty(state.stage), state.phase);
-    ptx::wgmma_wait<0>();
-    arrive_warp(shared.d_s_empty(state.stage));
     store_dq_panel<C>(d_q, shared.d_q(state.stage), 0);
     ptx::fence_proxy_async();
     __syncwarp();

@@ -83,14 +83,6 @@ __device__ __forceinline__ void capped_exponentials(float (&s)[32], std::uint32_
   }
 }
 
-// dP^T becomes dS^T = P^T (dP^T - D).
-__device__ __forceinline__ void differentiate(const float (&p)[32], float (&dp)[32], const QueryStats& d) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    dp[i] = p[i] * (dp[i] - d[i]);
-  }
-}
-
 // The columns of dQ that a panel of K has to shared memory, in fragments: 512 contiguous bytes at a time.
 template <class C>
 __device__ __forceinline__ void store_dq_panel(const float (&d_q)[C::KeyTile::kPanelColumns / 2], std::uint32_t tile,

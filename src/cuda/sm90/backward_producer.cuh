@@ -196,7 +196,7 @@ class BackwardShared : public SharedAddresses<BackwardStorage<C>> {
     return this->barrier(offsetof(Barriers, queries_empty), stage);
   }
   [[nodiscard]] __device__ std::uint32_t d_o_full(int stage) const {
-    return this->barrier(offsetof(Barriers, d_o_full), stage);
+    return C::kDqApart ? queries_full(stage) : this->barrier(offsetof(Barriers, d_o_full), stage);
   }
   [[nodiscard]] __device__ std::uint32_t d_o_empty(int stage) const {
     return this->barrier(offsetof(Barriers, d_o_empty), stage);
@@ -209,9 +209,6 @@ class BackwardShared : public SharedAddresses<BackwardStorage<C>> {
   }
   [[nodiscard]] __device__ std::uint32_t d_s_full(int stage) const {
     return this->barrier(offsetof(Barriers, d_s_full), stage);
-  }
-  [[nodiscard]] __device__ std::uint32_t d_s_empty(int stage) const {
-    return this->barrier(offsetof(Barriers, d_s_empty), stage);
   }
   [[nodiscard]] __device__ std::uint32_t pingpong(int consumer) const {
     return this->barrier(offsetof(Barriers, pingpong), consumer);
@@ -253,7 +250,7 @@ __device__ inline void load_all(const BackwardParameters& p, const KeyWork<C>& w
     const PipelineState<C::kStages> state(n);
     wait_empty(shared.queries_empty(state.stage), state.phase);
     const std::uint32_t full = shared.queries_full(state.stage);
-    ptx::barrier_arrive_expect_tx(full, C::QueryTile::kBytes + C::kStatsBytes);
+    ptx::barrier_arrive_expect_tx(full, C::QueryTile::kBytes + C::kStatsBytes + C::kDqApart * C::DoTile::kBytes);
     load_tile(std::type_identity<typename C::QueryTile>{}, shared.queries(state.stage), is_near ? p.near.q : p.q, full,
               before_rows + work.row(n), work.head, row_axis);
     ptx::bulk_load(shared.stats(state.stage), (is_near ? p.near.stats : p.stats) + first_stats + work.row(n),
@@ -262,8 +259,10 @@ __device__ inline void load_all(const BackwardParameters& p, const KeyWork<C>& w
   const auto load_d_o = [&](int n) {
     const PipelineState<C::kStages> state(n);
     const std::uint32_t full = shared.d_o_full(state.stage);
-    wait_empty(shared.d_o_empty(state.stage), state.phase);
-    ptx::barrier_arrive_expect_tx(full, C::DoTile::kBytes);
+    if constexpr (!C::kDqApart) {
+      wait_empty(shared.d_o_empty(state.stage), state.phase);
+      ptx::barrier_arrive_expect_tx(full, C::DoTile::kBytes);
+    }
     load_tile(std::type_identity<typename C::DoTile>{}, shared.d_o(state.stage), p.d_o, full, before_rows + work.row(n),
               work.head, row_axis);
   };
