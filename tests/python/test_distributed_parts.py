@@ -9,7 +9,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from distrattention import Settings, ops, scaled_dot_product_attention
 from distrattention.core import columns_of, options_of
-from distrattention.distributed import attention, columns, layout, positions, ring, shard, unshard
+from distrattention.distributed import attention, columns, layout, positions, ring, shard, travel, unshard
 from distrattention.settings import STRATEGIES
 
 SHAPES = [(1, 7, 1), (2, 64, 16), (3, 100, 8), (4, 1000, 128), (8, 129, 16), (8, 3, 1), (5, 0, 4)]  # ranks, n, multiple
@@ -111,6 +111,32 @@ def test_adding_up_rounds_once():
     assert (total == 258).all()  # 256 + 1 is 256
     ops.add_up([], total)
     assert (total == 0).all()
+
+
+def test_parts_are_written_where_their_sum_will_be():
+    """The first part of some rows is; what comes later of the same rows lies beside it."""
+    total = torch.full((1, 1, 9, 2), 7.0)[:, :, 1:]
+    room = travel.Room([total], 10)  # of the rows 10 to 17
+    (first,), (last,), (again,) = (room.take(slice(*rows)) for rows in ((10, 13), (15, 18), (12, 16)))
+    assert first.is_set_to(total[:, :, 0:3]) and last.is_set_to(total[:, :, 5:8])
+    assert again.shape == (1, 1, 4, 2)
+    for value, part in enumerate((first, last, again), 1):
+        part.fill_(value)
+    assert total[0, 0, :, 0].tolist() == [1, 1, 1, 7, 7, 2, 2, 2]
+    parts = [(slice(10, 13), first), (slice(15, 18), last), (slice(12, 16), again)]
+    travel.add_up(parts, [total], 10)
+    assert total[0, 0, :, 0].tolist() == [1, 1, 4, 3, 3, 5, 2, 2]
+
+
+def test_a_sum_of_one_part_is_not_made_anew(monkeypatch):
+    made = []
+    monkeypatch.setattr(travel.ops, "add_up", lambda parts, total: made.append(len(parts)))
+    total = torch.zeros(1, 1, 4, 2)
+    travel.add_up_rows([total[:, :, 1:3]], total[:, :, 1:3])
+    assert made == []
+    for parts in ([], [total[:, :, 0:2]], [torch.zeros(1, 1, 2, 2)], [total[:, :, 1:3]] * 2):
+        travel.add_up_rows(parts, total[:, :, 1:3])
+    assert made == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
