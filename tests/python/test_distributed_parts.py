@@ -120,6 +120,21 @@ def test_rounds_are_of_calls_whose_thread_blocks_take_as_long(monkeypatch):
         assert ring._rounds_of(keys, SimpleNamespace(causal=causal))(16) == rounds
 
 
+def test_parts_read_gradients_that_lie_as_their_rows_do(monkeypatch, problem):
+    """Else the operator would copy them, for each part anew."""
+    strides = []
+
+    def backward_into(grad_out, *others):
+        strides.append((grad_out.stride(), others[6].stride()))  # and out's
+
+    monkeypatch.setattr(ring, "ops", SimpleNamespace(**{**vars(ops), "backward_into": backward_into}))
+    q, k, v = (tensor.requires_grad_() for tensor in problem(batch=2, heads=2, heads_kv=2, n=20, dtype=torch.float32))
+    call = ring.Call(None, [layout.pieces_of([(0, 20)])], True, None, options_of(Settings("exact"), q.shape[3]), True)
+    out, _ = ring.attend(q, k, v, ring.Columns(), call)
+    out.transpose(1, 2).flatten(2).backward(torch.ones(2, 20, 2 * v.shape[3]))
+    assert len(strides) == 1 and strides[0][0] == strides[0][1]
+
+
 def test_merging_leaves_out_what_has_no_weight():
     lse = torch.tensor([[[-torch.inf, -torch.inf, 0.0, 2000.0]]])
     more = torch.tensor([[[-torch.inf, 1.0, -torch.inf, 0.0]]])

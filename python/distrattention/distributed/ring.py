@@ -128,7 +128,8 @@ class _Ring(torch.autograd.Function):
         for the others, while the gradients of its keys are on their way home."""
         q, k, v, order, key_means, out, lse = ctx.saved_tensors
         call = ctx.call
-        rows = _Rows(q, out, lse, grad_out, grad_lse, Columns(order, key_means))
+        # As O lies: else each part would copy its rows of one or both.
+        rows = _Rows(q, out, lse, grad_out.contiguous(), grad_lse, Columns(order, key_means))
         shares = _shares(k.shape[1], q.shape[1] // k.shape[1], size_of(call.group), _rounds_of(k, call))
         sums_dtype = ops.lse_dtype(q.dtype)
         sums = _Parts(_added, sums_dtype, [share.rows for share in shares], call)
