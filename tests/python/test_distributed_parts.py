@@ -135,6 +135,47 @@ def test_parts_read_gradients_that_lie_as_their_rows_do(monkeypatch, problem):
     assert len(strides) == 1 and strides[0][0] == strides[0][1]
 
 
+class Transport:
+    """Keys of rank 1 beside those of rank 0, which is this one, and nobody else's gradients."""
+
+    def __init__(self, k, v):
+        self._others, self.room_of_others, self.found = (k, v), travel.Room([torch.empty_like(x) for x in (k, v)]), None
+
+    def keys(self, k, v, call):
+        yield 0, k, v
+        yield 1, *self._others
+
+    def gradients(self, k, v, call, dtype):
+        return SimpleNamespace(room=lambda source: self.room_of_others, add=self.add, arrived=list)
+
+    def add(self, source, found):
+        self.found = found
+
+
+def test_others_gradients_are_written_where_they_leave(monkeypatch, problem):
+    """And own ones where the result is: what is summed is dQ alone, of two parts for either share of the heads."""
+    tensors = problem(batch=1, heads=4, heads_kv=2, n=20, dtype=torch.float32)
+    q, k, v, *others = (tensor.requires_grad_() for tensor in (*tensors, *(x.detach() + 1 for x in tensors[1:])))
+    transport = Transport(*(tensor.detach() for tensor in others))
+    group = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
+    pieces = [layout.pieces_of([bounds]) for bounds in ((0, 20), (20, 40))]
+    call = ring.Call(group, pieces, False, None, options_of(Settings("exact"), q.shape[3]), True, transport)
+    out, lse = ops.forward(q, torch.cat((k, others[0]), 2), torch.cat((v, others[1]), 2))
+    context = SimpleNamespace(saved_tensors=(q, k, v, None, None, out, lse), call=call)
+    grads = torch.randn_like(out), torch.randn_like(lse)
+    summed, add_up = [], ops.add_up
+    monkeypatch.setattr(travel.ops, "add_up", lambda parts, total: summed.append(len(parts)) or add_up(parts, total))
+    with torch.no_grad():
+        found = ring._Ring.backward(context, *grads)[:3]
+    assert summed == [2, 2]
+    room = transport.room_of_others._tensors
+    assert [part[0] for part in transport.found] == [slice(0, 20)]
+    assert all(part.is_set_to(to) for part, to in zip(transport.found[0][1:], room))
+    wanted = torch.autograd.grad((out, lse), (q, k, v, *others), grads)
+    for one, other in zip((*found, *room), wanted):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
 def test_merging_leaves_out_what_has_no_weight():
     lse = torch.tensor([[[-torch.inf, -torch.inf, 0.0, 2000.0]]])
     more = torch.tensor([[[-torch.inf, 1.0, -torch.inf, 0.0]]])

@@ -171,6 +171,16 @@ def test_gradients_are_written_where_all_have_read(noted):
     assert len(slots.arrived()) == 3 and noted.notes[-3:] == ["wait", "write", "wait"]  # the sum of three, two
 
 
+def test_gradients_in_a_slot_are_not_copied(noted, four_ranks, monkeypatch):
+    monkeypatch.setattr(peer_memory, "add_up", travel.add_up)
+    monkeypatch.setattr(travel.ops, "add_up", lambda parts, total: noted.notes.append(f"sum of {len(parts)}"))
+    slots, row = noted.peers.gradients(*four_ranks, torch.float32), slice(0, 1)
+    slots.add(3, [(row, *slots.room(3).take(row))])
+    assert noted.notes == ["behind None", "barrier", "behind None"]
+    slots.add(2, [(row, *four_ranks[:2])])  # which lie elsewhere
+    assert noted.notes[3:] == ["sum of 1", "sum of 1", "behind None", "barrier", "behind None"]
+
+
 @pytest.mark.parametrize(("ranks", "slots"), [(2, 1), (3, 2), (4, 3), (6, 3)])
 def test_there_are_no_more_slots_than_steps(noted, monkeypatch, ranks, slots):
     wanted = {}
