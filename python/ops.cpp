@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
-// The torch operators distrattention::{make_grouping, forward, backward}, {attend}, which is the first two in one, for
-// eager code, {forward_counting}, a forward that tells what it skipped, and {explain, describe, decisions}, which tell
-// what would run and what was built.
+// The torch operators distrattention::{make_grouping, forward}, {attend}, which is both in one, for eager code,
+// {forward_counting}, a forward that tells what it skipped, and {explain, describe, decisions}, which tell what would
+// run and what was built. backward's schema is here, too, with the settings that it shares; its kernels: backward.cpp.
 // Written against LibTorch's stable ABI: one binary serves every torch from the version on that CMakeLists.txt targets.
 // Fake kernels and autograd formulas are in distrattention/ops.py.
 #include <torch/csrc/stable/library.h>
@@ -20,11 +20,6 @@
 
 namespace distr::binding {
 namespace {
-
-const void* data(const OptionalTensor& tensor) { return tensor ? tensor->const_data_ptr() : nullptr; }
-void* mutable_data(const OptionalTensor& tensor) { return tensor ? tensor->mutable_data_ptr() : nullptr; }
-const std::int32_t* order_data(const OptionalTensor& order) { return static_cast<const std::int32_t*>(data(order)); }
-const float* means_data(const OptionalTensor& key_means) { return static_cast<const float*>(data(key_means)); }
 
 // Of `blocks` blocks of d values for each head: [B, heads, blocks, d], or [B, heads, blocks * d] when `flat`: an axis
 // that is 1 for short sequences alone would make torch.export refuse a range of lengths.
@@ -136,14 +131,6 @@ std::tuple<Tensor, Tensor, OptionalTensor> forward_of(const Tensor& q_in, const 
   return {std::move(o), std::move(lse), std::move(halves)};
 }
 
-// Where a call lies in a longer one, if it is a part of one.
-std::optional<Part> part_of(std::optional<std::int64_t> first_row, std::optional<std::int64_t> first_key) {
-  if (first_row.has_value() != first_key.has_value()) {
-    invalid("one of first_row and first_key was given; allowed: both or neither");
-  }
-  return first_row ? std::optional(Part{*first_row, *first_key}) : std::nullopt;
-}
-
 // `deterministic` is for the backward, which takes the settings of its forward.
 std::tuple<Tensor, Tensor> forward(const Tensor& q, const Tensor& k, const Tensor& v, const OptionalTensor& mask,
                                    const OptionalTensor& order, const OptionalTensor& key_means,
@@ -201,67 +188,6 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> attend(
   const OptionalTensor lse = with_lse ? OptionalTensor(empty_lse(call, q)) : OptionalTensor();
   attend_by(call, forward, {q, k, v, mask, columns.order, columns.key_means}, o, lse, {});
   return {std::move(o), lse, std::move(columns.order), std::move(columns.key_means)};
-}
-
-// dQ, dK, dV, laid out like Q, K, V without their holes; dMask in the mask's shape and LSE's dtype, [0] when not
-// wanted.
-std::tuple<Tensor, Tensor, Tensor, Tensor> backward(
-    const Tensor& d_o_in, const OptionalTensor& d_lse_in, const Tensor& q_in, const Tensor& k_in, const Tensor& v_in,
-    const OptionalTensor& mask, const OptionalTensor& order_in, const OptionalTensor& key_means_in, const Tensor& o_in,
-    const Tensor& lse_in, bool mask_gradient, const std::string& causal, std::optional<double> scale,
-    const std::string& strategy, std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
-    const std::string& order_from, std::optional<std::int64_t> window, std::int64_t sinks,
-    std::optional<std::int64_t> key_offset, double skip, bool finish, bool deterministic,
-    std::optional<std::int64_t> first_row, std::optional<std::int64_t> first_key,
-    std::optional<std::int64_t> window_left, std::optional<std::int64_t> window_right, double softcap) {
-  Tensor d_q = dense_like(q_in), d_k = dense_like(k_in), d_v = dense_like(v_in);
-  const Tensor q = with_unit_rows(q_in), k = with_unit_rows(k_in), v = with_unit_rows(v_in);
-  const Settings settings = settings_of(causal, scale, strategy, group_size, block_size, estimator, order_from, 0,
-                                        {window, sinks, key_offset, skip, finish, part_of(first_row, first_key)},
-                                        {window_left, window_right}, softcap);
-  Call call = make_call(q, k, v, settings);
-  add_mask(call, q, mask);
-  call.problem.d_q = strides_of(d_q);
-  call.problem.d_k = strides_of(d_k);
-  call.problem.d_v = strides_of(d_v);
-
-  const std::array lse_shape{q.size(0), q.size(1), q.size(2)};
-  const std::array o_shape{q.size(0), q.size(1), q.size(2), v.size(3)};
-  const ScalarType type_of_lse = lse_type(call.problem);
-  require(q, "out", o_in, q.scalar_type(), o_shape);
-  require(q, "the gradient of out", d_o_in, q.scalar_type(), o_shape);
-  require(q, "lse", lse_in, type_of_lse, lse_shape);
-  const auto [o, d_o] = laid_out_alike(o_in, d_o_in);
-  const Tensor lse = packed(lse_in);
-  OptionalTensor d_lse;
-  if (d_lse_in) {
-    require(q, "the gradient of lse", *d_lse_in, type_of_lse, lse_shape);
-    d_lse = packed(*d_lse_in);
-  }
-  call.problem.o = strides_of(o);
-
-  const bool want_mask = mask && mask_gradient;
-  Tensor d_mask = want_mask ? empty(q, mask->sizes(), type_of_lse) : empty(q, {0}, type_of_lse);
-  call.execution.deterministic = deterministic;
-  const Plan backward = plan_of(Operation::backward, call);
-  const OptionalTensor order = order_for(backward, q, order_in), key_means = key_means_for(backward, q, key_means_in);
-  const OptionalTensor workspace = add_workspace(call, backward.workspace_bytes(), q);
-  backward.run(BackwardTensors{.q = q.const_data_ptr(),
-                               .k = k.const_data_ptr(),
-                               .v = v.const_data_ptr(),
-                               .mask = data(mask),
-                               .order = order_data(order),
-                               .o = o.const_data_ptr(),
-                               .lse = lse.const_data_ptr(),
-                               .d_o = d_o.const_data_ptr(),
-                               .d_lse = data(d_lse),
-                               .d_q = d_q.mutable_data_ptr(),
-                               .d_k = d_k.mutable_data_ptr(),
-                               .d_v = d_v.mutable_data_ptr(),
-                               .d_mask = want_mask ? d_mask.mutable_data_ptr() : nullptr,
-                               .key_means = means_data(key_means)},
-               call.execution);
-  return {d_q, d_k, d_v, d_mask};
 }
 
 constexpr std::array kOperations{Named<Operation>{Operation::grouping, "grouping"},
@@ -376,7 +302,6 @@ STABLE_TORCH_LIBRARY_IMPL(distrattention, CPU, m) {
   m.impl("forward", TORCH_BOX(&forward));
   m.impl("forward_counting", TORCH_BOX(&forward_counting));
   m.impl("attend", TORCH_BOX(&attend));
-  m.impl("backward", TORCH_BOX(&backward));
 }
 
 // In a build without CUDA kernels too: the library refuses such tensors in words.
@@ -385,7 +310,6 @@ STABLE_TORCH_LIBRARY_IMPL(distrattention, CUDA, m) {
   m.impl("forward", TORCH_BOX(&forward));
   m.impl("forward_counting", TORCH_BOX(&forward_counting));
   m.impl("attend", TORCH_BOX(&attend));
-  m.impl("backward", TORCH_BOX(&backward));
 }
 
 STABLE_TORCH_LIBRARY_IMPL(distrattention, CompositeExplicitAutograd, m) {

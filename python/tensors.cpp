@@ -274,6 +274,13 @@ std::pair<Tensor, Tensor> laid_out_alike(const Tensor& first, const Tensor& seco
   return {laid_out(first), laid_out(second)};
 }
 
+std::optional<Part> part_of(std::optional<std::int64_t> first_row, std::optional<std::int64_t> first_key) {
+  if (first_row.has_value() != first_key.has_value()) {
+    invalid("one of first_row and first_key was given; allowed: both or neither");
+  }
+  return first_row ? std::optional(Part{*first_row, *first_key}) : std::nullopt;
+}
+
 Settings settings_of(const std::string& causal, std::optional<double> scale, const std::string& strategy,
                      std::int64_t group_size, std::int64_t block_size, const std::string& estimator,
                      const std::string& order_from, std::int64_t seed, const NearKeys& near,

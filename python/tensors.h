@@ -45,6 +45,20 @@ inline constexpr std::array kCorners{Named<Causal>{Causal::none, "none"}, Named<
 // Float; Double where dtype is f64: of LSE and of a mask's gradient.
 [[nodiscard]] ScalarType lse_type(const Problem& problem);
 
+// What a tensor holds; null of none.
+[[nodiscard]] inline const void* data(const OptionalTensor& tensor) {
+  return tensor ? tensor->const_data_ptr() : nullptr;
+}
+[[nodiscard]] inline void* mutable_data(const OptionalTensor& tensor) {
+  return tensor ? tensor->mutable_data_ptr() : nullptr;
+}
+[[nodiscard]] inline const std::int32_t* order_data(const OptionalTensor& order) {
+  return static_cast<const std::int32_t*>(data(order));
+}
+[[nodiscard]] inline const float* means_data(const OptionalTensor& key_means) {
+  return static_cast<const float*>(data(key_means));
+}
+
 // Requires the dtype, the shape and q's device.
 void require(const Tensor& q, const char* name, const Tensor& tensor, ScalarType type, Sizes shape);
 
@@ -72,6 +86,8 @@ struct NearKeys {
   bool finish = false;
   std::optional<Part> part = std::nullopt;
 };
+// Where a call lies in a longer one, if it is a part of one.
+[[nodiscard]] std::optional<Part> part_of(std::optional<std::int64_t> first_row, std::optional<std::int64_t> first_key);
 
 // Problem's window_left and window_right. Queries stand beside keys as the causal corner, or NearKeys::key_offset,
 // says.

@@ -23,6 +23,15 @@ def _(q, k, v, mask=None, order=None, key_means=None, *settings, out_val=None):
 
 @register_flop_formula(ops.backward, get_raw=True)
 def _(grad_out, grad_lse, q, k, v, mask, order, key_means, out, lse, mask_gradient=False, *settings, out_val=None):
+    return _of_backward(q, k, v, mask, *settings)
+
+
+@register_flop_formula(ops.backward_into, get_raw=True)
+def _(grad_out, grad_lse, q, k, v, order, key_means, out, lse, grad_q, grad_k, grad_v, *settings, out_val=None):
+    return _of_backward(q, k, v, None, *settings)
+
+
+def _of_backward(q, k, v, mask, *settings):
     heads = q.shape[0] * q.shape[1]
     values = q.shape[2] * k.shape[2] * v.shape[3]
     return 2 * heads * (3 * _products("backward", q, k, v, mask, *settings) + 2 * values)

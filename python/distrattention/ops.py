@@ -3,14 +3,14 @@
 `attend` is make_grouping and forward in one, and `forward_counting` a forward that counts what it keeps; they have no
 gradient or vmap of their own.
 
-Schemas and kernels are in C++ (python/ops.cpp). Tensors are [B, H, N, d] with any strides, a mask of rank 0 to 4
-broadcasts to [B, Hq, Nq, Nk]; an order of the columns is int32 [B, Hq, blocks, d] or flat, [B, Hq, blocks * d] (what
-torch.export can trace for lengths below and above block_size alike), and the means of the keys are float32 [B, H,
+Schemas and kernels are in C++ (python/ops.cpp, backward.cpp). Tensors are [B, H, N, d] with any strides, a mask of rank
+0 to 4 broadcasts to [B, Hq, Nq, Nk]; an order of the columns is int32 [B, Hq, blocks, d] or flat, [B, Hq, blocks * d]
+(what torch.export can trace for lengths below and above block_size alike), and the means of the keys are float32 [B, H,
 blocks or 1, d] or flat, [0] where there are none. Operators are functional: they return new tensors and change none,
 but for merge(outs, lses, out, lse), which merges attention of the same rows over disjoint parts of the keys into out
 and lse, which may be a part's, and add_up(parts, total), which makes total [B, H, N, d] the sum of the parts, rounded
-once where they are 64 at most; both without gradients. The settings that follow the tensors are those of
-distrattention.Settings, resolved.
+once where they are 64 at most, and backward_into, backward without a mask that writes to the memory that it is given;
+all without gradients. The settings that follow the tensors are those of distrattention.Settings, resolved.
 """
 
 import typing
@@ -57,6 +57,7 @@ forward = torch.ops.distrattention.forward
 forward_counting = torch.ops.distrattention.forward_counting
 attend = torch.ops.distrattention.attend.default  # not looked up by its arguments
 backward = torch.ops.distrattention.backward
+backward_into = torch.ops.distrattention.backward_into
 merge = torch.ops.distrattention.merge
 add_up = torch.ops.distrattention.add_up
 explain = torch.ops.distrattention.explain
@@ -180,6 +181,11 @@ def dense_like(tensor):
 def _(grad_out, grad_lse, q, k, v, mask, order, key_means, out, lse, mask_gradient=False, *settings):
     shape = mask.shape if mask is not None and mask_gradient else (0,)
     return dense_like(q), dense_like(k), dense_like(v), q.new_empty(shape, dtype=lse_dtype(q.dtype))
+
+
+@torch.library.register_fake("distrattention::backward_into")
+def _(*arguments):
+    pass
 
 
 @torch.library.register_fake("distrattention::merge")

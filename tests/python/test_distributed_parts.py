@@ -2,6 +2,8 @@
 """What attention of several processes is made of, each by itself: layouts, pairs, orders, and the calls of one process
 alone."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -9,7 +11,7 @@ from torch.distributed.device_mesh import DeviceMesh
 
 from distrattention import Settings, ops, scaled_dot_product_attention
 from distrattention.core import columns_of, options_of
-from distrattention.distributed import attention, columns, layout, positions, ring, shard, unshard
+from distrattention.distributed import attention, columns, layout, positions, ring, shard, travel, unshard
 from distrattention.settings import STRATEGIES
 
 SHAPES = [(1, 7, 1), (2, 64, 16), (3, 100, 8), (4, 1000, 128), (8, 129, 16), (8, 3, 1), (5, 0, 4)]  # ranks, n, multiple
@@ -95,6 +97,85 @@ def test_columns_that_are_not_finite_come_first(bad, problem):
     assert torch.equal(found, ops.make_grouping(q, k, "none", "energy", 2, 16, "own")[0]) and (found[..., 0] == 4).all()
 
 
+@pytest.mark.parametrize(
+    ("heads", "group", "blocks", "first"),  # of K; those of Q for each; thread blocks of one; heads of the first share
+    [(1, 4, 0, 1), (2, 1, 0, 1), (3, 1, 0, 2), (32, 1, 0, 16), (32, 1, 256, 17), (8, 4, 256, 5), (32, 1, 128, 16),
+     (4, 1, 33, 2)],
+)  # fmt: skip
+def test_heads_are_parted_by_halves_and_in_few_rounds(heads, group, blocks, first):
+    """Of 132 thread blocks at once: 16 heads of 256 take 32 rounds, 17 take 33, and 15 take 30."""
+    shares = ring._shares(heads, group, 2, lambda of_heads: -(-of_heads * blocks // 132))
+    assert [(share.keys.start, share.keys.stop) for share in shares] == [
+        bounds for bounds in ((0, first), (first, heads)) if bounds[0] < bounds[1]
+    ]
+    assert all(share.rows == slice(share.keys.start * group, share.keys.stop * group) for share in shares)
+    assert ring._shares(heads, group, 1, lambda of_heads: 0) == [(slice(0, heads * group), slice(0, heads))]
+
+
+def test_rounds_are_of_calls_whose_thread_blocks_take_as_long(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
+    keys = SimpleNamespace(shape=(2, 8, 32768, 128), is_cuda=True, device=None)
+    for causal, is_cuda, rounds in ((False, True, 63), (True, True, 0), (False, False, 0)):
+        keys.is_cuda = is_cuda
+        assert ring._rounds_of(keys, SimpleNamespace(causal=causal))(16) == rounds
+
+
+def test_parts_read_gradients_that_lie_as_their_rows_do(monkeypatch, problem):
+    """Else the operator would copy them, for each part anew."""
+    strides = []
+
+    def backward_into(grad_out, *others):
+        strides.append((grad_out.stride(), others[6].stride()))  # and out's
+
+    monkeypatch.setattr(ring, "ops", SimpleNamespace(**{**vars(ops), "backward_into": backward_into}))
+    q, k, v = (tensor.requires_grad_() for tensor in problem(batch=2, heads=2, heads_kv=2, n=20, dtype=torch.float32))
+    call = ring.Call(None, [layout.pieces_of([(0, 20)])], True, None, options_of(Settings("exact"), q.shape[3]), True)
+    out, _ = ring.attend(q, k, v, ring.Columns(), call)
+    out.transpose(1, 2).flatten(2).backward(torch.ones(2, 20, 2 * v.shape[3]))
+    assert len(strides) == 1 and strides[0][0] == strides[0][1]
+
+
+class Transport:
+    """Keys of rank 1 beside those of rank 0, which is this one, and nobody else's gradients."""
+
+    def __init__(self, k, v):
+        self._others, self.room_of_others, self.found = (k, v), travel.Room([torch.empty_like(x) for x in (k, v)]), None
+
+    def keys(self, k, v, call):
+        yield 0, k, v
+        yield 1, *self._others
+
+    def gradients(self, k, v, call, dtype):
+        return SimpleNamespace(room=lambda source: self.room_of_others, add=self.add, arrived=list)
+
+    def add(self, source, found):
+        self.found = found
+
+
+def test_others_gradients_are_written_where_they_leave(monkeypatch, problem):
+    """And own ones where the result is: what is summed is dQ alone, of two parts for either share of the heads."""
+    tensors = problem(batch=1, heads=4, heads_kv=2, n=20, dtype=torch.float32)
+    q, k, v, *others = (tensor.requires_grad_() for tensor in (*tensors, *(x.detach() + 1 for x in tensors[1:])))
+    transport = Transport(*(tensor.detach() for tensor in others))
+    group = SimpleNamespace(size=lambda: 2, rank=lambda: 0)
+    pieces = [layout.pieces_of([bounds]) for bounds in ((0, 20), (20, 40))]
+    call = ring.Call(group, pieces, False, None, options_of(Settings("exact"), q.shape[3]), True, transport)
+    out, lse = ops.forward(q, torch.cat((k, others[0]), 2), torch.cat((v, others[1]), 2))
+    context = SimpleNamespace(saved_tensors=(q, k, v, None, None, out, lse), call=call)
+    grads = torch.randn_like(out), torch.randn_like(lse)
+    summed, add_up = [], ops.add_up
+    monkeypatch.setattr(travel.ops, "add_up", lambda parts, total: summed.append(len(parts)) or add_up(parts, total))
+    with torch.no_grad():
+        found = ring._Ring.backward(context, *grads)[:3]
+    assert summed == [2, 2]
+    room = transport.room_of_others._tensors
+    assert [part[0] for part in transport.found] == [slice(0, 20)]
+    assert all(part.is_set_to(to) for part, to in zip(transport.found[0][1:], room))
+    wanted = torch.autograd.grad((out, lse), (q, k, v, *others), grads)
+    for one, other in zip((*found, *room), wanted):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
 def test_merging_leaves_out_what_has_no_weight():
     lse = torch.tensor([[[-torch.inf, -torch.inf, 0.0, 2000.0]]])
     more = torch.tensor([[[-torch.inf, 1.0, -torch.inf, 0.0]]])
@@ -111,6 +192,32 @@ def test_adding_up_rounds_once():
     assert (total == 258).all()  # 256 + 1 is 256
     ops.add_up([], total)
     assert (total == 0).all()
+
+
+def test_parts_are_written_where_their_sum_will_be():
+    """The first part of some rows is; what comes later of the same rows lies beside it."""
+    total = torch.full((1, 1, 9, 2), 7.0)[:, :, 1:]
+    room = travel.Room([total], 10)  # of the rows 10 to 17
+    (first,), (last,), (again,) = (room.take(slice(*rows)) for rows in ((10, 13), (15, 18), (12, 16)))
+    assert first.is_set_to(total[:, :, 0:3]) and last.is_set_to(total[:, :, 5:8])
+    assert again.shape == (1, 1, 4, 2)
+    for value, part in enumerate((first, last, again), 1):
+        part.fill_(value)
+    assert total[0, 0, :, 0].tolist() == [1, 1, 1, 7, 7, 2, 2, 2]
+    parts = [(slice(10, 13), first), (slice(15, 18), last), (slice(12, 16), again)]
+    travel.add_up(parts, [total], 10)
+    assert total[0, 0, :, 0].tolist() == [1, 1, 4, 3, 3, 5, 2, 2]
+
+
+def test_a_sum_of_one_part_is_not_made_anew(monkeypatch):
+    made = []
+    monkeypatch.setattr(travel.ops, "add_up", lambda parts, total: made.append(len(parts)))
+    total = torch.zeros(1, 1, 4, 2)
+    travel.add_up_rows([total[:, :, 1:3]], total[:, :, 1:3])
+    assert made == []
+    for parts in ([], [total[:, :, 0:2]], [torch.zeros(1, 1, 2, 2)], [total[:, :, 1:3]] * 2):
+        travel.add_up_rows(parts, total[:, :, 1:3])
+    assert made == [0, 1, 1, 2]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])

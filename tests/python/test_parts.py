@@ -4,8 +4,9 @@ where there is one, on a GPU, where it is the kernels of the GPU that are to kno
 
 import pytest
 import torch
+from torch.utils.flop_counter import FlopCounterMode
 
-from distrattention import ops
+from distrattention import flops, ops  # noqa: F401; flops: what is counted
 from distrattention.distributed import layout, ring
 
 CUDA = pytest.mark.skipif(
@@ -89,3 +90,65 @@ def test_parts_are_the_whole(block, strategy, order_from, near, device, dtype, p
 
     for name, found, exact, plain in zip(("out", "lse", "dq", "dk", "dv"), actual, whole(torch.float64), whole(dtype)):
         no_worse_than(found.cpu(), exact, plain, name)
+
+
+@pytest.mark.parametrize(("device", "dtype"), PLACES)
+@pytest.mark.parametrize("heads", [2, 4])  # of Q; those of K and V: 2
+@pytest.mark.parametrize("odd", [0, 1])  # an address that nothing divides
+def test_gradients_are_written_to_the_callers_memory(odd, heads, device, dtype, problem):
+    """The bits of backward(), between numbers that stay as they are."""
+    q, k, v = (tensor.to(device) for tensor in problem(batch=1, heads=heads, heads_kv=2, n=N, d=64, dtype=dtype))
+    grad_out, options = torch.randn_like(q), settings_of("exact", "own", "none", 128)
+    call = "top_left", None, *options, True, None, None
+    out, lse = ops.forward(q, k, v, None, None, None, *call)
+    wanted = ops.backward(grad_out, None, q, k, v, None, None, None, out, lse, False, *call)
+    larger = [tensor.new_full((tensor.numel() // N * (N + 9) + odd,), 7.0) for tensor in (q, k, v)]
+    larger = [flat[odd:].view(*like.shape[:2], N + 9, -1) for flat, like in zip(larger, (q, k, v))]
+    into = [tensor[:, :, 4 : N + 4] for tensor in larger]
+    ops.backward_into(grad_out, None, q, k, v, None, None, out, lse, *into, *call)
+    for tensor, found, same in zip(larger, into, wanted):
+        assert torch.equal(found, same)
+        assert (tensor[:, :, :4] == 7).all() and (tensor[:, :, N + 4 :] == 7).all()
+
+
+def inputs_of_backward_into(problem):
+    """All tensors but those that are written to, and the settings."""
+    q, k, v = problem(batch=1, heads=2, heads_kv=1, n=20, d=8, dtype=torch.float32)
+    call = "none", None, *settings_of("exact", "own", "none", 128), True, None, None
+    out, lse = ops.forward(q, k, v, None, None, None, *call)
+    return [torch.randn_like(out), torch.randn_like(lse), q, k, v, None, None, out, lse], call
+
+
+def test_backward_into_is_what_its_schema_says(problem):
+    tensors, call = inputs_of_backward_into(problem)
+    into = [torch.empty_like(tensor) for tensor in tensors[2:5]]
+    torch.library.opcheck(ops.backward_into.default, (*tensors, *into, *call))
+
+
+@pytest.mark.parametrize(
+    ("which", "wrong", "message"),
+    [
+        (0, lambda q: q[:, :1], r"grad_q is \[1, 1, 20, 8\]; allowed: \[1, 2, 20, 8\]"),
+        (1, lambda k: k.double(), "grad_k is .*; allowed: .*"),
+        (2, lambda v: v.mT.contiguous().mT, "the last stride of grad_v is 20; allowed: 1, as it is written to"),
+    ],
+)
+def test_memory_that_does_not_fit_is_refused(which, wrong, message, problem):
+    tensors, call = inputs_of_backward_into(problem)
+    into = [torch.empty_like(tensor) for tensor in tensors[2:5]]
+    into[which] = wrong(into[which])
+    with pytest.raises(RuntimeError, match=message):
+        ops.backward_into(*tensors, *into, *call)
+
+
+def test_backward_into_counts_as_backward(problem):
+    tensors, call = inputs_of_backward_into(problem)
+    counts = []
+    for run in (
+        lambda: ops.backward(*tensors[:5], None, *tensors[5:], False, *call),
+        lambda: ops.backward_into(*tensors, *(torch.empty_like(tensor) for tensor in tensors[2:5]), *call),
+    ):
+        with FlopCounterMode(display=False) as counter:
+            run()
+        counts.append(counter.get_total_flops())
+    assert counts[0] == counts[1] > 0

@@ -112,7 +112,7 @@ class Noted:
         monkeypatch.setattr(peer_memory, "Lane", lambda device: self)
         monkeypatch.setattr(peer_memory, "add_up", lambda *_: self.notes.append("write"))
         self.peers = peer_memory.PeerMemory(torch.device("cpu"))
-        memory = [torch.zeros(1 << 12, dtype=torch.uint8)] * 4
+        memory = [torch.zeros(1 << 12, dtype=torch.uint8)] * 6
         self.peers._buffers = dict.fromkeys(("keys", "gradients"), (memory, lambda: self.notes.append("barrier"), None))
 
     def give(self, function, behind=None):
@@ -134,8 +134,12 @@ def noted(monkeypatch):
 
 @pytest.fixture
 def four_ranks():
-    """(k, v, the call) of rank 0 of four."""
-    pieces = [layout.pieces_of([(rank, rank + 1)]) for rank in range(4)]
+    return of_ranks(4)
+
+
+def of_ranks(ranks):
+    """(k, v, the call) of rank 0 of so many, with a row each."""
+    pieces = [layout.pieces_of([(rank, rank + 1)]) for rank in range(ranks)]
     call = SimpleNamespace(rank=0, pieces=pieces, group=Told(), causal=False)
     return torch.ones(1, 1, 1, 4), torch.ones(1, 1, 1, 4), call
 
@@ -154,14 +158,34 @@ def test_others_keys_come_while_own_ones_are_computed_with(noted, four_ranks):
     assert noted.notes == ["follow"]
 
 
-def test_gradients_are_written_where_all_have_read(noted, four_ranks):
-    k, v, call = four_ranks
-    slots = noted.peers.gradients(k, v, call, torch.float32)
-    for source in (3, 2, 1):
+def test_gradients_are_written_where_all_have_read(noted):
+    """A step's kernels wait for what the step before the last one left, and for no more."""
+    slots, lying = noted.peers.gradients(*of_ranks(6), torch.float32), []
+    for source in (5, 4, 3, 2, 1):
+        lying.append(slots.room(source).take(slice(0, 1))[0].data_ptr())
+        noted.notes.append("kernels")
         slots.add(source, [])
-    step = ["write", "behind None", "barrier", "behind None"]  # the last: what another one found is read
-    assert noted.notes == step + ["wait"] + step + ["wait"] + step
-    assert len(slots.arrived()) == 3 and noted.notes[-1] == "wait"
+    step = ["kernels", "write", "behind None", "barrier", "behind None"]  # the last: what another one found is read
+    assert noted.notes == 2 * step + 3 * ["wait", *step]
+    assert lying[:2] == lying[3:] and len(set(lying)) == 3
+    assert len(slots.arrived()) == 3 and noted.notes[-3:] == ["wait", "write", "wait"]  # the sum of three, two
+
+
+def test_gradients_in_a_slot_are_not_copied(noted, four_ranks, monkeypatch):
+    monkeypatch.setattr(peer_memory, "add_up", travel.add_up)
+    monkeypatch.setattr(travel.ops, "add_up", lambda parts, total: noted.notes.append(f"sum of {len(parts)}"))
+    slots, row = noted.peers.gradients(*four_ranks, torch.float32), slice(0, 1)
+    slots.add(3, [(row, *slots.room(3).take(row))])
+    assert noted.notes == ["behind None", "barrier", "behind None"]
+    slots.add(2, [(row, *four_ranks[:2])])  # which lie elsewhere
+    assert noted.notes[3:] == ["sum of 1", "sum of 1", "behind None", "barrier", "behind None"]
+
+
+@pytest.mark.parametrize(("ranks", "slots"), [(2, 1), (3, 2), (4, 3), (6, 3)])
+def test_there_are_no_more_slots_than_steps(noted, monkeypatch, ranks, slots):
+    wanted = {}
+    monkeypatch.setattr(noted.peers, "grow", lambda name, count, group: wanted.setdefault(name, count))
+    assert noted.peers.reserve(*of_ranks(ranks), True) and wanted == {"keys": 32, "gradients": slots * 32}
 
 
 def test_exact_attention_begins_with_own_keys(monkeypatch, problem):

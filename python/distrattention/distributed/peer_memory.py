@@ -4,23 +4,24 @@ lies, by its copy engine. Messages of NCCL are kernels, which take SMs from atte
 all.
 
 K and V of a rank lie still in its memory while the others read them. The gradients that it found for another's keys lie
-in one of two slots, so that the owner reads the one while the other is written:
+in one of three slots, where the backward writes them, so that the owner reads one while another is written:
 
-    step t = 1, 2, ...: rank r computes with the keys of rank r - t, and leaves their gradients in slot t % 2
+    step t = 1, 2, ...: rank r computes with the keys of rank r - t and writes their gradients to slot t % 3
                         all ranks meet (a barrier)
-                        rank r reads its own from slot t % 2 of rank r + t, while all compute step t + 1
+                        rank r reads its own from slot t % 3 of rank r + t, while all compute step t + 1
 
-A slot is written again two steps later: behind the barrier of the step between, which comes behind what its reader
-read. Barriers and copies have a stream of their own beside the kernels, the Lane. It waits for K and V alone, not for
-what a call computes first, of its own keys."""
+A slot is written again three steps later: behind the barrier of step t + 1, which comes behind what its reader read. So
+what writes it waits for all ranks to have finished the step before the last, not the last one. Barriers and copies have
+a stream of their own beside the kernels, the Lane. It waits for K and V alone, not for what a call computes first, of
+its own keys."""
 
 import os
 import socket
 import weakref
 from pathlib import Path
 
-from distrattention.distributed.layout import pairs_of, rows_of, size_of
-from distrattention.distributed.travel import Messages, add_up, elements, views
+from distrattention.distributed.layout import rows_of, size_of
+from distrattention.distributed.travel import Messages, Room, add_up, elements, seen_keys, views
 
 import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
@@ -28,6 +29,7 @@ import torch.distributed as dist  # isort: skip
 SWITCH = "DISTR_PEER_MEMORY"  # 0: messages always
 
 _MOST_PARTS = 3  # of the gradients of a rank's keys, that are kept
+_MOST_SLOTS = 3  # for gradients
 
 _found = weakref.WeakKeyDictionary()  # by group: the transport of each device
 _made = 0  # how often this process has called shared()
@@ -147,7 +149,7 @@ class Lane:
 
 class PeerMemory:
     """Memory of the GPUs of a group that all of them reach. It grows with the calls and is kept: K and V of one rank,
-    and their gradients twice."""
+    and their gradients for each slot."""
 
     def __init__(self, device):
         self._device = device
@@ -195,7 +197,7 @@ class PeerMemory:
     def reserve(self, k, v, call, with_gradients):
         """Makes room for what the call leaves here. False, on all ranks, where there is none to be had."""
         most = max(elements(k, v, rows_of(pieces)) for pieces in call.pieces) * k.dtype.itemsize
-        wanted = {"keys": most} | ({"gradients": 2 * most} if with_gradients else {})
+        wanted = {"keys": most} | ({"gradients": slots_of(call) * most} if with_gradients else {})
         return all(self.grow(name, count, call.group) for name, count in wanted.items())
 
     def grow(self, name, count, group):
@@ -241,35 +243,48 @@ class _Slots:
     def __init__(self, peers, k, v, call, dtype):
         self._peers, self._k, self._v, self._call, self._dtype = peers, k, v, call, dtype
         self._rows = rows_of(call.pieces[call.rank])
-        most = max(elements(k, v, rows_of(pieces)) for pieces in call.pieces)
-        self._slots = [of_rank.view(2, most) for of_rank in peers.buffers("gradients", 2 * most, k.dtype)]
-        self._coming, self._parts = None, []
+        most, slots = max(elements(k, v, rows_of(pieces)) for pieces in call.pieces), slots_of(call)
+        self._slots = [of_rank.view(slots, most) for of_rank in peers.buffers("gradients", slots * most, k.dtype)]
+        self._coming, self._parts = [], []
+
+    def room(self, source):
+        """The Room for gradients of the keys of rank `source`: a slot, once all ranks have read what lay there."""
+        self._collect(but=1)
+        keys, lying = self._left_by(self._call.rank, source)
+        return Room(views(lying, self._k, self._v, keys.stop - keys.start), keys.start)
 
     def add(self, source, found):
-        """Leaves what was found for the rank's rows to it, and reads what another one found for this rank's."""
+        """Leaves what was found for the rank's keys to it, and reads what another one found for this rank's."""
         rank, size = self._call.rank, len(self._call.pieces)
-        step = (rank - source) % size
-        keys = seen_keys(self._call, rank, source)
-        self._collect()  # now all ranks have read what lay in the slot
-        add_up(found, views(self._slots[rank][step % 2], self._k, self._v, keys.stop - keys.start), keys.start)
+        keys, lying = self._left_by(rank, source)
+        add_up(found, views(lying, self._k, self._v, keys.stop - keys.start), keys.start)
         self._peers.lane.give(lambda: self._peers.barrier("gradients", self._call.group))
-        partner = (rank + step) % size
-        keys = seen_keys(self._call, partner, rank)
-        into = self._k.new_empty(elements(self._k, self._v, keys.stop - keys.start))
-        wait = self._peers.fetch(into, self._slots[partner][step % 2][: into.numel()])
-        self._coming = wait, (keys, *views(into, self._k, self._v, keys.stop - keys.start))
+        keys, lying = self._left_by((2 * rank - source) % size, rank)
+        into = torch.empty_like(lying)
+        wait = self._peers.fetch(into, lying)
+        self._coming.append((wait, (keys, *views(into, self._k, self._v, keys.stop - keys.start))))
 
     def arrived(self):
         """[(keys, dk, dv)], parts of what others found for this rank's K and V, in the order of the steps."""
         self._collect()
         return self._parts
 
-    def _collect(self):
-        """Keeps what has come; a few parts, and where there are more their sum."""
-        if self._coming is None:
-            return
-        wait, part = self._coming
-        wait()
+    def _left_by(self, rank, source):
+        """(the keys of rank `source` that rows of `rank` see, the memory that it leaves their gradients in)."""
+        keys = seen_keys(self._call, rank, source)
+        slots = self._slots[rank]
+        slot = slots[(rank - source) % len(self._call.pieces) % len(slots)]
+        return keys, slot[: elements(self._k, self._v, keys.stop - keys.start)]
+
+    def _collect(self, but=0):
+        """Keeps what has come, but for so many parts that were asked for last; a few, and where there are more their
+        sum."""
+        while len(self._coming) > but:
+            wait, part = self._coming.pop(0)
+            wait()
+            self._keep(part)
+
+    def _keep(self, part):
         if len(self._parts) == _MOST_PARTS:
             total = self._k.new_empty(elements(self._k, self._v, self._rows), dtype=self._dtype)
             sums = views(total, self._k, self._v, self._rows)
@@ -278,7 +293,6 @@ class _Slots:
         self._parts.append(part)
 
 
-def seen_keys(call, rank, source):
-    """The keys of rank `source`, from the first to the last, that rows of `rank` see."""
-    keys = [pair.keys for pair in pairs_of(call.pieces[rank], call.pieces[source], call.causal, True)]
-    return slice(min((of.start for of in keys), default=0), max((of.stop for of in keys), default=0))
+def slots_of(call):
+    """How many slots for gradients a rank has: as many as there are steps, or enough to take turns at."""
+    return min(len(call.pieces) - 1, _MOST_SLOTS)

@@ -10,13 +10,14 @@ from distrattention.distributed import peer_memory
 from distrattention.distributed.agreement import device_for
 from distrattention.distributed.columns import Columns
 from distrattention.distributed.layout import Piece, pairs_of, rank_in, size_of
-from distrattention.distributed.travel import Messages, add_up
+from distrattention.distributed.travel import Beside, Messages, Room, add_up, add_up_rows, empty_like
 
 import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
 from torch.autograd.function import once_differentiable  # isort: skip
 
 _MOST_PARTS = 4  # that are kept
+_KEYS_OF_BLOCK = 128  # that a thread block of a Hopper backward owns, one of which an SM has at a time
 
 
 class Call(NamedTuple):
@@ -123,35 +124,41 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_out, grad_lse):
-        """A rank's own keys come first for one half of the heads, while others' keys are on their way here, and last
-        for the other half, while the gradients of its keys are on their way home."""
+        """A rank's own keys come first for about half of the heads, while others' keys are on their way here, and last
+        for the others, while the gradients of its keys are on their way home."""
         q, k, v, order, key_means, out, lse = ctx.saved_tensors
         call = ctx.call
-        rows = _Rows(q, out, lse, grad_out, grad_lse, Columns(order, key_means))
-        shares = _shares(k.shape[1], q.shape[1] // k.shape[1], size_of(call.group))
+        # As O lies: else each part would copy its rows of one or both.
+        rows = _Rows(q, out, lse, grad_out.contiguous(), grad_lse, Columns(order, key_means))
+        shares = _shares(k.shape[1], q.shape[1] // k.shape[1], size_of(call.group), _rounds_of(k, call))
         sums_dtype = ops.lse_dtype(q.dtype)
         sums = _Parts(_added, sums_dtype, [share.rows for share in shares], call)
         home = call.transport.gradients(k, v, call, sums_dtype)
+        grads = tuple(empty_like(tensor) for tensor in (q, k, v))
 
-        def gradients(share, source, keys, values):
-            """[(keys of the pair, dk, dv)]; dq goes to the sums."""
+        def gradients(share, source, keys, values, room, room_q):
+            """[(keys of the pair, dk, dv)], in the room; dq goes to the sums."""
             found = []
             for pair in call.pairs(source):
-                grad_q, grad_k, grad_v = rows.of(share).backward(pair, keys[:, share.keys], values[:, share.keys], call)
+                grad_q, *of_keys = *room_q.take(pair.rows), *room.take(pair.keys)
+                rows.of(share).backward(pair, keys[:, share.keys], values[:, share.keys], (grad_q, *of_keys), call)
                 sums.add(share.rows, pair.rows, (grad_q,))
-                found.append((pair.keys, grad_k, grad_v))
+                found.append((pair.keys, *of_keys))
             return found
+
+        def of_own(share):
+            room, room_q = Room([grad[:, share.keys] for grad in grads[1:]]), Room([grads[0][:, share.rows]])
+            return gradients(share, call.rank, k, v, room, room_q)
 
         own = []
         for source, keys, values in call.transport.keys(k, v, call):
             if source == call.rank:
-                own.append(gradients(shares[0], source, keys, values))
+                own.append(of_own(shares[0]))
             else:
                 every = _Heads(slice(0, q.shape[1]), slice(0, k.shape[1]))
-                home.add(source, gradients(every, source, keys, values))
-        own += [gradients(share, call.rank, k, v) for share in shares[1:]]
+                home.add(source, gradients(every, source, keys, values, home.room(source), Beside([q])))
+        own += [of_own(share) for share in shares[1:]]
         arrived = home.arrived()
-        grads = tuple(_empty_like(tensor) for tensor in (q, k, v))
         for share, found in zip(shares, own):
             of_others = [(keys, *(grad[:, share.keys] for grad in found_there)) for keys, *found_there in arrived]
             add_up(of_others + found, [grad[:, share.keys] for grad in grads[1:]])
@@ -166,9 +173,25 @@ class _Heads(NamedTuple):
     keys: slice
 
 
-def _shares(heads_kv, group, ranks):
-    """The heads in two halves, where there are ranks to wait for and heads to part."""
-    middle = (heads_kv + 1) // 2 if ranks > 1 else heads_kv
+def _rounds_of(k, call):
+    """How many rounds of thread blocks a backward of so many heads of Q and all own keys takes, where all take as long;
+    else 0."""
+    if call.causal or not k.is_cuda:
+        return lambda heads: 0
+    at_once = torch.cuda.get_device_properties(k.device).multi_processor_count
+    return lambda heads: -(-k.shape[0] * heads * -(-k.shape[2] // _KEYS_OF_BLOCK) // at_once)
+
+
+def _shares(heads_kv, group, ranks, rounds):
+    """The heads in two shares, where there are ranks to wait for and heads to part: those of fewest rounds, and closest
+    to halves, but a quarter of the heads at least."""
+
+    def cost(middle):
+        both = rounds(middle * group) + rounds((heads_kv - middle) * group)
+        return both, abs(2 * middle - heads_kv), -middle
+
+    quarter = heads_kv // 4
+    middle = min(range(max(quarter, 1), max(heads_kv - quarter, 2)), key=cost) if ranks > 1 else heads_kv
     found = [slice(0, middle), slice(middle, heads_kv)]
     return [_Heads(slice(s.start * group, s.stop * group), s) for s in found if s.stop > s.start or s.start == 0]
 
@@ -189,13 +212,13 @@ class _Rows(NamedTuple):
                           means[:, share.keys])  # fmt: skip
         return _Rows(*(tensor[:, share.rows] for tensor in of_rows), columns)
 
-    def backward(self, pair, keys, values, call):
-        """(dq, dk, dv) of the pair."""
+    def backward(self, pair, keys, values, grads, call):
+        """Writes (dq, dk, dv) of the pair."""
         rows, of_keys = (slice(None), slice(None), pair.rows), (slice(None), slice(None), pair.keys)
-        return ops.backward(
-            self.grad_out[rows], self.grad_lse[rows], self.q[rows], keys[of_keys], values[of_keys], None,
-            *call.columns(self.columns, pair), self.out[rows], self.lse[rows], False, *call.settings(pair),
-        )[:3]  # fmt: skip
+        ops.backward_into(
+            self.grad_out[rows], self.grad_lse[rows], self.q[rows], keys[of_keys], values[of_keys],
+            *call.columns(self.columns, pair), self.out[rows], self.lse[rows], *grads, *call.settings(pair),
+        )  # fmt: skip
 
 
 class _Parts:
@@ -213,7 +236,7 @@ class _Parts:
             if _holds(heads, of_heads) and _holds(rows, of_rows):
                 where = (slice(None), _within(heads, of_heads), _within(rows, of_rows))
                 if len(kept) == _MOST_PARTS:
-                    both = [_empty_like(tensor, self._dtype) for tensor in kept[0]]
+                    both = [empty_like(tensor, self._dtype) for tensor in kept[0]]
                     self._together(kept, *both)
                     kept[:] = [both]
                 kept.append([tensor[where] for tensor in part])
@@ -221,12 +244,6 @@ class _Parts:
     def finish(self, *result):
         for of_heads, of_rows, kept in self._kept:
             self._together(kept, *(tensor[:, of_heads, of_rows] for tensor in result))
-
-
-def _empty_like(tensor, dtype=None):
-    """Memory as the tensor's, but with contiguous rows, as sums are written to."""
-    found = torch.empty_like(tensor, dtype=dtype)
-    return found if found.stride(-1) == 1 else torch.empty_like(found, memory_format=torch.contiguous_format)
 
 
 def _holds(whole, part):
@@ -242,4 +259,4 @@ def _merged(parts, out, lse):
 
 
 def _added(parts, total):
-    ops.add_up([tensor for (tensor,) in parts], total)
+    add_up_rows([tensor for (tensor,) in parts], total)

@@ -4,7 +4,7 @@ rank that owns the rows. Here by messages from each rank to the next, between an
 other's memory need none (peer_memory.py)."""
 
 from distrattention import ops  # first, for it says in words what is missing
-from distrattention.distributed.layout import rows_of, size_of
+from distrattention.distributed.layout import pairs_of, rows_of, size_of
 
 import torch  # isort: skip
 import torch.distributed as dist  # isort: skip
@@ -27,6 +27,51 @@ def views(buffer, k, v, rows):
     return found
 
 
+def seen_keys(call, rank, source):
+    """The keys of rank `source`, from the first to the last, that rows of `rank` see."""
+    keys = [pair.keys for pair in pairs_of(call.pieces[rank], call.pieces[source], call.causal, True)]
+    return slice(min((of.start for of in keys), default=0), max((of.stop for of in keys), default=0))
+
+
+class Beside:
+    """Memory for parts, [B, H, rows, ...] as of the tensors: of its own for each."""
+
+    def __init__(self, tensors):
+        self._tensors = tensors
+
+    def take(self, rows):
+        """Where to write a part of these rows."""
+        return [empty_like(tensor[:, :, rows]) for tensor in self._tensors]
+
+
+class Room(Beside):
+    """The same, of sums over parts, of the rows from `first` on: a part that is the first one of its rows is written
+    where its sum will be."""
+
+    def __init__(self, tensors, first=0):
+        super().__init__(tensors)
+        self._first, self._taken = first, []
+
+    def take(self, rows):
+        there = slice(rows.start - self._first, rows.stop - self._first)
+        if any(rows.start < taken.stop and taken.start < rows.stop for taken in self._taken):
+            return super().take(there)
+        self._taken.append(rows)
+        return [tensor[:, :, there] for tensor in self._tensors]
+
+
+def empty_like(tensor, dtype=None):
+    """Memory as the tensor's, but with contiguous rows, as sums are written to."""
+    found = torch.empty_like(tensor, dtype=dtype)
+    return found if found.stride(-1) == 1 else torch.empty_like(found, memory_format=torch.contiguous_format)
+
+
+def add_up_rows(parts, total):
+    """Makes `total` the sum of the parts, rounded once. A part may lie where the sum does; alone it is the sum."""
+    if not (len(parts) == 1 and parts[0].is_set_to(total)):
+        ops.add_up(parts, total)
+
+
 def add_up(parts, totals, first=0):
     """Makes (dk, dv), of the keys from `first` on, the sums of parts, [(keys, dk, dv)], each of some keys, rounded
     once. A part may lie where the sum does."""
@@ -36,7 +81,7 @@ def add_up(parts, totals, first=0):
         there = [(grads, start + first - keys.start) for keys, *grads in parts
                  if keys.start <= start + first and stop + first <= keys.stop]  # fmt: skip
         for n, total in enumerate(totals):
-            ops.add_up([grads[n][:, :, at : at + stop - start] for grads, at in there], total[:, :, start:stop])
+            add_up_rows([grads[n][:, :, at : at + stop - start] for grads, at in there], total[:, :, start:stop])
 
 
 class Messages:
@@ -70,8 +115,14 @@ class _Following:
         self._k, self._v, self._call, self._dtype = k, v, call, dtype
         self._moving = self._arriving = None
 
+    def room(self, source):
+        """The Room for gradients of the keys of rank `source`."""
+        keys = seen_keys(self._call, self._call.rank, source)
+        rows = keys.stop - keys.start
+        return Room(views(self._k.new_empty(elements(self._k, self._v, rows)), self._k, self._v, rows), keys.start)
+
     def add(self, source, found):
-        """Adds what was found for the rank's rows to what others found, and passes it on."""
+        """Adds what was found for the rank's keys to what others found, and passes it on."""
         buffer = self._wait()
         rows, of_next = (rows_of(self._call.pieces[(source - step) % len(self._call.pieces)]) for step in (0, 1))
         of_others = []
