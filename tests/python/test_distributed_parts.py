@@ -97,29 +97,6 @@ def test_columns_that_are_not_finite_come_first(bad, problem):
     assert torch.equal(found, ops.make_grouping(q, k, "none", "energy", 2, 16, "own")[0]) and (found[..., 0] == 4).all()
 
 
-@pytest.mark.parametrize(
-    ("heads", "group", "blocks", "first"),  # of K; those of Q for each; thread blocks of one; heads of the first share
-    [(1, 4, 0, 1), (2, 1, 0, 1), (3, 1, 0, 2), (32, 1, 0, 16), (32, 1, 256, 17), (8, 4, 256, 5), (32, 1, 128, 16),
-     (4, 1, 33, 2)],
-)  # fmt: skip
-def test_heads_are_parted_by_halves_and_in_few_rounds(heads, group, blocks, first):
-    """Of 132 thread blocks at once: 16 heads of 256 take 32 rounds, 17 take 33, and 15 take 30."""
-    shares = ring._shares(heads, group, 2, lambda of_heads: -(-of_heads * blocks // 132))
-    assert [(share.keys.start, share.keys.stop) for share in shares] == [
-        bounds for bounds in ((0, first), (first, heads)) if bounds[0] < bounds[1]
-    ]
-    assert all(share.rows == slice(share.keys.start * group, share.keys.stop * group) for share in shares)
-    assert ring._shares(heads, group, 1, lambda of_heads: 0) == [(slice(0, heads * group), slice(0, heads))]
-
-
-def test_rounds_are_of_calls_whose_thread_blocks_take_as_long(monkeypatch):
-    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: SimpleNamespace(multi_processor_count=132))
-    keys = SimpleNamespace(shape=(2, 8, 32768, 128), is_cuda=True, device=None)
-    for causal, is_cuda, rounds in ((False, True, 63), (True, True, 0), (False, False, 0)):
-        keys.is_cuda = is_cuda
-        assert ring._rounds_of(keys, SimpleNamespace(causal=causal))(16) == rounds
-
-
 def test_parts_read_gradients_that_lie_as_their_rows_do(monkeypatch, problem):
     """Else the operator would copy them, for each part anew."""
     strides = []

@@ -17,7 +17,6 @@ import torch.distributed as dist  # isort: skip
 from torch.autograd.function import once_differentiable  # isort: skip
 
 _MOST_PARTS = 4  # that are kept
-_KEYS_OF_BLOCK = 128  # that a thread block of a Hopper backward owns, one of which an SM has at a time
 
 
 class Call(NamedTuple):
@@ -124,13 +123,13 @@ class _Ring(torch.autograd.Function):
     @staticmethod
     @once_differentiable
     def backward(ctx, grad_out, grad_lse):
-        """A rank's own keys come first for about half of the heads, while others' keys are on their way here, and last
-        for the others, while the gradients of its keys are on their way home."""
+        """A rank's own keys come first for one half of the heads, while others' keys are on their way here, and last
+        for the other half, while the gradients of its keys are on their way home."""
         q, k, v, order, key_means, out, lse = ctx.saved_tensors
         call = ctx.call
         # As O lies: else each part would copy its rows of one or both.
         rows = _Rows(q, out, lse, grad_out.contiguous(), grad_lse, Columns(order, key_means))
-        shares = _shares(k.shape[1], q.shape[1] // k.shape[1], size_of(call.group), _rounds_of(k, call))
+        shares = _shares(k.shape[1], q.shape[1] // k.shape[1], size_of(call.group))
         sums_dtype = ops.lse_dtype(q.dtype)
         sums = _Parts(_added, sums_dtype, [share.rows for share in shares], call)
         home = call.transport.gradients(k, v, call, sums_dtype)
@@ -173,25 +172,9 @@ class _Heads(NamedTuple):
     keys: slice
 
 
-def _rounds_of(k, call):
-    """How many rounds of thread blocks a backward of so many heads of Q and all own keys takes, where all take as long;
-    else 0."""
-    if call.causal or not k.is_cuda:
-        return lambda heads: 0
-    at_once = torch.cuda.get_device_properties(k.device).multi_processor_count
-    return lambda heads: -(-k.shape[0] * heads * -(-k.shape[2] // _KEYS_OF_BLOCK) // at_once)
-
-
-def _shares(heads_kv, group, ranks, rounds):
-    """The heads in two shares, where there are ranks to wait for and heads to part: those of fewest rounds, and closest
-    to halves, but a quarter of the heads at least."""
-
-    def cost(middle):
-        both = rounds(middle * group) + rounds((heads_kv - middle) * group)
-        return both, abs(2 * middle - heads_kv), -middle
-
-    quarter = heads_kv // 4
-    middle = min(range(max(quarter, 1), max(heads_kv - quarter, 2)), key=cost) if ranks > 1 else heads_kv
+def _shares(heads_kv, group, ranks):
+    """The heads in two halves, where there are ranks to wait for and heads to part."""
+    middle = (heads_kv + 1) // 2 if ranks > 1 else heads_kv
     found = [slice(0, middle), slice(middle, heads_kv)]
     return [_Heads(slice(s.start * group, s.stop * group), s) for s in found if s.stop > s.start or s.start == 0]
 
