@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "emulator/copies.h"
 #include "emulator/device_index.h"
 #include "emulator/shared_memory.h"
 #include "emulator/warpgroup.h"
@@ -98,12 +99,8 @@ void ThreadBlock::run_thread() {
     ThreadBlock& own = thread_block();
     own.launch_->kernel();
     require_no_products();
+    copy_async_wait(0);  // what nobody waited for is done at last
     Thread& self = own.thread();
-    for (const auto& group : self.copy_groups) {  // what nobody waited for is done at last
-      for (const auto& copy : group) {
-        copy();
-      }
-    }
     self.exited = true;
     --own.left_;
     own.warp().runnable &= ~(1U << self.lane);

@@ -21,6 +21,12 @@ namespace distr::emulator {
 
 inline constexpr std::uint32_t kAllLanes = ~0U;
 
+// Of 16 bytes into shared memory.
+struct AsyncCopy {
+  std::uint32_t shared = 0;
+  const void* global = nullptr;  // null: zeros are stored
+};
+
 // What every switch needs comes first: the threads of a warp, in whose turns most switches are, then fit into the
 // cache.
 struct alignas(64) Thread {
@@ -34,9 +40,9 @@ struct alignas(64) Thread {
 
   // How many proxy fences it has executed. Asynchronous reads see what it stored before the last one.
   std::uint32_t proxy_fences = 1;
-  // cp.async: the copies that are not committed yet, and the committed groups.
-  std::vector<std::function<void()>> copies;
-  std::deque<std::vector<std::function<void()>>> copy_groups;
+  // cp.async: the copies that are not done, oldest first, and where each committed group of them ends.
+  std::vector<AsyncCopy> copies;
+  std::vector<std::size_t> copy_groups;
   // Bulk copies out of shared memory, by their numbers: those not committed yet, and the groups, oldest first.
   std::vector<std::uint64_t> stores;
   std::deque<std::vector<std::uint64_t>> store_groups;
