@@ -99,21 +99,15 @@ void backward_head(const Problem& problem, const Grouping& grouping, const Backw
         continue;
       }
       const double ds = p_j * (dot(d_o.row(i), v.row(j), v.columns) - d);
-      for (std::int64_t c = 0; c < v.columns; ++c) {
-        kv.d_v.row(j)[c] += p_j * d_o.row(i)[c];
-      }
+      add_scaled(p_j, d_o.row(i), v.columns, kv.d_v.row(j));
       const double d_product = scale * ds * scores.cap_slope(i, j);
       if (scores.is_near(j)) {
-        for (std::int64_t c = 0; c < problem.head_dim; ++c) {
-          dq_near[static_cast<std::size_t>(c)] += d_product * scores.k().row(j)[c];
-          kv.d_k.row(j)[c] += d_product * scores.q_of(i)[c];
-        }
+        add_scaled(d_product, scores.k().row(j), problem.head_dim, dq_near.data());
+        add_scaled(d_product, scores.q_of(i), problem.head_dim, kv.d_k.row(j));
       } else {
         ds_far += d_product;
-        for (std::int64_t g = 0; g < groups.count; ++g) {
-          dq_hat[static_cast<std::size_t>(g)] += d_product * scores.k_hat().row(j)[g];
-          dk_hat.row(j)[g] += d_product * scores.q_hat_of(i)[g];
-        }
+        add_scaled(d_product, scores.k_hat().row(j), groups.count, dq_hat.data());
+        add_scaled(d_product, scores.q_hat_of(i), groups.count, dk_hat.row(j));
       }
       if (tensors.d_mask != nullptr) {
         d_mask.add({head.b, head.h, i}, j, ds);

@@ -213,4 +213,10 @@ double dot(const double* x, const double* y, std::int64_t count) noexcept {
   return sum;
 }
 
+void add_scaled(double factor, const double* x, std::int64_t count, double* sums) noexcept {
+  for (std::int64_t c = 0; c < count; ++c) {
+    sums[c] += factor * x[c];
+  }
+}
+
 }  // namespace distr::reference

@@ -79,4 +79,7 @@ void probabilities(const std::vector<double>& s, double lse, std::vector<double>
 // sum over columns.
 [[nodiscard]] double dot(const double* x, const double* y, std::int64_t count) noexcept;
 
+// sums += factor x, over columns.
+void add_scaled(double factor, const double* x, std::int64_t count, double* sums) noexcept;
+
 }  // namespace distr::reference

@@ -51,8 +51,8 @@ void forward_head(const Problem& problem, const Grouping& grouping, const Forwar
       const double lse = softmax(s[static_cast<std::size_t>(n)], p);
       for (std::int64_t j = 0; j < problem.seq_k; ++j) {
         const double p_j = p[static_cast<std::size_t>(j)];
-        for (std::int64_t c = 0; p_j != 0 && c < v.columns; ++c) {
-          o.row(i)[c] += p_j * v.row(j)[c];
+        if (p_j != 0) {
+          add_scaled(p_j, v.row(j), v.columns, o.row(i));
         }
       }
       if (tensors.lse != nullptr) {

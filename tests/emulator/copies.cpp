@@ -143,32 +143,37 @@ void copy_async_16(std::uint32_t shared, const void* global, bool valid) {
   if (valid && reinterpret_cast<std::uintptr_t>(global) % 16 != 0) {
     thread_block().fail("cp.async from an address that is not a multiple of 16");
   }
-  Thread& thread = thread_block().thread();
   begin_write(shared, 16, "cp.async");
-  thread.copies.emplace_back([shared, global, valid, self = &thread] {
-    std::byte piece[16] = {};
-    if (valid) {
-      std::memcpy(piece, global, 16);
-    }
-    std::memcpy(shared_memory().at(shared, 16, 16, "cp.async"), piece, 16);
-    shared_memory().end_write(shared, 16);
-    shared_memory().stored(shared, 16, *self);
-  });
+  thread_block().thread().copies.push_back({shared, valid ? global : nullptr});
 }
 
 void copy_async_commit() {
   Thread& thread = thread_block().thread();
-  thread.copy_groups.push_back(std::move(thread.copies));
-  thread.copies.clear();
+  thread.copy_groups.push_back(thread.copies.size());
 }
 
 void copy_async_wait(std::size_t pending) {
   Thread& thread = thread_block().thread();
-  while (thread.copy_groups.size() > pending) {
-    for (const auto& copy : thread.copy_groups.front()) {
-      copy();
+  std::vector<std::size_t>& ends = thread.copy_groups;
+  if (ends.size() <= pending) {
+    return;
+  }
+  const auto done = ends.end() - static_cast<std::ptrdiff_t>(pending);
+  const std::size_t count = done[-1];
+  for (std::size_t n = 0; n < count; ++n) {
+    const auto [shared, global] = thread.copies[n];
+    std::byte piece[16] = {};
+    if (global != nullptr) {
+      std::memcpy(piece, global, 16);
     }
-    thread.copy_groups.pop_front();
+    std::memcpy(shared_memory().at(shared, 16, 16, "cp.async"), piece, 16);
+    shared_memory().end_write(shared, 16);
+    shared_memory().stored(shared, 16, thread);
+  }
+  thread.copies.erase(thread.copies.begin(), thread.copies.begin() + static_cast<std::ptrdiff_t>(count));
+  ends.erase(ends.begin(), done);
+  for (std::size_t& end : ends) {
+    end -= count;
   }
 }
 

@@ -16,7 +16,7 @@
 namespace distr::emulator::test {
 namespace {
 
-constexpr std::uint64_t kSeeds = 8;
+constexpr std::uint64_t kSeeds = 64;
 
 // What is wrong with a run, in the words of the emulator or of run() itself; "" if nothing is.
 using Run = std::function<std::string(Fault)>;

@@ -47,7 +47,6 @@ class Fiber {
 
   static void begin();
 
-  ucontext_t context_{};
   void* place_[5] = {};       // where it goes on
   const std::size_t offset_;  // unused bytes of the stack
   void* stack_ = nullptr;
@@ -55,6 +54,7 @@ class Fiber {
   void* fake_stack_ = nullptr;          // AddressSanitizer's
   const void* stack_bottom_ = nullptr;  // of a system thread's first fiber, which AddressSanitizer tells
   std::size_t stack_size_ = 0;
+  ucontext_t context_{};
 };
 
 }  // namespace distr::emulator

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <bit>
 
+#include "emulator/copies.h"
 #include "emulator/device_index.h"
 #include "emulator/shared_memory.h"
 #include "emulator/warpgroup.h"
@@ -12,6 +13,12 @@ namespace distr::emulator {
 namespace {
 
 const char kPolling = 0;  // its address is what threads wait on that look at memory again and again
+
+// What a scheduler's random number says.
+bool completes(std::uint64_t draw) { return draw % 16 == 0; }  // a transfer
+bool changes_warp(std::uint64_t draw) { return (draw >> 4) % 64 == 0; }
+bool lets_others_run(std::uint64_t draw) { return (draw >> 10) % 4096 == 0; }  // other blocks
+int turn_of_lane(std::uint64_t draw) { return static_cast<int>((draw >> 22) % 32); }
 
 }  // namespace
 
@@ -92,12 +99,8 @@ void ThreadBlock::run_thread() {
     ThreadBlock& own = thread_block();
     own.launch_->kernel();
     require_no_products();
+    copy_async_wait(0);  // what nobody waited for is done at last
     Thread& self = own.thread();
-    for (const auto& group : self.copy_groups) {  // what nobody waited for is done at last
-      for (const auto& copy : group) {
-        copy();
-      }
-    }
     self.exited = true;
     --own.left_;
     own.warp().runnable &= ~(1U << self.lane);
@@ -113,33 +116,33 @@ void ThreadBlock::enter(Thread& next) {
   threadIdx = next.place;
 }
 
-// Another thread goes on; returns when this one's turn comes again.
-void ThreadBlock::go_on() {
-  Thread* const self = current_;
-  Thread* const next = choose();
-  if (next == self) {
-    return;
-  }
-  if (next == nullptr) {
-    self->fiber.switch_to(home_);
-    return;
-  }
-  enter(*next);
-  self->fiber.switch_to(next->fiber);
+inline Thread* ThreadBlock::choose_lane(int of_warp, std::uint64_t draw) {
+  const std::uint32_t runnable = warps_[static_cast<std::size_t>(of_warp)].runnable;
+  const int turn = turn_of_lane(draw);
+  const int lane = (std::countr_zero(std::rotr(runnable, turn)) + turn) % 32;
+  return threads_[static_cast<std::size_t>(of_warp * 32 + lane)].get();
 }
 
 // The thread to go on with; null: all have ended, or one has failed.
-Thread* ThreadBlock::choose() {
-  if (!late_ && !transfers_.empty() && random_.below(16) == 0) {
+inline Thread* ThreadBlock::choose() {
+  const std::uint64_t draw = random_.next();  // one number decides all, by its bits
+  const bool may_complete = !late_ && !transfers_.empty();
+  if (warp().runnable == 0 || (completes(draw) && may_complete) || lets_others_run(draw) || changes_warp(draw)) {
+    return choose_rarely(draw);
+  }
+  return choose_lane(current_->warp, draw);
+}
+
+Thread* ThreadBlock::choose_rarely(std::uint64_t draw) {
+  if (completes(draw) && !late_) {
     complete_one();
   }
-  if (random_.below(4096) == 0 && !others_run()) {
+  if (lets_others_run(draw) && !others_run()) {
     return nullptr;
   }
   while (true) {
-    Warp& current = warps_[static_cast<std::size_t>(current_->warp)];
     int chosen = current_->warp;
-    if (current.runnable == 0 || random_.below(64) == 0) {
+    if (warp().runnable == 0 || changes_warp(draw)) {
       int all = 0;
       for (const Warp& warp : warps_) {
         all += warp.runnable != 0 ? warp.weight : 0;
@@ -174,11 +177,23 @@ Thread* ThreadBlock::choose() {
         warps_[static_cast<std::size_t>(chosen)].weight = random_.below(3) == 0 ? 1 : 16;
       }
     }
-    const std::uint32_t runnable = warps_[static_cast<std::size_t>(chosen)].runnable;
-    const int turn = random_.below(32);
-    const int lane = (std::countr_zero(std::rotr(runnable, turn)) + turn) % 32;
-    return threads_[static_cast<std::size_t>(chosen * 32 + lane)].get();
+    return choose_lane(chosen, draw);
   }
+}
+
+// Another thread goes on; returns when this one's turn comes again.
+inline void ThreadBlock::go_on() {
+  Thread* const self = current_;
+  Thread* const next = choose();
+  if (next == self) {
+    return;
+  }
+  if (next == nullptr) {
+    self->fiber.switch_to(home_);
+    return;
+  }
+  enter(*next);
+  self->fiber.switch_to(next->fiber);
 }
 
 // Threads that look at memory again and again do so; null: no thread can.
@@ -208,13 +223,18 @@ void ThreadBlock::fail(const std::string& why) {
   __builtin_unreachable();
 }
 
-void ThreadBlock::sleep(const void* key, const char* what, std::uint64_t value) {
+void ThreadBlock::wait(const char* what, std::uint64_t value) {
   Thread& self = thread();
-  waits_on_[static_cast<std::size_t>(self.index)] = key;
   self.waits_for = what;
   self.waits_value = value;
   warp().runnable &= ~(1U << self.lane);
   go_on();
+}
+
+void ThreadBlock::sleep(const void* key, const char* what, std::uint64_t value) {
+  Thread& self = thread();
+  waits_on_[static_cast<std::size_t>(self.index)] = key;
+  wait(what, value);
 }
 
 void ThreadBlock::wake(const void* key) {
@@ -237,36 +257,9 @@ void ThreadBlock::yield() {
 
 void ThreadBlock::poll() { sleep(&kPolling, "a change of memory", 0); }
 
-Rendezvous* ThreadBlock::arrive(const char* name, std::uint32_t mask, void* data) {
-  Thread& self = thread();
-  Warp& own = warp();
-  mask &= own.lanes;
-  if ((mask >> self.lane & 1) == 0) {
-    fail(std::string(name) + " with a mask that lacks the lane");
-  }
-  Rendezvous& all = own.rendezvous[std::countr_zero(mask)];
-  if (all.arrived == 0) {
-    all.name = name;
-    all.mask = mask;
-  } else if (all.name != name || all.mask != mask) {
-    fail(std::string(name) + ", while lanes of its warp are in " + all.name);
-  }
-  all.data[self.lane] = data;
-  all.arrived |= 1U << self.lane;
-  if (all.arrived == mask) {
-    return &all;
-  }
-  sleep(&all, name, mask);
-  return nullptr;
-}
-
-void ThreadBlock::leave(Rendezvous& all) {
-  Warp& own = warp();
-  for (std::uint32_t rest = all.mask & ~(1U << thread().lane); rest != 0; rest &= rest - 1) {
-    waits_on_[static_cast<std::size_t>(thread().warp * 32 + std::countr_zero(rest))] = nullptr;
-  }
-  own.runnable |= all.mask;
-  all.arrived = 0;
+void ThreadBlock::fail_arrival(const char* name, const Rendezvous* others) {
+  fail(std::string(name) + (others == nullptr ? " with a mask that lacks the lane"
+                                              : ", while lanes of its warp are in " + std::string(others->name)));
 }
 
 void ThreadBlock::begin_transfer(Transfer transfer) { transfers_.push_back(std::move(transfer)); }

@@ -4,6 +4,7 @@
 #pragma once
 
 #include <array>
+#include <bit>
 #include <cstdint>
 #include <deque>
 #include <functional>
@@ -20,20 +21,28 @@ namespace distr::emulator {
 
 inline constexpr std::uint32_t kAllLanes = ~0U;
 
-struct Thread {
+// Of 16 bytes into shared memory.
+struct AsyncCopy {
+  std::uint32_t shared = 0;
+  const void* global = nullptr;  // null: zeros are stored
+};
+
+// What every switch needs comes first: the threads of a warp, in whose turns most switches are, then fit into the
+// cache.
+struct alignas(64) Thread {
   int index = 0;
   int warp = 0, lane = 0;
-  uint3 place{};  // threadIdx
-  Fiber fiber;
-  bool exited = false;
+  uint3 place{};               // threadIdx
   const char* waits_for = "";  // what it waits for, in words, with a number
   std::uint64_t waits_value = 0;
+  Fiber fiber;
+  bool exited = false;
 
   // How many proxy fences it has executed. Asynchronous reads see what it stored before the last one.
   std::uint32_t proxy_fences = 1;
-  // cp.async: the copies that are not committed yet, and the committed groups.
-  std::vector<std::function<void()>> copies;
-  std::deque<std::vector<std::function<void()>>> copy_groups;
+  // cp.async: the copies that are not done, oldest first, and where each committed group of them ends.
+  std::vector<AsyncCopy> copies;
+  std::vector<std::size_t> copy_groups;
   // Bulk copies out of shared memory, by their numbers: those not committed yet, and the groups, oldest first.
   std::vector<std::uint64_t> stores;
   std::deque<std::vector<std::uint64_t>> store_groups;
@@ -103,7 +112,8 @@ class ThreadBlock {
   void meet(const char* name, std::uint32_t mask, Data& data, void (*act)(Data* const (&)[32], std::uint32_t)) {
     if (Rendezvous* const all = arrive(name, mask, &data)) {
       act(reinterpret_cast<Data* const(&)[32]>(all->data), all->mask);
-      leave(*all);
+      warp().runnable |= all->mask;
+      all->arrived = 0;
     }
   }
 
@@ -131,9 +141,13 @@ class ThreadBlock {
 
   void start(const Launch& of_launch, std::uint64_t index);
   Rendezvous* arrive(const char* name, std::uint32_t mask, void* data);
-  void leave(Rendezvous& all);
+  [[noreturn]] void fail_arrival(const char* name, const Rendezvous* others);
+  // Blocks the thread until something makes it runnable.
+  void wait(const char* what, std::uint64_t value);
   void go_on();
   Thread* choose();
+  Thread* choose_rarely(std::uint64_t draw);
+  Thread* choose_lane(int of_warp, std::uint64_t draw);
   bool complete_one();
   void check_end();
   bool wake_polling();
@@ -159,6 +173,30 @@ class ThreadBlock {
   std::map<std::uint32_t, MemoryBarrier> barriers_;
   std::string fault_;
 };
+
+// Null, or for the last lane where they meet.
+inline Rendezvous* ThreadBlock::arrive(const char* name, std::uint32_t mask, void* data) {
+  const int lane = thread().lane;
+  Warp& own = warp();
+  mask &= own.lanes;
+  if ((mask >> lane & 1) == 0) {
+    fail_arrival(name, nullptr);
+  }
+  Rendezvous& all = own.rendezvous[std::countr_zero(mask)];
+  if (all.arrived == 0) {
+    all.name = name;
+    all.mask = mask;
+  } else if (all.name != name || all.mask != mask) {
+    fail_arrival(name, &all);
+  }
+  all.data[lane] = data;
+  all.arrived |= 1U << lane;
+  if (all.arrived == mask) {
+    return &all;
+  }
+  wait(name, mask);
+  return nullptr;
+}
 
 // The thread block that the calling system thread runs: the one that it has made.
 extern thread_local constinit ThreadBlock* running_block;

@@ -50,7 +50,7 @@ std::uint16_t* half_of(Matrices* const (&all)[32], int matrix, int row, int colu
 enum class Way { load, store };
 
 template <Way kWay>
-void move(Matrices* const (&all)[32], std::uint32_t) {
+[[gnu::noinline]] void move(Matrices* const (&all)[32], std::uint32_t) {
   for (int matrix = 0; matrix < 4; ++matrix) {
     for (int row = 0; row < 8; ++row) {
       const std::uint32_t address = all[matrix * 8 + row]->shared;
@@ -83,7 +83,7 @@ struct Product {
   Element element;
 };
 
-void multiply(Product* const (&all)[32], std::uint32_t) {
+[[gnu::noinline]] void multiply(Product* const (&all)[32], std::uint32_t) {
   const float* const widened = widened_values(all[0]->element);
   float a[16][16];
   Vector columns[16];  // the 8 of b, for every k
