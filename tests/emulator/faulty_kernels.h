@@ -32,6 +32,7 @@ enum class Fault {
   expects_more_bytes,
   expects_fewer_bytes,
   arrives_twice,
+  initialises_twice,
   ends_early,
   omits_proxy_fence,
   omits_sync,
@@ -128,6 +129,9 @@ inline void pipeline(const __nv_bfloat16* tiles, float* d, Fault fault) {
     for (std::uint32_t stage = 0; stage < kStages; ++stage) {
       ptx::barrier_init(shared.full + 8 * stage, 1);
       ptx::barrier_init(shared.empty + 8 * stage, 4);
+    }
+    if (fault == Fault::initialises_twice) {
+      ptx::barrier_init(shared.full, 1);
     }
     ptx::barrier_fence();
   }

@@ -106,6 +106,7 @@ const FaultyKernel kWrong[] = {
     {"ExpectsMoreBytes", run_pipeline, Fault::expects_more_bytes, "mbarrier"},
     {"ExpectsFewerBytes", run_pipeline, Fault::expects_fewer_bytes, "mbarrier"},
     {"ArrivesTwice", run_pipeline, Fault::arrives_twice, "no thread can go on"},
+    {"InitialisesTwice", run_pipeline, Fault::initialises_twice, "was initialised before"},
     {"EndsEarly", run_pipeline, Fault::ends_early, "ends while its products are under way"},
     {"OverwritesBarrier", run_pipeline, Fault::overwrites_barrier, "a barrier whose memory was overwritten"},
     {"TakesTooManyRegisters", run_pipeline, Fault::takes_too_many_registers, "registers; allowed: up to 6"},

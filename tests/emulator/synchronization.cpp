@@ -42,7 +42,9 @@ void barrier_init(std::uint32_t barrier, unsigned arrivals) {
   if (arrivals == 0 || arrivals > kMaxArrivals) {
     thread_block().fail("mbarrier.init with " + std::to_string(arrivals) + " arrivals");
   }
-  thread_block().barriers()[barrier] = {arrivals, arrivals, 0, 0};
+  if (!thread_block().barriers().try_emplace(barrier, MemoryBarrier{arrivals, arrivals, 0, 0}).second) {
+    thread_block().fail("mbarrier.init of a barrier that was initialised before");
+  }
 }
 
 void barrier_arrive(std::uint32_t address, unsigned bytes) {

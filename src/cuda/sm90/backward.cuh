@@ -13,8 +13,8 @@
 //     dQ = dS K                               [kRows, r] of all keys; to shared memory
 //   Registers decide who makes dQ, and in which order (backward_consumer.cuh):
 //     - r <= 64: a warpgroup of its own makes dQ of what the consumers leave in shared memory, so that neither waits
-//       for the other's dS. They take turns at P and dS: one's exponentials run under the other's products and under
-//       dQ. The exponentials run under dP^T, too, and dK under S^T and dP^T of the next tile.
+//       for dQ. They take turns at P and dS: one's exponentials run under the other's products and under dQ. The
+//       exponentials run under dP^T, too, and dK under S^T and dP^T of the next tile.
 //     - r = 128: the consumers make a half of its columns each, in the registers of dP^T, and a tile has its products
 //       to itself. The exponentials run under dP^T, dS is made and stored under dV, and dQ is stored under dK.
 //   With near keys (method, 8) a launch has all tiles of queries, near ones or far ones (QueryTiles). Of all, near ones
@@ -74,8 +74,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
     for (int stage = 0; stage < C::kStages; ++stage) {
       ptx::barrier_init(shared.queries_full(stage), 1);
       ptx::barrier_init(shared.queries_empty(stage), 32 * (kConsumerWarps + C::kDqApart * kDqWarps));
-      ptx::barrier_init(shared.d_o_full(stage), 1);
-      ptx::barrier_init(shared.d_o_empty(stage), kConsumerWarps);
+      if constexpr (!C::kDqApart) {
+        ptx::barrier_init(shared.d_o_full(stage), 1);
+        ptx::barrier_init(shared.d_o_empty(stage), kConsumerWarps);
+      }
       ptx::barrier_init(shared.d_s_full(stage), kConsumerWarps);
       ptx::barrier_init(shared.d_q_full(stage), kDqWarps);
       ptx::barrier_init(shared.d_q_empty(stage), 1);

@@ -31,7 +31,8 @@ struct BackwardConfig {
   static constexpr int kKeys = 64 * kConsumers;
   static constexpr int kRows = kQueryTileRows;            // queries of a tile
   static constexpr int kStages = kColumns <= 64 ? 3 : 2;  // of Q and dO, and buffers of dS^T and dQ
-  // A warpgroup of its own makes dQ, where consumers spare the registers. Else they make a half of the columns each.
+  // A warpgroup of its own makes dQ, where consumers spare the registers. Then they take turns at P and dS, and dO
+  // shares the barriers of Q. Else they make a half of the columns each.
   static constexpr bool kDqApart = kColumns <= 64;
   static_assert(kDqApart || kStages == 2);  // without it a consumer counts on two buffers of dS^T (share_ds)
   static constexpr int kDqWarpgroups = kDqApart ? 1 : kConsumers;
@@ -42,8 +43,7 @@ struct BackwardConfig {
   static_assert(kProducerRegisters + kConsumers * kConsumerRegisters + kDqApart * kDqRegisters <=
                 registers_at_entry(kThreads) * (1 + kConsumers + kDqApart));
 
-  // Then dO shares the barriers of Q, and consumers take turns at P and dS. dV is started before dS is made, where
-  // there are registers enough.
+  // Whether consumers that take turns start dV before they make dS: where there are registers enough.
   static constexpr bool kDvFirst = kDqApart && kValues <= 64;
 
   using KeyTile = Panels<kKeys, kColumns>;

@@ -85,8 +85,8 @@ class Consumer {
     arrive_warp(shared_.d_q_full(stage_of(work_.tiles - 1)));
   }
 
-  // dK of a tile is under way beside S^T and dP^T of the next. Only dS leaves a consumer, so the two need not keep
-  // step, and the exponentials of one run under the products of the other.
+  // dK of a tile is under way beside S^T and dP^T of the next. Only dS leaves a consumer. The two take turns at it, so
+  // that the exponentials of one run under the products of the other.
   __device__ __forceinline__ void visit_overlapped() {
     wait_for_queries(0);  // and for dO
     begin_dp(0);
@@ -185,9 +185,7 @@ class Consumer {
 
   // Where a warpgroup of its own makes dQ the consumers take turns at P and dS.
   __device__ __forceinline__ void wait_for_turn(int n) const {
-    if constexpr (C::kDqApart) {
-      ptx::barrier_wait(shared_.pingpong(consumer_), static_cast<unsigned>(n + consumer_ + 1) & 1);
-    }
+    ptx::barrier_wait(shared_.pingpong(consumer_), static_cast<unsigned>(n + consumer_ + 1) & 1);
   }
   __device__ __forceinline__ void pass_turn() const {
     if constexpr (C::kDqApart) {
