@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The torch operators distrattention::{backward, backward_into}: the gradients as results, and written to memory that
-// the caller has, as a ring does, which sends them on. The first one's schema is in ops.cpp.
+// the caller has, as a ring does, which sends them on. Their schemas are in ops.cpp.
 #include <torch/csrc/stable/library.h>
 
 #include <array>
@@ -122,15 +122,6 @@ void backward_into(const Tensor& d_o, const OptionalTensor& d_lse, const Tensor&
 }
 
 }  // namespace
-
-STABLE_TORCH_LIBRARY_FRAGMENT(distrattention, m) {
-  m.def(
-      "backward_into(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? order, "
-      "Tensor? key_means, Tensor out, Tensor lse, Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v, "
-      "str causal, float? scale, str strategy, int group_size, int block_size, str estimator, str order_from, "
-      "int? window, int sinks, int? key_offset, float skip, bool finish, bool deterministic, int? first_row, "
-      "int? first_key) -> ()");
-}
 
 STABLE_TORCH_LIBRARY_IMPL(distrattention, CPU, m) {
   m.impl("backward", TORCH_BOX(&backward));

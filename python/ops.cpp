@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // The torch operators distrattention::{make_grouping, forward}, {attend}, which is both in one, for eager code,
 // {forward_counting}, a forward that tells what it skipped, and {explain, describe, decisions}, which tell what would
-// run and what was built. backward's schema is here, too, with the settings that it shares; its kernels: backward.cpp.
+// run and what was built. The schemas of backward.cpp's are here, too, as they share the settings.
 // Written against LibTorch's stable ABI: one binary serves every torch from the version on that CMakeLists.txt targets.
 // Fake kernels and autograd formulas are in distrattention/ops.py.
 #include <torch/csrc/stable/library.h>
@@ -277,8 +277,8 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
   const std::string inputs =
       "(Tensor q, Tensor k, Tensor v, Tensor? mask=None, Tensor? order=None, Tensor? key_means=None, ";
   const std::string sliding = ", int? window_left=None, int? window_right=None, float softcap=0.)";
-  const std::string part = ", bool deterministic=True, int? first_row=None, int? first_key=None" + sliding;
-  define("forward" + inputs + settings + part + " -> (Tensor out, Tensor lse)");
+  const std::string part = ", bool deterministic=True, int? first_row=None, int? first_key=None";
+  define("forward" + inputs + settings + part + sliding + " -> (Tensor out, Tensor lse)");
   define("forward_counting" + inputs + settings + sliding + " -> (Tensor out, Tensor lse, Tensor halves)");
   define(
       "attend(Tensor q, Tensor k, Tensor v, Tensor? mask, float? scale, int settings, int near, int? key_offset, float "
@@ -287,7 +287,11 @@ STABLE_TORCH_LIBRARY(distrattention, m) {
   define(
       "backward(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? mask, Tensor? order, "
       "Tensor? key_means, Tensor out, Tensor lse, bool mask_gradient=False, " +
-      settings + part + " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_mask)");
+      settings + part + sliding + " -> (Tensor grad_q, Tensor grad_k, Tensor grad_v, Tensor grad_mask)");
+  define(
+      "backward_into(Tensor grad_out, Tensor? grad_lse, Tensor q, Tensor k, Tensor v, Tensor? order, "
+      "Tensor? key_means, Tensor out, Tensor lse, Tensor(a!) grad_q, Tensor(b!) grad_k, Tensor(c!) grad_v, " +
+      settings + part + ") -> ()");
   define("explain(Tensor q, Tensor k, Tensor v, Tensor? mask=None, str operation='forward', " + settings +
          ", bool deterministic=True" + sliding +
          " -> (str strategy, str order_from, str choice, str kernel, str[] kernels, str[] reasons)");
