@@ -116,6 +116,8 @@ TEST(Refusals, AreInWords) {
   long_sequence.seq_k = std::int64_t{1} << 40;
   Problem negative_scale = problem_of();
   negative_scale.scale = -1;
+  Problem tiny_scale = problem_of();
+  tiny_scale.scale = 1e-21;
   const Case cases[] = {
       {"plain/forward", Operation::forward, f64, exact, only_fp32},
       {"plain/backward", Operation::backward, f64, exact, only_fp32},
@@ -156,6 +158,7 @@ TEST(Refusals, AreInWords) {
       {"sm90/backward", Operation::backward, problem_of(DType::f16, 129), exact,
        "takes head_dim and head_dim_v up to 128"},
       {"sm90/backward", Operation::backward, negative_scale, exact, "takes scales above 0"},
+      {"sm90/backward", Operation::backward, tiny_scale, exact, "takes scales from 1e-20 to 1e20"},
       {"sm90/backward", Operation::backward, long_sequence, exact, "takes sequences up to 4194303"},
       {"sm90/backward", Operation::backward, many, exact, "the grid would have more than 2147483647 tiles of 64 rows"},
       {"sm90/backward", Operation::backward, problem_of(), grouping_of(Strategy::lsh, 2, 48),

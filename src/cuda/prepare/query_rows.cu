@@ -13,6 +13,7 @@
 #include "common/element.h"
 #include "cuda/dependent_launch.cuh"
 #include "cuda/prepare/operand.h"
+#include "cuda/prepare/stats_columns.cuh"
 #include "cuda/tile.cuh"
 
 namespace distr::cuda {
@@ -53,12 +54,13 @@ template <class T>
 // Of the index-th row of all heads.
 __device__ inline void store_stats(const QueryRows& rows, std::int64_t index, float shift, float d) {
   if (rows.layout == StatsLayout::pairs) {
-    rows.stats[index] = make_float2(shift, d);
-    return;
+    static_cast<float2*>(rows.stats)[index] = make_float2(shift, d);
+  } else {
+    StatsColumns& tile = static_cast<StatsColumns*>(rows.stats)[index / kStatsTile];
+    const float of_scores = shift == -INFINITY ? kHidingShift : shift / rows.problem.scale_log2;
+    tile.shift[index % kStatsTile] = rows.problem.softcap == 0 ? met_columns(of_scores) : idle_columns(of_scores);
+    tile.minus_d[index % kStatsTile] = met_columns(-d);
   }
-  float* const to = reinterpret_cast<float*>(rows.stats) + stats_place(index);
-  to[0] = shift;
-  to[kStatsTile] = d;
 }
 
 // to = Q~ of the row `from`; both are in shared memory.

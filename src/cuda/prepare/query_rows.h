@@ -21,18 +21,9 @@ inline constexpr int kPreprocessedRows = 32;
 
 // How the statistics of a head's rows lie.
 enum class StatsLayout : std::uint8_t {
-  pairs,  // [stats_rows]: both of a row
-  tiles,  // [stats_rows / 64][2][4][4][2][2] floats: first all of the one, in the order in which the tensor cores deal
-          // out the columns of an accumulator: row 16 m + 8 n + 2 lane + i of a tile at [m][lane][n][i]
+  pairs,    // float2: -LSE to the base 2, and D; -inf and 0 where no key is seen
+  columns,  // tiles of StatsColumns: the same for tensor cores; where scores are capped shifts are idle_columns()
 };
-
-inline constexpr int kStatsTile = 64;  // rows of StatsLayout::tiles
-
-// Where the first of a row's statistics lies, in floats; the second lies kStatsTile behind. index: of all rows.
-[[nodiscard]] __host__ __device__ inline std::int64_t stats_place(std::int64_t index) {
-  const auto row = static_cast<int>(index % kStatsTile);
-  return index / kStatsTile * (2 * kStatsTile) + row / 16 * 16 + row / 2 % 4 * 4 + row / 8 % 2 * 2 + row % 2;
-}
 
 struct QueryRows {
   DeviceProblem problem;  // with the caller's strides
@@ -44,10 +35,9 @@ struct QueryRows {
   const std::int32_t* order;  // read only where `spread` is wanted
   std::int64_t stats_rows;
   // out
-  float2* stats;  // [B, Hq, stats_rows]: -LSE to the base 2, and D; -inf and 0 where no key is seen. Null: Q~ alone is
-                  // wanted, and o to d_lse are not read
-  float* delta;   // D [B, Hq, Nq], or null
-  void* spread;   // Q~ [B, Hq, Nq, d], packed (operand.h), or null: it is not wanted
+  void* stats;   // [B, Hq, stats_rows], in `layout`. Null: Q~ alone is wanted, and o to d_lse are not read
+  float* delta;  // D [B, Hq, Nq], or null
+  void* spread;  // Q~ [B, Hq, Nq, d], packed (operand.h), or null: it is not wanted
   StatsLayout layout = StatsLayout::pairs;
   DeviceLengths lengths{};
   std::int64_t padded_rows = 0;  // of packed sequences: those of a head in `stats`, where padded_start() says

@@ -116,7 +116,7 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
   p.k = k_.read(tensors.k, workspace, stream).data;
   p.v = v_.read(tensors.v, workspace, stream).data;
   p.d_o = d_o_.read(tensors.d_o, workspace, stream).data;
-  p.stats = rows.stats;
+  p.stats = stats_.in(workspace);
   p.dq_accum = dq_accum_.in(workspace);
   p.order = tensors.order;
   p.d_q = tensors.d_q;

@@ -5,10 +5,11 @@
 //
 //   A thread block owns kKeys keys of a query head, whose K and V stay in shared memory, and meets its tiles of kRows
 //   queries, from the last to the first. Two consumer warpgroups own 64 keys each. For a tile:
-//     S^T = K Q^T, dP^T = V dO^T              [64, kRows]
-//     P = 2^(scale S - LSE)
+//     S^T = K Q^T - LSE / scale               [64, kRows]  statistics are columns that ones meet
+//     dP^T = V dO^T - D                       [64, kRows]
+//     P = 2^(scale S)
 //     dV += P^T dO                            [64, dv]     the accumulators of S^T are a left operand as they are
-//     dS = P (dP - D)                                      to shared memory, where all meet
+//     dS = P dP                                            to shared memory, where all meet
 //     dK += dS^T Q                            [64, r]
 //     dQ = dS K                               [kRows, r] of all keys; to shared memory
 //   Registers decide who makes dQ, and in which order (backward_consumer.cuh):
@@ -86,6 +87,12 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
       ptx::barrier_init(shared.pingpong(consumer), kConsumerWarps / C::kConsumers);
     }
     ptx::barrier_fence();
+  }
+  if constexpr (C::kOnesInShared) {
+    if (threadIdx.x < 32) {
+      store_ones(storage.ones);
+      ptx::fence_proxy_async();
+    }
   }
   __syncthreads();
 

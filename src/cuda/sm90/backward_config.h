@@ -4,9 +4,11 @@
 
 #include <cuda.h>
 
+#include <array>
 #include <cstdint>
 #include <type_traits>
 
+#include "cuda/prepare/stats_columns.cuh"
 #include "cuda/problem.h"
 #include "cuda/score_cap.h"
 #include "cuda/sm90/backward_convert.h"
@@ -18,6 +20,8 @@ template <class P>
 class RegisterOperand;
 template <class P>
 class SharedOperandRows;
+class RegisterOnes;
+class SharedOnes;
 
 // kColumns: columns of Q and K (backward.cuh), padded; kValues: dv, padded. A thread block is a producer warpgroup,
 // which brings tiles to shared memory and dQ from there, two consumers of 64 keys each, and, where there is one, who
@@ -61,7 +65,14 @@ struct BackwardConfig {
   static constexpr bool kCapsScores = kColumns == kValues;  // where it is asked to: the shapes of exact attention
   static constexpr bool kTakesLengths = kCapsScores;        // packed sequences
 
-  static constexpr int kStatsBytes = kRows * 8;          // LSE and D
+  static_assert(kRows == kStatsTile);
+  // Where statistics have no room of their own, each consumer's come to its half of the place of the tile's dS^T, which
+  // it stores when it has read them.
+  static constexpr bool kStatsInDs = !kDqApart;
+  static constexpr int kStatsCopies = kStatsInDs ? kConsumers : 1;
+  // The ones that add statistics to scores are a left operand like K and V, in registers if there are any left.
+  static constexpr bool kOnesInShared = kColumns == 64 && kValues == 128;
+  using Ones = std::conditional_t<kOnesInShared, SharedOnes, RegisterOnes>;
   static constexpr int kDqBytes = kRows * kColumns * 4;  // of dQ
 };
 
@@ -74,6 +85,11 @@ struct KeySequence {
   int stats_row, sums_key;  // the first of a head's statistics and sums of dQ, and of its parts of dK and dV
 };
 
+// A left operand of ones in its first columns, and of zeros.
+struct alignas(16) OnesTile {
+  std::uint32_t ones[8][4], zeros[8][4];  // of eight rows, which serve for all
+};
+
 // A thread block's shared memory: K and V, which stay, rings of Q, dO, their statistics, dS^T and dQ, and barriers.
 template <class C>
 struct BackwardStorage {
@@ -83,7 +99,8 @@ struct BackwardStorage {
   SharedTile<typename C::DoTile> d_o[C::kStages];
   SharedTile<typename C::DsTile> d_s[C::kStages];
   std::uint8_t d_q[C::kStages][C::kDqBytes];
-  std::uint8_t stats[C::kStages][C::kStatsBytes];
+  std::conditional_t<C::kStatsInDs, NoEntry, std::array<StatsColumns, C::kStages>> stats;
+  std::conditional_t<C::kOnesInShared, OnesTile, NoEntry> ones;
   struct Barriers {
     Barrier keys_full, values_full;
     Barrier queries_full[C::kStages], queries_empty[C::kStages];  // and statistics
@@ -103,7 +120,7 @@ enum class QueryTiles : std::uint8_t { all, near, far };
 // What takes the place of Q, its statistics and the sums of dQ where the keys are near.
 struct NearQueries {
   CUtensorMap q;
-  const float2* stats;
+  const StatsColumns* stats;
   float* dq_accum;
 };
 
@@ -113,9 +130,8 @@ struct BackwardParameters {
   DeviceProblem problem;     // without near keys where all scores are of the same columns
   QueryTiles tiles;
   NearQueries near;
-  const float2* stats;      // [B, Hq, stats_rows]: -LSE to the base 2, and D, in tiles (prepare/query_rows.h); -inf
-                            // and 0 where no key is seen
-  std::int64_t stats_rows;  // Nq, up to a multiple of 128
+  const StatsColumns* stats;  // [B, Hq, stats_rows / 64]
+  std::int64_t stats_rows;    // Nq, up to a multiple of 128
   float* dq_accum;         // dq_hat or dQ~ / scale, in fragments (backward_convert.h) of kQueryTileRows rows; with near
                            // keys they begin as zeros
   unsigned* dq_semaphore;  // [B, Hq, tiles of queries]: blocks of keys that have added to the tile; or null: any order

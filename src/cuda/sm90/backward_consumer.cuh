@@ -32,6 +32,7 @@ class Consumer {
         consumer_(consumer),
         first_key_(work.key + 64 * consumer),
         edges_(edges(visible_rows<C>(p, shared.storage), first_key_, is_capped())),
+        ones_(shared.ones()),
         keys_(loaded(shared.keys(), shared.keys_full()), 64 * consumer),
         values_(loaded(shared.values(), shared.values_full()), 64 * consumer),
         d_k_(d_k),
@@ -59,14 +60,12 @@ class Consumer {
       const int row = work_.row(n);
       const bool edge = edges_.has(row);
       wait_for_queries(n);
-      const QueryStats shift(lse(n));  // before any product: a load behind wgmma waits until that has begun
-      begin_dp(n);
       issue_scores(n);
       wait_for_d_o(n);
       issue_dp(n);
       ptx::wgmma_wait<1>();  // for S^T
       limit_scores(row, edge);
-      make_probabilities(shift, edge);
+      make_probabilities(n, edge);
       ptx::wgmma_wait<0>();
       issue_dv(n);
       make_ds(row, edge);
@@ -89,13 +88,11 @@ class Consumer {
   // that the exponentials of one run under the products of the other.
   __device__ __forceinline__ void visit_overlapped() {
     wait_for_queries(0);  // and for dO
-    begin_dp(0);
 #pragma unroll 1
     for (int n = 0; n < work_.tiles; ++n) {
       const int row = work_.row(n);
       const bool edge = edges_.has(row);
       issue_scores(n);
-      const QueryStats shift(lse(n));
       issue_dp(n);
       ptx::wgmma_wait<1>();  // for S^T, and dK of the tile before
       if (n > 0) {
@@ -103,7 +100,7 @@ class Consumer {
       }
       limit_scores(row, edge);
       wait_for_turn(n);
-      make_probabilities(shift, edge);
+      make_probabilities(n, edge);
       if constexpr (C::kDvFirst) {
         issue_dv(n);
         ptx::wgmma_wait<1>();  // for dP^T
@@ -114,7 +111,6 @@ class Consumer {
       share_ds(n);
       if (n + 1 < work_.tiles) {  // before dK: what accesses memory behind products waits until they have begun
         wait_for_queries(n + 1);
-        begin_dp(n + 1);
       }
       if constexpr (!C::kDvFirst) {
         issue_dv(n);
@@ -126,20 +122,15 @@ class Consumer {
   }
 
   // The products.
+  // S^T - LSE, unless scores are capped.
   __device__ __forceinline__ void issue_scores(int n) {
-    issue_transposed_scores<T, typename C::QueryTile>(s_, keys_, shared_.queries(stage_of(n)), opaque_zero(n), false);
+    issue_transposed_scores<T, typename C::QueryTile>(s_, keys_, shared_.queries(stage_of(n)), opaque_zero(n), ones_,
+                                                      shift_operand(stats(n)));
   }
-  // Its sums begin as -D, so that they become dP^T - D.
-  __device__ __forceinline__ void begin_dp(int n) {
-    const QueryStats of_d_o(d(n));
-#pragma unroll
-    for (int i = 0; i < 32; ++i) {
-      dp_[i] = -of_d_o[i];
-    }
-    ptx::warpgroup_fence_operand(dp_);
-  }
+  // dP^T - D.
   __device__ __forceinline__ void issue_dp(int n) {
-    issue_transposed_scores<T, typename C::DoTile>(dp_, values_, shared_.d_o(stage_of(n)), opaque_zero(n), true);
+    issue_transposed_scores<T, typename C::DoTile>(dp_, values_, shared_.d_o(stage_of(n)), opaque_zero(n), ones_,
+                                                   minus_d_operand(stats(n)));
   }
   __device__ __forceinline__ void issue_dv(int n) {
     issue_key_gradients<T, typename C::DoTile>(d_v_, p_operand_, shared_.d_o(stage_of(n)));
@@ -164,11 +155,11 @@ class Consumer {
       hide_where_unseen(s_, row, -INFINITY);
     }
   }
-  __device__ __forceinline__ void make_probabilities(const QueryStats& shift, bool edge) {
+  __device__ __forceinline__ void make_probabilities(int n, bool edge) {
     if (edge && is_capped()) {
-      capped_exponentials<T>(s_, p_operand_, shift, problem_.scale_log2, score_cap_.inverse);
+      capped_exponentials<T>(s_, p_operand_, stats(n), problem_.scale_log2, score_cap_.inverse);
     } else {
-      exponentials(s_, shift, problem_.scale_log2);
+      exponentials(s_, problem_.scale_log2);
       pack_probabilities<T>(s_, p_operand_);
     }
   }
@@ -200,6 +191,9 @@ class Consumer {
     // Its place is free. A warpgroup of its own frees it together with the tile's Q, for which the producer waits.
     // Without one both consumers are done with dS of two tiles before: each has waited for the other's dS of the tile
     // before, which that stored after its dQ of the one before that.
+    if constexpr (C::kStatsInDs) {  // statistics, which all of the warpgroup have read then
+      ptx::named_barrier_sync(1 + consumer_, kWarpgroup);
+    }
     store_ds<C>(ds_operand_, shared_.d_s(state.stage), consumer_);
     pass_turn();
     if constexpr (!C::kDqApart) {
@@ -233,8 +227,9 @@ class Consumer {
   __device__ __forceinline__ void free_d_o(int n) const { arrive_warp(shared_.d_o_empty(stage_of(n))); }
 
   [[nodiscard]] __device__ __forceinline__ static int stage_of(int n) { return PipelineState<C::kStages>(n).stage; }
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t lse(int n) const { return shared_.stats(stage_of(n)); }
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t d(int n) const { return lse(n) + C::kStatsBytes / 2; }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t stats(int n) const {
+    return shared_.stats(stage_of(n), consumer_);
+  }
 
   __device__ __forceinline__ void hide_where_unseen(float (&x)[32], int row, float value) const {
     const int warp = static_cast<int>(threadIdx.x) % kWarpgroup / 32;
@@ -267,6 +262,7 @@ class Consumer {
   const BackwardShared<C>& shared_;
   const int consumer_, first_key_;
   const Edges edges_;
+  const typename C::Ones ones_;
   const typename C::KeyOperand keys_;
   const typename C::ValueOperand values_;
   float (&d_k_)[C::kColumns / 2];

@@ -5,6 +5,7 @@
 
 #include <climits>
 #include <cmath>
+#include <cstddef>
 
 #include "cuda/sm90/backward_config.h"
 #include "cuda/sm90/backward_convert.h"
@@ -38,48 +39,37 @@ __device__ __forceinline__ void hide(float (&x)[32], const Rows& of, int key, in
   }
 }
 
-// LSE or D of this lane's 16 queries of a tile.
-struct QueryStats {
-  uint4 of[4];
-
-  // `stats` in shared memory: of the tile.
-  __device__ __forceinline__ explicit QueryStats(std::uint32_t stats) {
+// P^T = 2^(scale S^T - LSE), of sums that have LSE in them.
+__device__ __forceinline__ void exponentials(float (&s)[32], float scale) {
 #pragma unroll
-    for (unsigned i = 0; i < 4; ++i) {
-      of[i] = ptx::load_shared_16(stats + i * 64 + threadIdx.x % 4 * 16);
-    }
-  }
-  // Of the column that element i of an accumulator is in.
-  [[nodiscard]] __device__ __forceinline__ float operator[](int i) const {
-    const uint4& four = of[i / 8];
-    const std::uint32_t pairs[2][2] = {{four.x, four.y}, {four.z, four.w}};
-    return __uint_as_float(pairs[i / 4 % 2][i % 2]);
-  }
-};
-
-// P^T = 2^(scale S^T - LSE).
-__device__ __forceinline__ void exponentials(float (&s)[32], const QueryStats& shift, float scale) {
-#pragma unroll
-  for (int i = 0; i < 32; ++i) {
-    s[i] = ptx::exp2(fmaf(s[i], scale, shift[i]));
+  for (float& x : s) {
+    x = ptx::exp2(x * scale);
   }
 }
 
-// The same of capped scores: P^T becomes an operand, and s the factor of dS^T that it is, P^T times the slope of the
-// cap, 1 - tanh^2 (method, 4). A hidden score gives NaN, where dS^T is hidden too.
+// The same of capped scores, which are without LSE: P^T becomes an operand, and s the factor of dS^T that it is, P^T
+// times the slope of the cap, 1 - tanh^2 (method, 4). A hidden score gives NaN, where dS^T is hidden too. stats: the
+// tile's StatsColumns, in shared memory.
 template <class T>
-__device__ __forceinline__ void capped_exponentials(float (&s)[32], std::uint32_t (&operand)[4][4],
-                                                    const QueryStats& shift, float scale, float inverse_cap) {
+__device__ __forceinline__ void capped_exponentials(float (&s)[32], std::uint32_t (&operand)[4][4], std::uint32_t stats,
+                                                    float scale, float inverse_cap) {
+  const std::uint32_t idle_columns = stats + offsetof(StatsColumns, shift) + 8;
 #pragma unroll
-  for (int i = 0; i < 32; i += 2) {
-    float p[2];
+  for (int n = 0; n < 8; ++n) {
+    const std::uint32_t columns = idle_columns + (static_cast<unsigned>(n) * 8 + threadIdx.x % 4 * 2) * 16;
+    const float shift[2] = {sum_columns(ptx::load_shared_8(columns)), sum_columns(ptx::load_shared_8(columns + 16))};
 #pragma unroll
-    for (int j = 0; j < 2; ++j) {
-      const float tanh = s[i + j] * inverse_cap;
-      p[j] = ptx::exp2(fmaf(s[i + j], scale, shift[i + j]));
-      s[i + j] = p[j] * fmaf(-tanh, tanh, 1.0F);
+    for (int half = 0; half < 2; ++half) {
+      const int i = n * 4 + half * 2;
+      float p[2];
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        const float tanh = s[i + j] * inverse_cap;
+        p[j] = ptx::exp2((s[i + j] + shift[j]) * scale);
+        s[i + j] = p[j] * fmaf(-tanh, tanh, 1.0F);
+      }
+      operand[i / 8][i / 2 % 4] = ptx::pack(p[0], p[1], T{});
     }
-    operand[i / 8][i / 2 % 4] = ptx::pack(p[0], p[1], T{});
   }
 }
 

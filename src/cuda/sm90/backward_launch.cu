@@ -84,7 +84,7 @@ class BackwardPlan {
   std::int64_t heads_, query_rows_, key_rows_;  // rows of whole tiles
   BackwardParameters parameters_{};             // but for the pointers
   QueryRows rows_{};                            // but for the pointers
-  Part<float2> stats_;
+  Part<StatsColumns> stats_;
   Part<float> dq_accum_;
   Part<std::uint16_t> spread_;  // Q~
   Input q_, k_, v_, d_o_;
@@ -124,13 +124,13 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder o
     parameters_.problem.near = {};
   }
   rows_.stats_rows = parameters_.stats_rows = stats_rows_of(rows_.problem);
-  rows_.layout = StatsLayout::tiles;
+  rows_.layout = StatsLayout::columns;
   if (p.packed.has_value()) {
     rows_.lengths = parameters_.lengths = DeviceLengths(p);
     rows_.padded_rows = parameters_.stats_rows = query_rows_;
   }
   parameters_.key_rows = key_rows_;
-  stats_ = {workspace, "rows' statistics", heads_ * parameters_.stats_rows};
+  stats_ = {workspace, "rows' statistics", heads_ * parameters_.stats_rows / kStatsTile};
   dq_accum_ = {workspace, "sums of dQ", dq_accum_count(variant_)};
   if (factors_ == Factors::spread) {
     spread_ = {workspace, "spread Q", packed_count(queries_)};
@@ -347,6 +347,9 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
   }
   if (problem.seq_q == 0 || (problem.packed.has_value() && problem.packed->total_q == 0)) {
     return "takes at least one query";
+  }
+  if (const double scale = problem.softmax_scale(); scale < kMinShiftScale || scale > kMaxShiftScale) {
+    return "takes scales from 1e-20 to 1e20";
   }
   if (is_by_blocks(problem, grouping) && grouping.block % kConvertedRows != 0) {
     return "takes blocks that 64 divides, or of at least seq_q rows";

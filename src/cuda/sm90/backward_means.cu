@@ -20,6 +20,7 @@
 #include "cuda/near.cuh"
 #include "cuda/prepare/dropped_scores.h"
 #include "cuda/prepare/query_rows.h"
+#include "cuda/prepare/stats_columns.cuh"
 #include "cuda/sm90/heuristics.h"
 #include "cuda/tile.cuh"
 
@@ -31,14 +32,14 @@ constexpr int kWarps = 8;
 struct FarRows {
   DeviceProblem problem;
   std::int64_t first_row, stats_rows;
-  const float2* stats;
+  const StatsColumns* stats;
   const float* dropped;
   NearResult near;
   int near_columns;  // of its O
   const void* d_o;
   const float* d_lse;  // or null
   bool is_part;
-  float2* far_stats;
+  StatsColumns* far_stats;
   float* far_sums;
 };
 
@@ -64,28 +65,29 @@ __global__ void __launch_bounds__(kWarps * 32) far_rows_kernel(const __grid_cons
   const std::int64_t index = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
   const std::int64_t head = index / p.stats_rows;  // of all batches
   const std::int64_t row = index % p.stats_rows;
-  const std::int64_t place = stats_place(index);
-  const float shift = reinterpret_cast<const float*>(p.stats)[place];
-  const float d = reinterpret_cast<const float*>(p.stats)[place + kStatsTile];
+  const std::int64_t tile = index / kStatsTile;
+  const uint4 of_shift = p.stats[tile].shift[index % kStatsTile];
+  const uint4 of_d = p.stats[tile].minus_d[index % kStatsTile];
+  const float shift = sum_columns({of_shift.x, of_shift.y});
+  const float d = -sum_columns({of_d.x, of_d.y});
   const bool is_valid = row < problem.seq_q;
   const bool has_constant = is_valid && row >= p.first_row;
   const std::int64_t at = head * problem.seq_q + row;
   float far = 0;
-  if (has_constant && shift != -INFINITY) {
+  if (has_constant && shift != kHidingShift) {
     const std::int64_t b = head / problem.heads_q;
     const std::int64_t h = head % problem.heads_q;
     const T* const d_o = static_cast<const T*>(p.d_o) + b * problem.o.batch + h * problem.o.head + row * problem.o.row;
     const NearTiles tiles = near_tiles(problem, row, visible_keys(problem, row));
     const float2 near = p.near.stats[at];
-    const float share = near.y == 0.0F ? 0.0F : near.y * exp2f(fmaf(near.x, problem.scale_log2, shift));
+    const float share = near.y == 0.0F ? 0.0F : near.y * exp2f((near.x + shift) * problem.scale_log2);
     const float of_near = share == 0.0F ? 0.0F : share * (near_dot(p, at, d_o) - d);
     const float all = p.d_lse == nullptr ? 0.0F : p.d_lse[at];
     far = p.is_part || tiles.far_count() > 0 ? all - of_near : 0.0F;
   }
   if (threadIdx.x % 32 == 0) {
-    float* const to = reinterpret_cast<float*>(p.far_stats) + place;
-    to[0] = has_constant ? fmaf(p.dropped[at], problem.scale_log2, shift) : shift;
-    to[kStatsTile] = d;
+    p.far_stats[tile].shift[index % kStatsTile] = has_constant ? met_columns(shift + p.dropped[at]) : of_shift;
+    p.far_stats[tile].minus_d[index % kStatsTile] = of_d;
     if (is_valid) {
       p.far_sums[at] = far;
     }
@@ -108,7 +110,7 @@ BackwardMeans::BackwardMeans(const Problem& p, const Grouping& grouping, const D
   dropped_ = {workspace, "scores of dropped columns", rows};
   near_o_ = {workspace, "O of near keys", rows * near_.front().variant->values};
   near_stats_ = {workspace, "row max and sum of near keys", rows};
-  far_stats_ = {workspace, "far rows' statistics", p.batch * p.heads_q * stats_rows_of(sizes)};
+  far_stats_ = {workspace, "far rows' statistics", p.batch * p.heads_q * stats_rows_of(sizes) / kStatsTile};
   far_sums_ = {workspace, "sums of dS over far keys", rows};
 }
 
@@ -119,7 +121,7 @@ std::vector<LaunchShape> BackwardMeans::launches() const {
 }
 
 void BackwardMeans::run(const BackwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
-                        const float2* stats, void* workspace, void* stream) const {
+                        const StatsColumns* stats, void* workspace, void* stream) const {
   const NearResult near{near_o_.in(workspace), near_stats_.in(workspace), problem_.scale_log2};
   ForwardParameters forward{};
   forward.problem = problem_;

@@ -6,6 +6,7 @@
 #include <cstdint>
 #include <vector>
 
+#include "cuda/prepare/stats_columns.cuh"
 #include "cuda/sm90/launches.h"
 #include "cuda/workspace.h"
 #include "kernel.h"
@@ -17,11 +18,11 @@ class BackwardMeans {
   BackwardMeans(const Problem& problem, const Grouping& grouping, const DeviceProblem& sizes,
                 WorkspaceLayout& workspace);
 
-  // stats: of all rows, in tiles (prepare/query_rows.h).
-  void run(const BackwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v, const float2* stats,
-           void* workspace, void* stream) const;
+  // stats: of all rows.
+  void run(const BackwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
+           const StatsColumns* stats, void* workspace, void* stream) const;
   // As stats, for far scores without their constant.
-  [[nodiscard]] const float2* far_stats(void* workspace) const { return far_stats_.in(workspace); }
+  [[nodiscard]] const StatsColumns* far_stats(void* workspace) const { return far_stats_.in(workspace); }
   // [B, Hq, Nq]: a row's sum of dS over far keys, without the scale.
   [[nodiscard]] const float* far_sums(void* workspace) const { return far_sums_.in(workspace); }
   [[nodiscard]] std::vector<LaunchShape> launches() const;
@@ -34,7 +35,8 @@ class BackwardMeans {
   bool takes_d_lse_;
   std::vector<Launch> near_;  // near keys alone
   Part<float> dropped_, near_o_;
-  Part<float2> near_stats_, far_stats_;
+  Part<float2> near_stats_;
+  Part<StatsColumns> far_stats_;
   Part<float> far_sums_;
 };
 

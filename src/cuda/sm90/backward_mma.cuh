@@ -2,23 +2,76 @@
 // The five products of the backward: four of the 64 keys that a warpgroup owns, and dQ of all keys.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
+
 #include "cuda/sm90/backward_config.h"
 #include "cuda/sm90/mma.cuh"
 
 namespace distr::cuda::sm90 {
 
+// A tile of 16-byte rows, eight columns, whose next eight columns lie so many bytes behind, and its next eight rows.
+[[nodiscard]] __device__ __forceinline__ std::uint64_t plain_descriptor(std::uint32_t tile, std::uint32_t next_columns,
+                                                                        std::uint32_t next_rows) {
+  return std::uint64_t{next_rows / 16} << 32 | (next_columns / 16 << 16 | (tile & 0x3FFFF) / 16);
+}
+// Of a statistic that ones add. Zeros meet the shifts, which are finite.
+[[nodiscard]] __device__ __forceinline__ std::uint64_t shift_operand(std::uint32_t stats) {
+  return plain_descriptor(stats + offsetof(StatsColumns, shift), 0, 8 * 16);
+}
+[[nodiscard]] __device__ __forceinline__ std::uint64_t minus_d_operand(std::uint32_t stats) {
+  return plain_descriptor(stats, offsetof(StatsColumns, shift), 8 * 16);
+}
+
 // 0, which the compiler does not know: else it would keep every descriptor of K and V in registers all along.
 [[nodiscard]] __device__ __forceinline__ unsigned opaque_zero(int n) { return static_cast<unsigned>(n) >> 20; }
 
-// Starts S^T = K Q^T or dP^T = V dO^T for 64 keys and a tile of 64 queries, or adds that.
-template <class T, class P, class Left>
+// The ones that add a statistic of the queries to all keys' sums (prepare/stats_columns.cuh), as left operand: sum =
+// the statistic.
+class RegisterOnes {
+ public:
+  __device__ __forceinline__ explicit RegisterOnes(std::uint32_t /*tile*/) {
+    left_[0] = left_[1] = stats_ones(threadIdx.x % 4);
+  }
+  __device__ __forceinline__ void multiply(float (&sum)[32], std::uint64_t right, unsigned /*opaque_zero*/) const {
+    ptx::wgmma<ptx::Major::k>(sum, left_, right, false, __nv_bfloat16{});
+  }
+
+ private:
+  std::uint32_t left_[4] = {};
+};
+
+// By a warp, before a fence for the async proxy.
+__device__ inline void store_ones(OnesTile& to) {
+  const unsigned row = threadIdx.x % 32 / 4;
+  const unsigned pair = threadIdx.x % 4;
+  to.ones[row][pair] = stats_ones(pair);
+  to.zeros[row][pair] = 0;
+}
+
+class SharedOnes {
+ public:
+  // tile: OnesTile.
+  __device__ __forceinline__ explicit SharedOnes(std::uint32_t tile) : left_(tile) {}
+  __device__ __forceinline__ void multiply(float (&sum)[32], std::uint64_t right, unsigned opaque_zero) const {
+    const std::uint64_t left = plain_descriptor(left_ + opaque_zero, offsetof(OnesTile, zeros), 0);
+    ptx::wgmma<ptx::Major::k, ptx::Major::k>(sum, left, right, false, __nv_bfloat16{});
+  }
+
+ private:
+  std::uint32_t left_;
+};
+
+// Starts S^T = K Q^T or dP^T = V dO^T for 64 keys and a tile of 64 queries, with a statistic of the queries added.
+template <class T, class P, class Left, class Ones>
 __device__ __forceinline__ void issue_transposed_scores(float (&s)[32], const Left& keys, std::uint32_t tile,
-                                                        unsigned zero, bool adds) {
+                                                        unsigned zero, const Ones& ones, std::uint64_t statistic) {
   const SharedOperand<P> queries(tile);
   ptx::wgmma_fence();
+  ones.multiply(s, statistic, zero);
 #pragma unroll
   for (int step = 0; step < P::kColumns / 16; ++step) {
-    keys.template multiply<T>(s, step, queries.k_major(0, step), zero, adds || step > 0);
+    keys.template multiply<T>(s, step, queries.k_major(0, step), zero, true);
   }
   ptx::wgmma_commit();
 }

@@ -183,9 +183,12 @@ class BackwardShared : public SharedAddresses<BackwardStorage<C>> {
   [[nodiscard]] __device__ std::uint32_t d_q(int stage) const {
     return this->tile(offsetof(Storage, d_q), C::kDqBytes, stage);
   }
-  [[nodiscard]] __device__ std::uint32_t stats(int stage) const {
-    return this->tile(offsetof(Storage, stats), C::kStatsBytes, stage);
+  // The queries' statistics, for a consumer.
+  [[nodiscard]] __device__ std::uint32_t stats(int stage, int consumer) const {
+    return C::kStatsInDs ? d_s(stage) + static_cast<std::uint32_t>(consumer * C::DsTile::kBytes / C::kConsumers)
+                         : this->tile(offsetof(Storage, stats), sizeof(StatsColumns), stage);
   }
+  [[nodiscard]] __device__ std::uint32_t ones() const { return this->tile(offsetof(Storage, ones), 0, 0); }
 
   [[nodiscard]] __device__ std::uint32_t keys_full() const { return this->barrier(offsetof(Barriers, keys_full)); }
   [[nodiscard]] __device__ std::uint32_t values_full() const { return this->barrier(offsetof(Barriers, values_full)); }
@@ -250,11 +253,16 @@ __device__ inline void load_all(const BackwardParameters& p, const KeyWork<C>& w
     const PipelineState<C::kStages> state(n);
     wait_empty(shared.queries_empty(state.stage), state.phase);
     const std::uint32_t full = shared.queries_full(state.stage);
-    ptx::barrier_arrive_expect_tx(full, C::QueryTile::kBytes + C::kStatsBytes + C::kDqApart * C::DoTile::kBytes);
+    ptx::barrier_arrive_expect_tx(full, C::QueryTile::kBytes +
+                                            C::kStatsCopies * static_cast<int>(sizeof(StatsColumns)) +
+                                            C::kDqApart * C::DoTile::kBytes);
     load_tile(std::type_identity<typename C::QueryTile>{}, shared.queries(state.stage), is_near ? p.near.q : p.q, full,
               before_rows + work.row(n), work.head, row_axis);
-    ptx::bulk_load(shared.stats(state.stage), (is_near ? p.near.stats : p.stats) + first_stats + work.row(n),
-                   C::kStatsBytes, full);
+    for (int consumer = 0; consumer < C::kStatsCopies; ++consumer) {
+      ptx::bulk_load(shared.stats(state.stage, consumer),
+                     (is_near ? p.near.stats : p.stats) + (first_stats + work.row(n)) / kStatsTile,
+                     sizeof(StatsColumns), full);
+    }
   };
   const auto load_d_o = [&](int n) {
     const PipelineState<C::kStages> state(n);
