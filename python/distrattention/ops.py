@@ -13,6 +13,7 @@ once where they are 64 at most, and backward_into, backward without a mask that 
 all without gradients. The settings that follow the tensors are those of distrattention.Settings, resolved.
 """
 
+import functools
 import typing
 from pathlib import Path
 
@@ -240,7 +241,10 @@ def _register_autograd(operator, function, tensors):
 
 def any_requires_grad(tensors):
     """Whether one of the tensors, some of which may be None, requires a gradient."""
-    return any([tensor is not None and tensor.requires_grad for tensor in tensors])
+    for tensor in tensors:  # sooner done than any() of a list
+        if tensor is not None and tensor.requires_grad:
+            return True
+    return False
 
 
 def _below_autograd(operator, *arguments):
@@ -309,20 +313,23 @@ class _Forward(torch.autograd.Function):
 class _Attend(_Forward):
     @staticmethod
     def forward(ctx, q, k, v, mask, scale, numbers, deterministic, with_lse, softcap):
-        packed, near, key_offset, skip, _, window_size = numbers
-        refuse_gradients(skip)
+        causal, settings = _settings_of(numbers, deterministic, softcap)
         out, lse, order, key_means = attend(q, k, v, mask, scale, *numbers, True, softcap)
-        causal, *settings = unpack(packed)
-        if near:
-            window, sinks, finish = unpack_near(near)
-            settings += (window, sinks, key_offset, skip, finish)
-        else:
-            settings += (None, 0, key_offset, skip, False)
-        settings += (deterministic,)
-        if window_size or softcap:
-            settings += (None, None, *unpack_window_size(window_size), softcap)
         _save(ctx, (q, k, v, mask, order, key_means, out, lse), (causal, scale, *settings))
         return (out, lse) if with_lse else out  # every output costs time
+
+
+@functools.lru_cache
+def _settings_of(numbers, deterministic, softcap):
+    """(causal, the other settings of forward and backward but for the scale). Raises where they are to skip keys."""
+    packed, near, key_offset, skip, _, window_size = numbers
+    refuse_gradients(skip)
+    causal, *settings = unpack(packed)
+    window, sinks, finish = unpack_near(near)
+    settings += (window, sinks, key_offset, skip, finish, deterministic)
+    if window_size or softcap:
+        settings += (None, None, *unpack_window_size(window_size), softcap)
+    return causal, tuple(settings)
 
 
 def _save(ctx, tensors, settings):
