@@ -65,20 +65,17 @@ if(DISTR_CUDA_FOUND)
   set(DISTR_CUDA_SOURCES ${PROJECT_SOURCE_DIR}/src/cuda/plain/plain.cpp)
   distr_cuda_unit(DISTR_CUDA_SOURCES sm80_forward sm80/near_launch.cu sm80/variants_bf16.cu sm80/variants_f16.cu)
   distr_cuda_unit(DISTR_CUDA_SOURCES plain plain/backward.cu plain/forward.cu plain/mask_gradient.cu)
-  distr_cuda_unit(DISTR_CUDA_SOURCES sm80_backward sm80/backward_variants_bf16.cu sm80/backward_variants_f16.cu)
-  distr_cuda_unit(DISTR_CUDA_SOURCES host device.cu entries.cu memory.cu sm80/backward_launch.cu
-    sm80/forward_launch.cu sm80/sequences_launch.cu streams.cu)
-  distr_cuda_unit(DISTR_CUDA_SOURCES prepare grouping_energy.cu grouping_identity.cu grouping_lsh.cu merge.cu
-    prepare/fuse.cu prepare/operand.cu prepare/query_rows.cu prepare/transpose.cu sm80/split_kv.cu)
+  distr_cuda_unit(DISTR_CUDA_SOURCES host device.cu entries.cu grouping_energy.cu grouping_identity.cu grouping_lsh.cu
+    memory.cu merge.cu prepare/fuse.cu prepare/operand.cu prepare/query_rows.cu prepare/transpose.cu
+    sm80/backward_launch.cu sm80/backward_variants_bf16.cu sm80/backward_variants_f16.cu sm80/forward_launch.cu
+    sm80/sequences_launch.cu sm80/split_kv.cu streams.cu)
   # Hopper's own instructions are those of no other architecture: these sources are compiled for it alone.
-  set(DISTR_HOPPER_SOURCES
-    ${PROJECT_SOURCE_DIR}/src/cuda/sm90/variants.cu
-    ${PROJECT_SOURCE_DIR}/src/cuda/sm90/listed_variants.cu)
+  set(DISTR_HOPPER_SOURCES ${PROJECT_SOURCE_DIR}/src/cuda/sm90/variants.cu)
   distr_cuda_unit(DISTR_HOPPER_SOURCES sm90_backward sm90/backward_variants.cu sm90/backward_convert.cu
     prepare/dropped_scores.cu)
   distr_cuda_unit(DISTR_HOPPER_SOURCES sm90_launches prepare/estimate.cu sm90/backward_launch.cu
-    sm90/backward_means.cu sm90/forward_launch.cu sm90/launches.cu sm90/screen_launch.cu sm90/screen_variants.cu
-    sm90/tensor_map.cu)
+    sm90/backward_means.cu sm90/forward_launch.cu sm90/launches.cu sm90/listed_variants.cu sm90/screen_launch.cu
+    sm90/screen_variants.cu sm90/tensor_map.cu)
   distr_cuda_code("${CMAKE_CUDA_ARCHITECTURES}" machine_code ptx)
   set(DISTR_HOPPER OFF)
   if(90 IN_LIST machine_code OR DISTR_HOPPER_KERNELS)

@@ -83,12 +83,12 @@ def test_sums_of_four_columns_err_as_the_log_says(tmp_path):
 
 def test_trains_and_measures_every_setting(tmp_path):
     environment = {"OMP_NUM_THREADS": "1", "DISTR_COMMIT": "abc"}
-    sizes = "--head-dims 64 --layers 1 --seq 512 --batch 1 --steps 6 --tune-steps 1 --windows 2 --both-ways".split()
-    command = [ROOT / "bench/small_model_report.py", *sizes, "--json-out"]
+    sizes = "--head-dims 64 --layers 1 --width 128 --seq 512 --batch 1 --steps 6 --tune-steps 1 --windows 2".split()
+    command = [ROOT / "bench/small_model_report.py", *sizes, "--both-ways", "--json-out"]
     done = run_python(*command, tmp_path / "r.json", environment=environment)
     assert done.returncode == 0, done.stderr
     result = json.loads((tmp_path / "r.json").read_text())
-    assert result["meta"]["commit"] == "abc" and result["models"][0]["heads"] == 8
+    assert result["meta"]["commit"] == "abc" and result["models"][0]["heads"] == 2
     rows = {(row["length"], row["setting"], row["tuned"]): row for row in result["rows"]}
     # Lengths of 128, 256 and 512; exact, settings, trained on. With blocks of 512 `previous` serves but the first.
     assert len(rows) == len(result["rows"]) == 3 * (1 + 36 + 4) + 8 - 2 * 6

@@ -15,18 +15,18 @@ namespace distr::cuda::sm90 {
 namespace {
 
 template <class T, int kColumns, int kValues, class KeyLoader, ScaleIn kScaleIn = ScaleIn::softmax, int kCtasPerSm = 1>
-constexpr Variant kVariant = variant<Config<T, kColumns, kValues, 2, kScaleIn, KeyLoader, kCtasPerSm, Stages>>();
+constexpr Variant kListedVariant = variant<Config<T, kColumns, kValues, 2, kScaleIn, KeyLoader, kCtasPerSm, Stages>>();
 
 constexpr std::array kListedVariants = {
-    kVariant<__half, 64, 64, ListedTmaKeys>,
-    kVariant<__half, 128, 128, ListedTmaKeys>,
-    kVariant<__half, 64, 128, ListedGatherKeys>,
-    kVariant<__nv_bfloat16, 64, 64, ListedTmaKeys>,
-    kVariant<__nv_bfloat16, 128, 128, ListedTmaKeys>,
-    kVariant<__nv_bfloat16, 64, 128, ListedGatherKeys>,
-    kVariant<__nv_bfloat16, 64, 64, Runs<ConsumerTmaKeys, KeyLoad::runs_tma>, ScaleIn::softmax, 2>,
-    kVariant<__nv_bfloat16, 64, 64, Runs<TmaKeys, KeyLoad::runs_tma>, ScaleIn::queries>,
-    kVariant<__nv_bfloat16, 64, 128, Runs<GatherKeys, KeyLoad::runs_gather>, ScaleIn::queries>};
+    kListedVariant<__half, 64, 64, ListedTmaKeys>,
+    kListedVariant<__half, 128, 128, ListedTmaKeys>,
+    kListedVariant<__half, 64, 128, ListedGatherKeys>,
+    kListedVariant<__nv_bfloat16, 64, 64, ListedTmaKeys>,
+    kListedVariant<__nv_bfloat16, 128, 128, ListedTmaKeys>,
+    kListedVariant<__nv_bfloat16, 64, 128, ListedGatherKeys>,
+    kListedVariant<__nv_bfloat16, 64, 64, Runs<ConsumerTmaKeys, KeyLoad::runs_tma>, ScaleIn::softmax, 2>,
+    kListedVariant<__nv_bfloat16, 64, 64, Runs<TmaKeys, KeyLoad::runs_tma>, ScaleIn::queries>,
+    kListedVariant<__nv_bfloat16, 64, 128, Runs<GatherKeys, KeyLoad::runs_gather>, ScaleIn::queries>};
 
 }  // namespace
 
