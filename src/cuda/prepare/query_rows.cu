@@ -1,7 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // What the backward needs of every row of Q (method, 3), in one kernel:
 //   D = rowsum(dO * O) - dLSE      in fp32
-//   -LSE to the base 2             so that P = 2^(scale S - LSE) is one multiply-add and one exponential
+//   -LSE to the base 2             in the layout that the kernels want
 //   Q~, q_hat spread over d        in column c what q_hat has for the group of c, rounded as in the forward; 0 where c
 //                                  was dropped
 // Eight lanes take a row. A row of Q and its Q~ are in shared memory, for the order scatters their columns.

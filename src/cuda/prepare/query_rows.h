@@ -22,7 +22,8 @@ inline constexpr int kPreprocessedRows = 32;
 // How the statistics of a head's rows lie.
 enum class StatsLayout : std::uint8_t {
   pairs,    // float2: -LSE to the base 2, and D; -inf and 0 where no key is seen
-  columns,  // tiles of StatsColumns: the same for tensor cores; where scores are capped shifts are idle_columns()
+  columns,  // tiles of StatsColumns: -LSE / scale and -D for tensor cores; kHidingShift and 0 where no key is
+            // seen. Where scores are capped the shifts are idle_columns()
 };
 
 struct QueryRows {

@@ -17,8 +17,9 @@ struct StatsColumns {
   uint4 shift[kStatsTile];  // -LSE in units of the scores, which the softmax's scale multiplies
 };
 
-// The shift of a row that takes no part: P = 2^(scale (S + shift)) is 0 for every scale that a kernel takes.
-inline constexpr float kHidingShift = -0x1p127F;
+// The shift of a row that takes no part, the lowest of bf16: P = 2^(scale (S + shift)) is 0 for every scale that a
+// kernel takes and every finite S.
+inline constexpr float kHidingShift = -0x1.FEp127F;
 // Scales for which the shifts of all rows that take part are finite, and the one above hides.
 inline constexpr double kMinShiftScale = 1e-20, kMaxShiftScale = 1e20;
 
@@ -26,7 +27,7 @@ inline constexpr double kMinShiftScale = 1e-20, kMaxShiftScale = 1e20;
 [[nodiscard]] __device__ inline uint2 split_columns(float x) {
   const auto bits = [](__nv_bfloat16 part) { return std::uint32_t{__bfloat16_as_ushort(part)}; };
   const __nv_bfloat16 high = __float2bfloat16_rn(x);
-  const float rest = isfinite(x) ? x - __bfloat162float(high) : 0.0F;
+  const float rest = isfinite(__bfloat162float(high)) ? x - __bfloat162float(high) : 0.0F;
   const __nv_bfloat16 middle = __float2bfloat16_rn(rest);
   const __nv_bfloat16 low = __float2bfloat16_rn(rest - __bfloat162float(middle));
   return make_uint2(bits(high) | bits(middle) << 16, bits(low));

@@ -38,7 +38,6 @@ struct BackwardConfig {
   // A warpgroup of its own makes dQ, where consumers spare the registers. Then they take turns at P and dS, and dO
   // shares the barriers of Q. Else they make a half of the columns each.
   static constexpr bool kDqApart = kColumns <= 64;
-  static_assert(kDqApart || kStages == 2);  // without it a consumer counts on two buffers of dS^T (share_ds)
   static constexpr int kDqWarpgroups = kDqApart ? 1 : kConsumers;
   static constexpr int kThreads = kWarpgroup * (1 + kConsumers + kDqApart);
   static constexpr int kProducerRegisters = 24;
@@ -66,8 +65,8 @@ struct BackwardConfig {
   static constexpr bool kTakesLengths = kCapsScores;        // packed sequences
 
   static_assert(kRows == kStatsTile);
-  // Where statistics have no room of their own, each consumer's come to its half of the place of the tile's dS^T, which
-  // it stores when it has read them.
+  // Where statistics have no room of their own, they come to the place of the tile's dS^T, once for each consumer, to
+  // the half that it will store. It does so when it has read them.
   static constexpr bool kStatsInDs = !kDqApart;
   static constexpr int kStatsCopies = kStatsInDs ? kConsumers : 1;
   // The ones that add statistics to scores are a left operand like K and V, in registers if there are any left.

@@ -188,9 +188,7 @@ class Consumer {
   // dS^T to shared memory, for who makes dQ.
   __device__ __forceinline__ void share_ds(int n) {
     const PipelineState<C::kStages> state(n);
-    // Its place is free. A warpgroup of its own frees it together with the tile's Q, for which the producer waits.
-    // Without one both consumers are done with dS of two tiles before: each has waited for the other's dS of the tile
-    // before, which that stored after its dQ of the one before that.
+    // Its place is free, as who makes dQ frees it together with the tile's Q, for which the producer waits.
     if constexpr (C::kStatsInDs) {  // statistics, which all of the warpgroup have read then
       ptx::named_barrier_sync(1 + consumer_, kWarpgroup);
     }
@@ -221,7 +219,7 @@ class Consumer {
     wait_empty(shared_.d_q_empty(state.stage), state.phase);
   }
   __device__ __forceinline__ void free_queries(int n) const {
-    // Every thread, not one of a warp: each has read LSE and D there, and racecheck knows no other order.
+    // Every thread, not one of a warp: each may have read LSE there, and racecheck knows no other order.
     ptx::barrier_arrive(shared_.queries_empty(stage_of(n)));
   }
   __device__ __forceinline__ void free_d_o(int n) const { arrive_warp(shared_.d_o_empty(stage_of(n))); }

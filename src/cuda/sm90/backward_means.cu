@@ -86,7 +86,8 @@ __global__ void __launch_bounds__(kWarps * 32) far_rows_kernel(const __grid_cons
     far = p.is_part || tiles.far_count() > 0 ? all - of_near : 0.0F;
   }
   if (threadIdx.x % 32 == 0) {
-    p.far_stats[tile].shift[index % kStatsTile] = has_constant ? met_columns(shift + p.dropped[at]) : of_shift;
+    p.far_stats[tile].shift[index % kStatsTile] =
+        has_constant && shift != kHidingShift ? met_columns(shift + p.dropped[at]) : of_shift;
     p.far_stats[tile].minus_d[index % kStatsTile] = of_d;
     if (is_valid) {
       p.far_sums[at] = far;
