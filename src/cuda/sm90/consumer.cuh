@@ -101,9 +101,9 @@ template <int kProducts>
 using Pending = std::integral_constant<int, kProducts>;
 
 // The tiles from n on, of which there is one at least: products are issued before the exponentials of the half before
-// theirs. The functions are consume()'s. caps: whether scores are capped, std::bool_constant.
-template <class C, class Caps, class ScoreScale, class Output, class Exponentials>
-__device__ __forceinline__ void consume_ahead(int n, int tiles, Caps caps, const ScoreScale& issue_scores,
+// theirs. The functions are consume()'s.
+template <class C, class ScoreScale, class Output, class Exponentials>
+__device__ __forceinline__ void consume_ahead(int n, int tiles, const ScoreScale& issue_scores,
                                               const Output& issue_output, const Exponentials& exponentials) {
   constexpr Half<C::kHalf> upper;
   constexpr Half<0> lower;
@@ -112,28 +112,16 @@ __device__ __forceinline__ void consume_ahead(int n, int tiles, Caps caps, const
   for (; n < tiles - 1; ++n) {
     issue_output(lower, n - 1);
     issue_scores(lower, n);
-    exponentials(caps, upper, n, Pending<2>{});
+    exponentials(upper, n, Pending<2>{});
     issue_output(upper, n);
     issue_scores(upper, n + 1);
-    exponentials(caps, lower, n, Pending<2>{});
+    exponentials(lower, n, Pending<2>{});
   }
   issue_output(lower, n - 1);
   issue_scores(lower, n);
-  exponentials(caps, upper, n, Pending<2>{});
+  exponentials(upper, n, Pending<2>{});
   issue_output(upper, n);
-  exponentials(caps, lower, n, Pending<1>{});
-}
-
-// The same where scores are capped if there is a cap. Both have loops of their own: even to jump over caps, which are
-// five times the other instructions of a loop, takes time.
-template <class C, class ScoreScale, class Output, class Exponentials>
-__device__ __forceinline__ void consume_ahead(int n, int tiles, const ScoreCap& cap, const ScoreScale& issue_scores,
-                                              const Output& issue_output, const Exponentials& exponentials) {
-  if (C::kCapsScores && cap.cap != 0) {
-    consume_ahead<C>(n, tiles, std::bool_constant<C::kCapsScores>{}, issue_scores, issue_output, exponentials);
-  } else {
-    consume_ahead<C>(n, tiles, std::false_type{}, issue_scores, issue_output, exponentials);
-  }
+  exponentials(lower, n, Pending<1>{});
 }
 
 }  // namespace distr::cuda::sm90

@@ -127,10 +127,11 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
     ptx::wgmma_fence();
     issue_output_product<C>(o, probabilities, shared.values(state.stage), part);
   };
+  const ScoreCap& cap = pass.p.score_cap;
   // P of a half whose scores are there, with its mask and an online row max; then no product is under way.
   const auto exponentials_online = [&](auto part, const Hidden& hidden) {
     auto& scores = scores_of(part);
-    softmax.cap(scores, pass.p.score_cap);
+    softmax.cap(scores, cap);
     hidden.hide_with_mask(scores, pass.visible(), row);
     float factor[2];
     const bool rescales = row_max != RowMax::none && softmax.update_row_max(scores, factor);
@@ -147,7 +148,7 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
     pack<C>(scores, probabilities);
   };
   // P of a half behind whose scores so many products were issued, first O += P V of the half before.
-  const auto exponentials = [&](auto caps, auto part, int n, auto pending) {
+  const auto exponentials = [&](auto part, int n, auto pending) {
     auto& scores = scores_of(part);
     const Hidden hidden = hidden_in(part, n);
     ptx::wgmma_wait<pending>();
@@ -155,7 +156,7 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
       free_keys(n);
     }
     hidden.hide(scores);
-    softmax.template first_exponentials<kFirstPass<C>>(scores, pass.p.score_cap, caps);
+    softmax.template first_exponentials<kFirstPass<C>>(scores, cap);
     if constexpr (pending > 0) {
       ptx::wgmma_wait<pending - 1>();
     }
@@ -196,14 +197,14 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
     for (; n < tiles; ++n) {
       issue_scores(upper, n);
       issue_output(lower, n - 1);
-      exponentials(std::false_type{}, upper, n, Pending<0>{});
+      exponentials(upper, n, Pending<0>{});
       issue_scores(lower, n);
       issue_output(upper, n);
-      exponentials(std::false_type{}, lower, n, Pending<0>{});
+      exponentials(lower, n, Pending<0>{});
       loads.after_tile(n);
     }
   } else if (n < tiles) {
-    consume_ahead<C>(n, tiles, pass.p.score_cap, issue_scores, issue_output, exponentials);
+    consume_ahead<C>(n, tiles, issue_scores, issue_output, exponentials);
   }
   issue_output(lower, tiles - 1);
   ptx::wgmma_wait<0>();

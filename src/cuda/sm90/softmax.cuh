@@ -114,9 +114,9 @@ struct Softmax {
   }
 
   // exponentials() of scores that are still to be capped, if they are, with a row max that is not online.
-  template <RowMax kRowMax, class Caps>
-  __device__ void first_exponentials(float (&s)[C::kHalf / 2], const ScoreCap& cap, Caps) {
-    if constexpr (Caps::value) {
+  template <RowMax kRowMax>
+  __device__ void first_exponentials(float (&s)[C::kHalf / 2], const ScoreCap& cap) {
+    if (C::kCapsScores && cap.cap != 0) {
       capped_exponentials(s, cap);
     } else {
       exponentials<kRowMax>(s);
