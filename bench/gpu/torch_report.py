@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 # SPDX-License-Identifier: Apache-2.0
-"""Tables and plots from the result file of torch_gpu.py: the paper's Table 1, Figure 9 and Section 4.7 on this GPU.
+"""Tables and plots from the result file of torch_gpu.py: the paper's Table 1 and Figure 9 on this GPU.
 
-Prints the tables (markdown) and writes <plots>_time.png, <plots>_ratio.png and <plots>_grouping.png.
+Prints the tables (markdown) and writes <plots>_time.png and <plots>_ratio.png.
 """
 
 import argparse
@@ -45,10 +45,6 @@ class Results:
 
     def get(self, op, series, method, n, key="ms"):
         return self.rows.get((op, series, method, n), {}).get(key)
-
-    def gpu_ms(self, op, series, method, n):
-        """Without the launches of short sequences, where they were left out: the time out of a graph."""
-        return self.get(op, series, method, n, "ms_graph") or self.get(op, series, method, n)
 
     def series(self, op):
         return sorted({key[1] for key in self.rows if key[0] == op}, key=lambda of: (of[0], of[3], of[2]))
@@ -139,20 +135,6 @@ def backward_range(results):
     return f"{min(ratios):.2f} to {max(ratios):.2f}" if ratios else "-"
 
 
-def grouping_table(results, batch, heads, dim):
-    """The paper's Section 4.7: the GPU's time for hash (or energies) and sorting, and its share of all at G = 2."""
-    rows = []
-    for n in results.lengths:
-        cells = []
-        for strategy in ("lsh", "energy"):
-            series, method = (batch, heads, dim, False), ("distr", strategy, 2, False)
-            part, whole = (results.gpu_ms(op, series, method, n) for op in ("grouping", "forward"))
-            cells += [number(part), "-" if not whole else f"{100 * part / whole:.1f} %"]
-        if set(cells) != {"-"}:
-            rows.append([n, *cells])
-    return table(["N", "LSH, ms", "share", "energy, ms", "share"], rows)
-
-
 def launch_table(results, batch, heads, dim):
     """Short sequences: a call as it is, and what the GPU needs for it out of a captured graph; in microseconds."""
     rows = []
@@ -186,26 +168,6 @@ def plot_methods(results, path, key, ylabel, scale):
     finish(figure, panels[0][0], path, results, columns=5)
 
 
-def plot_grouping(results, path):
-    figure, panel = plt.subplots(figsize=(6, 4), layout="constrained")
-    for strategy in ("lsh", "energy"):
-        for series, line in zip([of for of in results.series("forward") if of[2] == 128 and not of[3]], ("-", "--")):
-            method = ("distr", strategy, 2, False)
-            _, colour, marker, _ = METHODS[method]
-            points = []
-            for n in results.lengths:
-                part, whole = (results.gpu_ms(op, series, method, n) for op in ("grouping", "forward"))
-                if whole:
-                    points.append((n, 100 * part / whole))
-            name = f"{strategy}, {label(series)}"
-            panel.plot(*zip(*points), line, color=colour, marker=marker, markersize=5, label=name)
-    panel.set(xscale="log", xlabel="N", ylabel="grouping, % of the whole", title="G = 2", ylim=(0, None))
-    panel.set_xticks(results.lengths, [f"{n // 1024}K" for n in results.lengths])
-    panel.minorticks_off()
-    panel.grid(alpha=0.3)
-    finish(figure, panel, path, results, columns=2)
-
-
 def finish(figure, panel, path, results, columns):
     """The legend stands above all panels, where it hides no line."""
     figure.legend(*panel.get_legend_handles_labels(), loc="outside upper center", ncols=columns, fontsize="small")
@@ -232,12 +194,10 @@ def main():
     print(f"\nBackward of exact attention, d = 64 and 128, from N = {LONG}, relative to FA2: {backward_range(results)}")
     for batch, heads, dim, causal in results.series("forward"):
         if dim == 128 and not causal:
-            print(f"\n## Grouping, B = {batch}, H = {heads}, d = {dim}\n\n{grouping_table(results, batch, heads, dim)}")
             print(f"\n## A call / its share of a graph, µs, B = {batch}, H = {heads}, d = {dim}\n")
             print(launch_table(results, batch, heads, dim))
     plot_methods(results, f"{options.plots}_time.png", "ms", "ms", "log")
     plot_methods(results, f"{options.plots}_ratio.png", "ratio_to_flash", "speed relative to FA-2", "linear")
-    plot_grouping(results, f"{options.plots}_grouping.png")
 
 
 if __name__ == "__main__":
