@@ -118,6 +118,8 @@ TEST(Refusals, AreInWords) {
   negative_scale.scale = -1;
   Problem tiny_scale = problem_of();
   tiny_scale.scale = 1e-21;
+  Problem huge_scale = problem_of();
+  huge_scale.scale = 1e21;
   const Case cases[] = {
       {"plain/forward", Operation::forward, f64, exact, only_fp32},
       {"plain/backward", Operation::backward, f64, exact, only_fp32},
@@ -159,6 +161,7 @@ TEST(Refusals, AreInWords) {
        "takes head_dim and head_dim_v up to 128"},
       {"sm90/backward", Operation::backward, negative_scale, exact, "takes scales above 0"},
       {"sm90/backward", Operation::backward, tiny_scale, exact, "takes scales from 1e-20 to 1e20"},
+      {"sm90/backward_atomics", Operation::backward, huge_scale, exact, "takes scales from 1e-20 to 1e20"},
       {"sm90/backward", Operation::backward, long_sequence, exact, "takes sequences up to 4194303"},
       {"sm90/backward", Operation::backward, many, exact, "the grid would have more than 2147483647 tiles of 64 rows"},
       {"sm90/backward", Operation::backward, problem_of(), grouping_of(Strategy::lsh, 2, 48),
