@@ -319,7 +319,7 @@ class _Attend(_Forward):
         return (out, lse) if with_lse else out  # every output costs time
 
 
-@functools.lru_cache
+@functools.lru_cache(maxsize=1024)  # as many as core._packed()
 def _settings_of(numbers, deterministic, softcap):
     """(causal, the other settings of forward and backward but for the scale). Raises where they are to skip keys."""
     packed, near, key_offset, skip, _, window_size = numbers
