@@ -156,7 +156,8 @@ struct BatchEntry {
 };
 struct NoEntry {};
 
-// A thread block's shared memory: q_hat, the rings of k_hat and V, what the key loader needs beside them, and barriers.
+// A thread block's shared memory: q_hat, the rings of k_hat and V, what the key loader needs beside them, barriers, and
+// what consumers keep.
 template <class C>
 struct SharedStorage {
   SharedTile<typename C::QueryTile> queries[C::kConsumers];
@@ -170,6 +171,7 @@ struct SharedStorage {
     typename C::KeyLoader::Barriers loader;
   } barriers;
   std::conditional_t<C::kTakesLengths, BatchEntry, NoEntry> entry;
+  float2 shifts[C::kThreads / 4];  // FixedShift's, of four threads that share two rows
 };
 
 // What near keys gave: O of them alone, and the row max and sum of the softmax. dv padded as the kernels pad it.

@@ -100,28 +100,172 @@ using Half = std::integral_constant<int, kFirstKey>;
 template <int kProducts>
 using Pending = std::integral_constant<int, kProducts>;
 
+// What a fixed row max subtracts, of a thread's two rows. It stays in shared memory: one load fills two registers, an
+// even one and the next, which lie in two banks, so that subtractions need not read them again (`.reuse`). Where the
+// compiler chose two registers of one bank, kernels took 3 to 8 % longer (docs/kernel-log.md, sm90/forward, step 75).
+// Blocks that share an SM have no register for its address, and compute it anew.
+template <class C>
+class FixedShift {
+ public:
+  __device__ __forceinline__ FixedShift(const Shared<C>& shared, const Softmax<C>& softmax)
+      : shared_(shared), softmax_(softmax) {}
+
+  // Once the row max is fixed.
+  __device__ __forceinline__ void fix() const {
+    if constexpr (kIsShared) {
+      if (threadIdx.x % 4 == 0) {  // the four threads of the rows have the same
+        const float2 shift = softmax_.shift();
+        ptx::store_shared_8(shared_.shift(), make_uint2(__float_as_uint(shift.x), __float_as_uint(shift.y)));
+      }
+      __syncwarp();
+    }
+  }
+  [[nodiscard]] __device__ __forceinline__ float2 get() const {
+    if constexpr (kIsShared) {
+      const uint2 shift = ptx::load_shared_8(shared_.shift());
+      return make_float2(__uint_as_float(shift.x), __uint_as_float(shift.y));
+    } else {
+      return softmax_.shift();
+    }
+  }
+
+ private:
+  static constexpr bool kIsShared = kFirstPass<C> == RowMax::fixed && C::kCtasPerSm == 1;
+
+  const Shared<C>& shared_;
+  const Softmax<C>& softmax_;
+};
+
+// Keeps consumers apart, so that the exponentials of one run beside the products of another; together they would wait
+// for the tensor cores, and then these for them. At the start each waits until the one before it has its first scores.
+// Shapes that have turns do it anew in every kEvery-th tile: the products of its first half wait until the consumer
+// before has this O += P V behind it, and those of the first consumer until the last one has that of the half before.
+// Two blocks that share an SM are apart anyway.
+template <class C>
+class Stagger {
+ public:
+  __device__ __forceinline__ explicit Stagger(int consumer) : consumer_(consumer) {}
+
+  __device__ __forceinline__ void wait_at_start() const {
+    if (kApplies && consumer_ > 0) {
+      wait();
+    }
+  }
+  __device__ __forceinline__ void pass_at_start() const {
+    if (kApplies && consumer_ < C::kConsumers - 1) {
+      pass();
+    }
+  }
+
+  // Before the first of the tiles in turns, n; before each one; and behind O += P V of its upper half and of the lower
+  // one of the tile before.
+  __device__ __forceinline__ void begin(int n) const { pass_behind(Half<0>{}, n - 1); }
+  __device__ __forceinline__ void wait_in(int n) const {
+    if (is_due(n)) {
+      wait();
+    }
+  }
+  template <int kFirstKey>
+  __device__ __forceinline__ void pass_behind(Half<kFirstKey> /*part*/, int n) const {
+    constexpr bool kIsLower = kFirstKey == 0;
+    if (is_due(kIsLower ? n + 1 : n) && (consumer_ == C::kConsumers - 1) == kIsLower) {
+      pass();
+    }
+  }
+
+ private:
+  static constexpr bool kApplies = C::kCtasPerSm == 1;
+  static constexpr bool kHasTurns = C::KeyLoader::kLoad == KeyLoad::tma && C::kColumns == 128;
+  static constexpr int kEvery = 4;
+  static constexpr int kThreads = 2 * kWarpgroup;  // of two neighbours, the last consumer and the first among them
+  static constexpr int kFirstBarrier = 2;          // a consumer's; FuseKeys has 1
+
+  [[nodiscard]] __device__ static bool is_due(int n) { return kHasTurns && n % kEvery == 0; }
+  __device__ void wait() const { ptx::named_barrier_sync(kFirstBarrier + consumer_, kThreads); }
+  __device__ void pass() const {
+    ptx::named_barrier_arrive(kFirstBarrier + (consumer_ == C::kConsumers - 1 ? 0 : consumer_ + 1), kThreads);
+  }
+
+  int consumer_;
+};
+
 // The tiles from n on, of which there is one at least: products are issued before the exponentials of the half before
-// theirs. The functions are consume()'s.
-template <class C, class ScoreScale, class Output, class Exponentials>
-__device__ __forceinline__ void consume_ahead(int n, int tiles, const ScoreScale& issue_scores,
-                                              const Output& issue_output, const Exponentials& exponentials) {
+// theirs. The functions are consume()'s. caps: whether scores are capped, std::bool_constant.
+template <class C, class Caps, class ScoreScale, class Output, class Exponentials>
+__device__ __forceinline__ void consume_ahead(int n, int tiles, const Stagger<C>& stagger, Caps caps,
+                                              const ScoreScale& issue_scores, const Output& issue_output,
+                                              const Exponentials& exponentials) {
   constexpr Half<C::kHalf> upper;
   constexpr Half<0> lower;
+  stagger.begin(n);
   issue_scores(upper, n);
 #pragma unroll 1
   for (; n < tiles - 1; ++n) {
+    stagger.wait_in(n);
     issue_output(lower, n - 1);
     issue_scores(lower, n);
-    exponentials(upper, n, Pending<2>{});
+    exponentials(caps, upper, n, Pending<2>{});
     issue_output(upper, n);
     issue_scores(upper, n + 1);
-    exponentials(lower, n, Pending<2>{});
+    exponentials(caps, lower, n, Pending<2>{});
   }
+  stagger.wait_in(n);
   issue_output(lower, n - 1);
   issue_scores(lower, n);
-  exponentials(upper, n, Pending<2>{});
+  exponentials(caps, upper, n, Pending<2>{});
   issue_output(upper, n);
-  exponentials(lower, n, Pending<1>{});
+  exponentials(caps, lower, n, Pending<1>{});
+}
+
+// The same: with a loop of their own for capped scores. Caps are five times a loop's other instructions, and to jump
+// over them takes time.
+template <class C, class ScoreScale, class Output, class Exponentials>
+__device__ __forceinline__ void consume_ahead(int n, int tiles, const Stagger<C>& stagger, const ScoreCap& cap,
+                                              const ScoreScale& issue_scores, const Output& issue_output,
+                                              const Exponentials& exponentials) {
+  if (C::kCapsScores && cap.cap != 0) {
+    consume_ahead<C>(n, tiles, stagger, std::bool_constant<C::kCapsScores>{}, issue_scores, issue_output, exponentials);
+  } else {
+    consume_ahead<C>(n, tiles, stagger, std::false_type{}, issue_scores, issue_output, exponentials);
+  }
+}
+
+// The same where there are registers for one half's scores.
+template <class C, class ScoreScale, class Output, class Exponentials, class Loads>
+__device__ __forceinline__ void consume_behind(int n, int tiles, const ScoreScale& issue_scores,
+                                               const Output& issue_output, const Exponentials& exponentials,
+                                               Loads& loads) {
+  constexpr Half<C::kHalf> upper;
+  constexpr Half<0> lower;
+  constexpr std::false_type caps;
+#pragma unroll 1
+  for (; n < tiles; ++n) {
+    issue_scores(upper, n);
+    issue_output(lower, n - 1);
+    exponentials(caps, upper, n, Pending<0>{});
+    issue_scores(lower, n);
+    issue_output(upper, n);
+    exponentials(caps, lower, n, Pending<0>{});
+    loads.after_tile(n);
+  }
+}
+
+// Scores become P with an online row max, and O is rescaled, once no product is under way.
+template <class C>
+__device__ __forceinline__ void exponentials_with(RowMax row_max, Softmax<C>& softmax, float (&s)[C::kHalf / 2],
+                                                  float (&o)[C::kValues / 2]) {
+  float factor[2];
+  const bool rescales = row_max != RowMax::none && softmax.update_row_max(s, factor);
+  const bool subtracted = C::kScaleIn == ScaleIn::softmax && row_max == RowMax::online;
+  if (subtracted) {
+    softmax.subtract_row_max(s);
+  }
+  softmax.template exponentials<RowMax::online>(s, subtracted ? make_float2(0, 0) : softmax.shift());
+  make_headroom<C>(s, row_max);
+  ptx::wgmma_wait<0>();
+  if (rescales) {
+    rescale(o, factor);
+  }
 }
 
 }  // namespace distr::cuda::sm90

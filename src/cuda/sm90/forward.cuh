@@ -68,27 +68,6 @@ __device__ inline void store(const Pass<C>& pass, int first_row, unsigned rows, 
   }
 }
 
-// Lets each consumer begin when the one before it has its first scores, so that the exponentials of one run beside the
-// products of another from the start. Consumers that begin together may stay together, which takes an eighth longer.
-// Two blocks that share an SM are apart anyway.
-template <class C>
-struct Stagger {
-  static constexpr bool kApplies = C::kCtasPerSm == 1;
-  static constexpr int kThreads = 2 * kWarpgroup;  // of two neighbours
-  static constexpr int kFirstBarrier = 2;          // of consumers 0 and 1, then one for each pair; FuseKeys has 1
-
-  __device__ static void wait(int consumer) {
-    if (kApplies && consumer > 0) {
-      ptx::named_barrier_sync(kFirstBarrier + consumer - 1, kThreads);
-    }
-  }
-  __device__ static void arrive(int consumer) {
-    if (kApplies && consumer < C::kConsumers - 1) {
-      ptx::named_barrier_arrive(kFirstBarrier + consumer, kThreads);
-    }
-  }
-};
-
 // A consumer's 64 queries in one pass. row: the thread's first. `row_max`: in the tiles without a mask; RowMax::none:
 // in all. Returns which of the thread's two rows are in range, a bit each.
 template <class C>
@@ -127,28 +106,19 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
     ptx::wgmma_fence();
     issue_output_product<C>(o, probabilities, shared.values(state.stage), part);
   };
+  const Stagger<C> stagger(consumer);
   const ScoreCap& cap = pass.p.score_cap;
   // P of a half whose scores are there, with its mask and an online row max; then no product is under way.
   const auto exponentials_online = [&](auto part, const Hidden& hidden) {
     auto& scores = scores_of(part);
     softmax.cap(scores, cap);
     hidden.hide_with_mask(scores, pass.visible(), row);
-    float factor[2];
-    const bool rescales = row_max != RowMax::none && softmax.update_row_max(scores, factor);
-    const bool subtracted = C::kScaleIn == ScaleIn::softmax && row_max == RowMax::online;
-    if (subtracted) {
-      softmax.subtract_row_max(scores);
-    }
-    softmax.template exponentials<RowMax::online>(scores, subtracted);
-    make_headroom<C>(scores, row_max);
-    ptx::wgmma_wait<0>();
-    if (rescales) {
-      rescale(o, factor);
-    }
+    exponentials_with<C>(row_max, softmax, scores, o);
     pack<C>(scores, probabilities);
   };
+  const FixedShift<C> shift(shared, softmax);
   // P of a half behind whose scores so many products were issued, first O += P V of the half before.
-  const auto exponentials = [&](auto part, int n, auto pending) {
+  const auto exponentials = [&](auto caps, auto part, int n, auto pending) {
     auto& scores = scores_of(part);
     const Hidden hidden = hidden_in(part, n);
     ptx::wgmma_wait<pending>();
@@ -156,16 +126,36 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
       free_keys(n);
     }
     hidden.hide(scores);
-    softmax.template first_exponentials<kFirstPass<C>>(scores, cap);
+    if constexpr (caps) {
+      softmax.capped_exponentials(scores, cap, shift.get());
+    } else {
+      softmax.template exponentials<kFirstPass<C>>(scores, shift.get());
+    }
     if constexpr (pending > 0) {
       ptx::wgmma_wait<pending - 1>();
+    }
+    if constexpr (pending > 1) {  // another half comes
+      stagger.pass_behind(part, n);
     }
     if constexpr (part == upper) {
       free_values(n - 1);
     }
     pack<C>(scores, probabilities);
   };
-  const auto lower_online = [&](int n) {
+  // Before the upper half of the first tile there is no product.
+  const auto tile_online = [&](int n, bool is_first) {
+    issue_scores(upper, n);
+    if (is_first) {
+      ptx::wgmma_wait<0>();
+      stagger.pass_at_start();
+    } else {
+      issue_output(lower, n - 1);
+      ptx::wgmma_wait<kAhead>();
+    }
+    exponentials_online(upper, hidden_in(upper, n));
+    if (!is_first) {
+      free_values(n - 1);
+    }
     issue_scores(lower, n);
     issue_output(upper, n);
     const Hidden hidden = hidden_in(lower, n);
@@ -175,36 +165,23 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
     loads.after_tile(n);
   };
 
-  Stagger<C>::wait(consumer);
-  issue_scores(upper, 0);
-  ptx::wgmma_wait<0>();
-  Stagger<C>::arrive(consumer);
-  exponentials_online(upper, hidden_in(upper, 0));
-  lower_online(0);
-  int n = 1;  // of tiles with a mask and the first that all rows see
+  stagger.wait_at_start();
+  // Tiles with a mask and the first that all rows see. Where blocks share an SM, the first tile is apart from the loop:
+  // with a branch around a product the compiler would wait after each one.
+  int n = 0;
+  if constexpr (C::kCtasPerSm > 1) {
+    tile_online(n++, true);
+  }
   const int online_tiles = row_max == RowMax::online ? tiles : min(tiles, pass.masked + 1);
 #pragma unroll 1
   for (; n < online_tiles; ++n) {
-    issue_scores(upper, n);
-    issue_output(lower, n - 1);
-    ptx::wgmma_wait<kAhead>();
-    exponentials_online(upper, hidden_in(upper, n));
-    free_values(n - 1);
-    lower_online(n);
+    tile_online(n, C::kCtasPerSm == 1 && n == 0);
   }
+  shift.fix();
   if constexpr (C::kScoreBuffers == 1) {
-#pragma unroll 1
-    for (; n < tiles; ++n) {
-      issue_scores(upper, n);
-      issue_output(lower, n - 1);
-      exponentials(upper, n, Pending<0>{});
-      issue_scores(lower, n);
-      issue_output(upper, n);
-      exponentials(lower, n, Pending<0>{});
-      loads.after_tile(n);
-    }
+    consume_behind<C>(n, tiles, issue_scores, issue_output, exponentials, loads);
   } else if (n < tiles) {
-    consume_ahead<C>(n, tiles, issue_scores, issue_output, exponentials);
+    consume_ahead<C>(n, tiles, stagger, cap, issue_scores, issue_output, exponentials);
   }
   issue_output(lower, tiles - 1);
   ptx::wgmma_wait<0>();

@@ -60,6 +60,10 @@ class Shared : public KeyRing<C, SharedStorage<C>> {
   [[nodiscard]] __device__ std::uint32_t values_empty(int stage) const {
     return this->barrier(offsetof(Barriers, values_empty), stage);
   }
+  // Of this thread's FixedShift.
+  [[nodiscard]] __device__ std::uint32_t shift() const {
+    return this->tile(offsetof(Storage, shifts), sizeof(float2), static_cast<int>(threadIdx.x) / 4);
+  }
   // Of what is `offset` bytes behind the beginning of the key loader's storage or barriers.
   [[nodiscard]] __device__ std::uint32_t loader_tile(std::size_t offset, int bytes, int stage) const {
     return this->tile(offsetof(Storage, loader) + offset, bytes, stage);

@@ -86,16 +86,20 @@ struct Softmax {
     }
   }
 
-  // Scores become P. subtracted: by subtract_row_max().
+  // What is subtracted from the exponents of a thread's two rows.
+  [[nodiscard]] __device__ float2 shift() const {
+    return make_float2(finite(row_max[0]) * scale, finite(row_max[1]) * scale);
+  }
+
+  // Scores become P. shift: shift(), or 0 behind subtract_row_max().
   template <RowMax kRowMax>
-  __device__ void exponentials(float (&s)[C::kHalf / 2], bool subtracted = false) {
-    const float shift[2] = {subtracted ? 0.0F : finite(row_max[0]) * scale,
-                            subtracted ? 0.0F : finite(row_max[1]) * scale};
+  __device__ void exponentials(float (&s)[C::kHalf / 2], float2 shift) {
     const auto exponent = [&](int i) {
+      const float of_row = i / 2 % 2 == 0 ? shift.x : shift.y;
       if constexpr (C::kScaleIn == ScaleIn::softmax) {
-        return fmaf(s[i], scale, -shift[i / 2 % 2]);
+        return fmaf(s[i], scale, -of_row);
       } else {
-        return kRowMax == RowMax::none ? s[i] : s[i] - shift[i / 2 % 2];
+        return kRowMax == RowMax::none ? s[i] : s[i] - of_row;
       }
     };
 #pragma unroll
@@ -113,25 +117,14 @@ struct Softmax {
     }
   }
 
-  // exponentials() of scores that are still to be capped, if they are, with a row max that is not online.
-  template <RowMax kRowMax>
-  __device__ void first_exponentials(float (&s)[C::kHalf / 2], const ScoreCap& cap) {
-    if (C::kCapsScores && cap.cap != 0) {
-      capped_exponentials(s, cap);
-    } else {
-      exponentials<kRowMax>(s);
-    }
-  }
-
   // The same of scores that are still to be capped, with a fixed row max.
-  __device__ void capped_exponentials(float (&s)[C::kHalf / 2], const ScoreCap& cap) {
-    const float shift[2] = {finite(row_max[0]) * scale, finite(row_max[1]) * scale};
+  __device__ void capped_exponentials(float (&s)[C::kHalf / 2], const ScoreCap& cap, float2 shift) {
     const auto make_all = [&](auto has_large) {
 #pragma unroll
       for (int i = 0; i < C::kHalf / 2; ++i) {
-        const float small = fmaf(s[i], cap_factor(s[i], cap.factor_log2), -shift[i / 2 % 2]);
-        s[i] = ptx::exp2(has_large && fabsf(s[i]) > cap.small ? fmaf(cap_large(s[i], cap), scale, -shift[i / 2 % 2])
-                                                              : small);
+        const float of_row = i / 2 % 2 == 0 ? shift.x : shift.y;
+        const float small = fmaf(s[i], cap_factor(s[i], cap.factor_log2), -of_row);
+        s[i] = ptx::exp2(has_large && fabsf(s[i]) > cap.small ? fmaf(cap_large(s[i], cap), scale, -of_row) : small);
         row_sum[i / 2 % 2] += s[i];
       }
     };
