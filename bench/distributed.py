@@ -296,7 +296,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--device", choices=("cuda", "cpu"), default="cuda")
     parser.add_argument("--json-out", type=Path)
-    parser.add_argument("--seq", type=numbers, help="lengths of the whole sequence")
+    parser.add_argument("--seq", type=numbers, help="of the whole sequence; GPUs have 8192 and 32768 each by default")
     parser.add_argument("--head-dim", type=numbers, default=[128])
     parser.add_argument("--heads", type=int, help="of Q")
     parser.add_argument("--kv-heads", type=int, help="of K and V; as many as --heads unless set")
@@ -307,7 +307,8 @@ def main():
     parser.add_argument("--commit", default=os.environ.get("DISTR_COMMIT", ""))
     options = parser.parse_args()
     gpu = options.device == "cuda"
-    options.seq = options.seq or ([32768, 131072] if gpu else [4096])
+    processes = int(os.environ.get("WORLD_SIZE", "1"))
+    options.seq = options.seq or ([8192 * processes, 32768 * processes] if gpu else [4096])
     options.heads = options.heads or (32 if gpu else 4)
     options.kv_heads = options.kv_heads or options.heads
     options.dtype = options.dtype or ("bf16" if gpu else "f32")

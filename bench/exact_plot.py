@@ -35,7 +35,7 @@ def cpu_lines():
 
 def gpu_lines():
     """The same on the GPU, bf16, B = 1, H = 10; whole calls from Python."""
-    rows = json.loads((RESULTS / "h200/torch.json").read_text())["rows"]
+    rows = json.loads((RESULTS / "h100/torch.json").read_text())["rows"]
     for peer, impl in PEERS.items():
         for dim in MARKERS:
             for causal in (True, False):
@@ -69,7 +69,7 @@ def main():
     options = parser.parse_args()
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 4.6), layout="constrained")
     draw(left, cpu_lines(), "times as quick as torch, on two AMD EPYCs, fp32")
-    draw(right, gpu_lines(), "times as quick as the peer, on an NVIDIA H200, bf16")
+    draw(right, gpu_lines(), "times as quick as the peer, on an NVIDIA H100, bf16")
     figure.savefig(options.plot, dpi=110, metadata={"Software": None})
 
 

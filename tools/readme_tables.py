@@ -173,7 +173,7 @@ def gpu_rows(result: dict, **wanted) -> dict:
 
 def gpu_speed() -> str:
     """Milliseconds on the GPU for B = 1, H = 10, bf16: torch's SDPA, pinned, and the package."""
-    name = "h200/torch.json"
+    name = "h100/torch.json"
     result = load(name)
     lines = []
     for op, work in {"forward": "forward", "forward_backward": "forward + backward"}.items():
@@ -208,7 +208,7 @@ def exact_speed() -> str:
                      for op in operations]
             machine = f'{result["meta"]["cpu"].partition(",")[0]}, one core ({rate:.0f} GFLOP/s reached)'
             lines.append([f"torch, {dtype}", machine, *gains])
-    result = load("h200/torch.json")
+    result = load("h100/torch.json")
     for peer in ("cuDNN", "FA2"):
         gains = []
         for op in operations:
@@ -219,16 +219,16 @@ def exact_speed() -> str:
             gains.append(span([rows[GPU_METHODS[peer]]["ms"] / rows[GPU_METHODS["exact"]]["ms"] for rows in found]))
         name = {"FA2": "FlashAttention-2"}.get(peer, peer)
         lines.append([f"{name}, bf16", result["meta"]["gpu"], *gains])
-    files = ",\n".join(f"[bench/results/{name}](bench/results/{name})" for name in (*CPU_FILES, "h200/torch.json"))
+    files = ",\n".join(f"[bench/results/{name}](bench/results/{name})" for name in (*CPU_FILES, "h100/torch.json"))
     return markdown(["relative to", "on", "forward", "forward + backward"], lines) + f"\n\n({files})"
 
 
-SUSTAINED = 790  # TFLOP/s: about what large bf16 products sustain on an H200 at its power limit
+SUSTAINED = 790  # TFLOP/s: about what large bf16 products sustain on an H200 or an H100 at their power limit
 
 
 def hopper() -> str:
     """N = 16384, forward: ms, and the share that the products by themselves would need."""
-    name = "h200/torch.json"
+    name = "h100/torch.json"
     result = load(name)
     lines = []
     for batch, heads in ((1, 10), (4, 16)):
@@ -246,16 +246,21 @@ def hopper() -> str:
 
 
 GAINS = {  # what is measured: (result file, op, peer, N from, to, the time)
-    "Hopper's, bf16, forward : cuDNN": ("torch", "forward", "cuDNN", 8192, 32768, "ms"),
-    "Hopper's, bf16, forward, called from Python : cuDNN": ("torch", "forward", "cuDNN", 1024, 4096, "ms"),
-    "Hopper's, bf16, forward in a CUDA graph : cuDNN": ("torch", "forward", "cuDNN", 1024, 4096, "ms_graph"),
-    "Hopper's, fp16, forward : cuDNN": ("torch_f16", "forward", "cuDNN", 16384, 16384, "ms"),
-    "Hopper's, bf16, forward + backward : cuDNN": ("torch", "forward_backward", "cuDNN", 8192, 32768, "ms"),
-    "Hopper's, bf16, forward + backward, short : cuDNN": ("torch", "forward_backward", "cuDNN", 1024, 4096, "ms"),
-    "Hopper's, bf16, forward : FA2": ("torch", "forward", "FA2", 8192, 32768, "ms"),
-    "portable, bf16, forward : FA2": ("torch_portable", "forward", "FA2", 4096, 32768, "ms"),
-    "portable, bf16, forward + backward : FA2": ("torch_portable", "forward_backward", "FA2", 8192, 32768, "ms"),
-    "portable, bf16, forward + backward, short : FA2": ("torch_portable", "forward_backward", "FA2", 1024, 4096, "ms")}
+    "Hopper's, bf16, forward : cuDNN": ("h100/torch", "forward", "cuDNN", 8192, 32768, "ms"),
+    "Hopper's, bf16, forward, called from Python : cuDNN": ("h100/torch", "forward", "cuDNN", 1024, 4096, "ms"),
+    "Hopper's, bf16, forward in a CUDA graph : cuDNN": ("h100/torch", "forward", "cuDNN", 1024, 4096, "ms_graph"),
+    "Hopper's, fp16, forward : cuDNN": ("h100/torch_f16", "forward", "cuDNN", 16384, 16384, "ms"),
+    "Hopper's, bf16, forward + backward : cuDNN": ("h100/torch", "forward_backward", "cuDNN", 8192, 32768, "ms"),
+    "Hopper's, bf16, forward + backward, short : cuDNN": ("h100/torch", "forward_backward", "cuDNN", 1024, 4096, "ms"),
+    "Hopper's, bf16, forward : FA2": ("h100/torch", "forward", "FA2", 8192, 32768, "ms"),
+    "portable, bf16, forward : FA2": ("h200/torch_portable", "forward", "FA2", 4096, 32768, "ms"),
+    "portable, bf16, forward + backward : FA2": ("h200/torch_portable", "forward_backward", "FA2", 8192, 32768, "ms"),
+    "portable, bf16, forward + backward, short : FA2":
+        ("h200/torch_portable", "forward_backward", "FA2", 1024, 4096, "ms")}
+
+
+def gpu_and_commit(meta: dict) -> str:
+    return f"{meta['gpu'].removesuffix(' 80GB HBM3')}, commit {meta['commit']}"
 
 
 def gpu_gains() -> str:
@@ -263,7 +268,7 @@ def gpu_gains() -> str:
     ours = [method for method, key in GPU_METHODS.items() if key[0] == "distr"]
     lines, names = [], {}
     for work, (name, op, peer, first, last, time) in GAINS.items():
-        result = names.setdefault(name, load(f"h200/{name}.json"))
+        result = names.setdefault(name, load(f"{name}.json"))
         settings = {(row["batch"], row["seq_q"], row["causal"]) for row in result["rows"]
                     if first <= row["seq_q"] <= last}
         for dim in (64, 128):
@@ -275,9 +280,9 @@ def gpu_gains() -> str:
                 gains = [rows[GPU_METHODS[peer]][time] / rows[key][time] for rows in found if key in rows]
                 cells.append(f"{min(gains):.2f} to {max(gains):.2f}" if gains else "")
             lines.append([work, str(first) if first == last else f"{first} to {last}", str(dim), *cells])
-    commits = ", ".join(sorted({result["meta"]["commit"] for result in names.values()}))
-    files = ",\n".join(f"[bench/results/h200/{name}.json](bench/results/h200/{name}.json)" for name in names)
-    return markdown(["kernels, op : peer", "N", "d", *ours], lines) + f"\n\n(NVIDIA H200; commit {commits};\n{files})"
+    files = ",\n".join(f"[bench/results/{name}.json](bench/results/{name}.json) ({gpu_and_commit(result['meta'])})"
+                       for name, result in names.items())
+    return markdown(["kernels, op : peer", "N", "d", *ours], lines) + f"\n\n({files})"
 
 
 def gpu_free_order() -> str:
