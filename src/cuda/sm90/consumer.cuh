@@ -102,7 +102,7 @@ using Pending = std::integral_constant<int, kProducts>;
 
 // What a fixed row max subtracts, of a thread's two rows. It stays in shared memory: one load fills two registers, an
 // even one and the next, which lie in two banks, so that subtractions need not read them again (`.reuse`). Where the
-// compiler chose two registers of one bank, kernels took 3 to 8 % longer (docs/kernel-log.md, sm90/forward, step 75).
+// compiler chose two registers of one bank, kernels took 2 to 6 % longer (docs/kernel-log.md, sm90/forward, step 75).
 // Blocks that share an SM have no register for its address, and compute it anew.
 template <class C>
 class FixedShift {
@@ -157,8 +157,8 @@ class Stagger {
     }
   }
 
-  // Before the first of the tiles in turns, n; before each one; and behind O += P V of its upper half and of the lower
-  // one of the tile before.
+  // Before the first of the tiles in turns, n; before each one; and in a half of tile n, once the product behind which
+  // its exponentials were waiting, O += P V of the half before, is over.
   __device__ __forceinline__ void begin(int n) const { pass_behind(Half<0>{}, n - 1); }
   __device__ __forceinline__ void wait_in(int n) const {
     if (is_due(n)) {
@@ -217,8 +217,7 @@ __device__ __forceinline__ void consume_ahead(int n, int tiles, const Stagger<C>
   exponentials(caps, lower, n, Pending<1>{});
 }
 
-// The same: with a loop of their own for capped scores. Caps are five times a loop's other instructions, and to jump
-// over them takes time.
+// The same, with a loop of their own for capped scores: caps are five times a loop's other instructions.
 template <class C, class ScoreScale, class Output, class Exponentials>
 __device__ __forceinline__ void consume_ahead(int n, int tiles, const Stagger<C>& stagger, const ScoreCap& cap,
                                               const ScoreScale& issue_scores, const Output& issue_output,
