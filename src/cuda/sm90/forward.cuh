@@ -15,6 +15,7 @@
 //       P_j, as soon as S_j is there                             while these products still run
 //     O += P V of the last half
 //   Epilogue: O / rowsum and LSE to global memory; the producer prefetches to the L2 what the SM's next block reads.
+//   Where q_hat has all 128 columns and all keys are taken, the consumers take turns in every fourth tile (Stagger).
 //   Where two blocks share an SM, each has registers for one half's scores: S_j is issued with the product before it,
 //   and both are waited for. In tiles with a mask and in the first without, nothing is issued ahead, and the row max is
 //   online. From then on it is fixed; where q_hat carries the scale, there is none at all (RowMax, softmax.cuh). Where
@@ -113,7 +114,7 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
     auto& scores = scores_of(part);
     softmax.cap(scores, cap);
     hidden.hide_with_mask(scores, pass.visible(), row);
-    exponentials_with<C>(row_max, softmax, scores, o);
+    online_exponentials<C>(row_max, softmax, scores, o);
     pack<C>(scores, probabilities);
   };
   const FixedShift<C> shift(shared, softmax);
@@ -166,16 +167,18 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   };
 
   stagger.wait_at_start();
-  // Tiles with a mask and the first that all rows see. Where blocks share an SM, the first tile is apart from the loop:
-  // with a branch around a product the compiler would wait after each one.
+  // Tiles with a mask and the first that all rows see. Where consumers have fewer registers, the first tile is apart
+  // from the loop. Where blocks share an SM the compiler would wait after each product with a branch around one, and
+  // beside FuseKeys it would read the thread's number anew in each tile (docs/kernel-log.md, sm90/forward, step 76).
+  constexpr bool kPeelsFirst = C::kCtasPerSm > 1 || C::KeyLoader::kLoad == KeyLoad::fuse;
   int n = 0;
-  if constexpr (C::kCtasPerSm > 1) {
+  if constexpr (kPeelsFirst) {
     tile_online(n++, true);
   }
   const int online_tiles = row_max == RowMax::online ? tiles : min(tiles, pass.masked + 1);
 #pragma unroll 1
   for (; n < online_tiles; ++n) {
-    tile_online(n, C::kCtasPerSm == 1 && n == 0);
+    tile_online(n, !kPeelsFirst && n == 0);
   }
   shift.fix();
   if constexpr (C::kScoreBuffers == 1) {
