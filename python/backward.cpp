@@ -58,7 +58,7 @@ Tensor differentiate(const BackwardInputs& inputs, const Settings& settings, con
   call.execution.deterministic = inputs.deterministic;
   const Plan plan = plan_of(Operation::backward, call);
   const OptionalTensor order = order_for(plan, q, inputs.order), key_means = key_means_for(plan, q, inputs.key_means);
-  const OptionalTensor workspace = add_workspace(call, plan.workspace_bytes(), q);
+  const Workspace workspace = add_workspace(call, plan.workspace_bytes(), q);
   plan.run(BackwardTensors{.q = q.const_data_ptr(),
                            .k = k.const_data_ptr(),
                            .v = v.const_data_ptr(),

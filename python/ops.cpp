@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cstddef>
 #include <optional>
 #include <string>
 #include <tuple>
@@ -28,29 +29,72 @@ Tensor empty_blocks(const Tensor& q, std::int64_t heads, std::int64_t blocks, Sc
               : empty(q, {q.size(0), heads, blocks, q.size(3)}, type);
 }
 
-struct Columns {
-  OptionalTensor order;      // int32; none in `given`, whose order the caller has
-  OptionalTensor key_means;  // float32, where needs_key_means()
+// The shapes of what a grouping writes, none of what it does not.
+struct ColumnShapes {
+  using Shape = std::array<std::int64_t, 4>;  // B, heads, blocks, d
+
+  std::optional<Shape> order;      // int32; none in `given`, whose order the caller has
+  std::optional<Shape> key_means;  // float32, where needs_key_means()
+
+  // The plan is of the grouping.
+  explicit ColumnShapes(const Plan& plan) {
+    const Grouping& grouping = plan.grouping();
+    if (!plan.reads_order() || traits(grouping.strategy).order == OrderSource::computed) {
+      order = order_shape(plan.problem(), grouping);
+    }
+    if (needs_key_means(grouping)) {
+      key_means = key_means_shape(plan.problem(), grouping);
+    }
+  }
+  [[nodiscard]] static std::size_t bytes(const std::optional<Shape>& shape) {
+    constexpr std::size_t kAlignment = 256;
+    std::size_t count = shape ? sizeof(std::int32_t) : 0;
+    for (const std::int64_t size : shape.value_or(Shape{})) {
+      count *= static_cast<std::size_t>(size);
+    }
+    return (count + kAlignment - 1) / kAlignment * kAlignment;
+  }
+  [[nodiscard]] std::size_t bytes() const { return bytes(order) + bytes(key_means); }
 };
 
-// The plan is of the grouping.
-Columns columns_of(const Call& call, const Plan& plan, const Tensor& q, const Tensor& k, bool flat) {
-  const Grouping& grouping = plan.grouping();
+// What a grouping wrote.
+struct Columns {
+  OptionalTensor order, key_means;  // none where they are of no use behind the call
+  std::int32_t* order_data = nullptr;
+  float* key_means_data = nullptr;
+};
+
+Columns empty_columns(const ColumnShapes& shapes, const Tensor& q, const Tensor& k, bool flat) {
   Columns columns;
-  if (!plan.reads_order() || traits(grouping.strategy).order == OrderSource::computed) {
-    const auto shape = order_shape(plan.problem(), grouping);
-    columns.order = empty_blocks(q, q.size(1), shape[2], ScalarType::Int, flat);
+  if (shapes.order) {
+    columns.order = empty_blocks(q, q.size(1), (*shapes.order)[2], ScalarType::Int, flat);
+    columns.order_data = static_cast<std::int32_t*>(columns.order->mutable_data_ptr());
   }
-  if (needs_key_means(grouping)) {
-    const auto shape = key_means_shape(plan.problem(), grouping);
-    columns.key_means = empty_blocks(q, k.size(1), shape[2], ScalarType::Float, flat);
+  if (shapes.key_means) {
+    columns.key_means = empty_blocks(q, k.size(1), (*shapes.key_means)[2], ScalarType::Float, flat);
+    columns.key_means_data = static_cast<float*>(columns.key_means->mutable_data_ptr());
   }
+  return columns;
+}
+
+// In memory of shapes.bytes() bytes.
+Columns columns_in(std::byte* memory, const ColumnShapes& shapes) {
+  Columns columns;
+  if (shapes.order) {
+    columns.order_data = reinterpret_cast<std::int32_t*>(memory);
+  }
+  if (shapes.key_means) {
+    columns.key_means_data = reinterpret_cast<float*>(memory + ColumnShapes::bytes(shapes.order));
+  }
+  return columns;
+}
+
+void group_by(const Call& call, const Plan& plan, const Tensor& q, const Tensor& k, const Columns& columns) {
   plan.run(GroupingTensors{.q = q.const_data_ptr(),
                            .k = k.const_data_ptr(),
-                           .order = static_cast<std::int32_t*>(mutable_data(columns.order)),
-                           .key_means = static_cast<float*>(mutable_data(columns.key_means))},
+                           .order = columns.order_data,
+                           .key_means = columns.key_means_data},
            call.execution);
-  return columns;
 }
 
 // The order, [0] in `given`, and the means of the keys, [0] where the grouping as it was asked for needs none, and
@@ -65,8 +109,9 @@ std::tuple<Tensor, Tensor> make_grouping(const Tensor& q_in, const Tensor& k_in,
   Call call =
       make_call(q, k, k, settings_of(causal, {}, strategy, group_size, block_size, "mean", order_from, seed, near));
   const Plan plan = plan_of(Operation::grouping, call);
-  const OptionalTensor workspace = add_workspace(call, plan.workspace_bytes(), q);
-  Columns columns = columns_of(call, plan, q, k, flat);
+  const Workspace workspace = add_workspace(call, plan.workspace_bytes(), q);
+  Columns columns = empty_columns(ColumnShapes(plan), q, k, flat);
+  group_by(call, plan, q, k, columns);
   if (!columns.key_means && needs_key_means(call.grouping)) {
     call.grouping.order_from = plan.grouping().order_from;
     const auto shape = key_means_shape(call.problem, call.grouping);
@@ -88,7 +133,8 @@ Tensor output_of(Call& call, const Tensor& q, const Tensor& v) {
 struct ForwardInputs {
   const Tensor &q, &k, &v;
   const OptionalTensor& mask;
-  OptionalTensor order, key_means;
+  const std::int32_t* order;
+  const float* key_means;
 };
 
 // Writes O, LSE [B, Hq, Nq] and the counts of halves, if wanted. The plan is of the forward.
@@ -98,10 +144,10 @@ void attend_by(const Call& call, const Plan& plan, const ForwardInputs& inputs, 
                           .k = inputs.k.const_data_ptr(),
                           .v = inputs.v.const_data_ptr(),
                           .mask = data(inputs.mask),
-                          .order = order_data(inputs.order),
+                          .order = inputs.order,
                           .o = o.mutable_data_ptr(),
                           .lse = mutable_data(lse),
-                          .key_means = means_data(inputs.key_means),
+                          .key_means = inputs.key_means,
                           .halves = static_cast<std::int32_t*>(mutable_data(halves))},
            call.execution);
 }
@@ -120,14 +166,14 @@ std::tuple<Tensor, Tensor, OptionalTensor> forward_of(const Tensor& q_in, const 
   add_mask(call, q, mask);
   Tensor o = output_of(call, q, v);
   const Plan forward = plan_of(Operation::forward, call);
-  const OptionalTensor workspace = add_workspace(call, forward.workspace_bytes(), q);
+  const Workspace workspace = add_workspace(call, forward.workspace_bytes(), q);
   Tensor lse = empty_lse(call, q);
+  const OptionalTensor order_read = order_for(forward, q, order), means_read = key_means_for(forward, q, key_means);
   OptionalTensor halves;
   if (counting) {
     halves = empty(q, {q.size(0), q.size(1), halves_shape(call.problem)[2], 2}, ScalarType::Int);
   }
-  attend_by(call, forward, {q, k, v, mask, order_for(forward, q, order), key_means_for(forward, q, key_means)}, o, lse,
-            halves);
+  attend_by(call, forward, {q, k, v, mask, order_data(order_read), means_data(means_read)}, o, lse, halves);
   return {std::move(o), std::move(lse), std::move(halves)};
 }
 
@@ -163,8 +209,9 @@ std::tuple<Tensor, Tensor, Tensor> forward_counting(
   return {std::move(o), std::move(lse), *std::move(halves)};
 }
 
-// make_grouping() and forward() in one; `settings` to `window_size`: unpack(). The third and fourth result are the
-// order and the means of the keys, flat, where there are some: under `auto` columns may not be grouped.
+// make_grouping() and forward() in one; `settings` to `window_size`: unpack(). with_lse: the others of what a backward
+// reads are returned, too: the order and the means of the keys, flat, where there are some: under `auto` columns may
+// not be grouped. Without it they are no tensors, which would take the host as long as a launch.
 std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> attend(
     const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const OptionalTensor& mask, std::optional<double> scale,
     std::int64_t settings, std::int64_t near, std::optional<std::int64_t> key_offset, double skip, std::int64_t seed,
@@ -174,19 +221,20 @@ std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> attend(
   add_mask(call, q, mask);
   Tensor o = output_of(call, q, v);
   const Plan forward = plan_of(Operation::forward, call);
-  std::optional<Plan> of_order;
-  std::size_t bytes = forward.workspace_bytes();
-  if (forward.reads_order()) {
-    of_order = plan_of_order(call, forward);
-    bytes = std::max(bytes, of_order->workspace_bytes());
-  }
-  const OptionalTensor workspace = add_workspace(call, bytes, q);  // of one after the other
+  Workspace workspace;
   Columns columns;
-  if (of_order) {
-    columns = columns_of(call, *of_order, q, k, true);
+  if (forward.reads_order()) {
+    const Plan of_order = plan_of_order(call, forward);
+    const ColumnShapes shapes(of_order);
+    const std::size_t bytes = std::max(forward.workspace_bytes(), of_order.workspace_bytes());  // one after the other
+    workspace = add_workspace(call, bytes, q, with_lse ? 0 : shapes.bytes());
+    columns = with_lse ? empty_columns(shapes, q, k, true) : columns_in(workspace.behind, shapes);
+    group_by(call, of_order, q, k, columns);
+  } else {
+    workspace = add_workspace(call, forward.workspace_bytes(), q);
   }
   const OptionalTensor lse = with_lse ? OptionalTensor(empty_lse(call, q)) : OptionalTensor();
-  attend_by(call, forward, {q, k, v, mask, columns.order, columns.key_means}, o, lse, {});
+  attend_by(call, forward, {q, k, v, mask, columns.order_data, columns.key_means_data}, o, lse, {});
   return {std::move(o), lse, std::move(columns.order), std::move(columns.key_means)};
 }
 

@@ -69,7 +69,7 @@ struct PackedCall {
 void run_forward(Call& call, const Tensor& q, const Tensor& k, const Tensor& v, Tensor& o, Tensor& lse,
                  const Lengths& lengths) {
   const Plan plan = plan_of(Operation::forward, call);
-  const OptionalTensor workspace = add_workspace(call, plan.workspace_bytes(), q);
+  const Workspace workspace = add_workspace(call, plan.workspace_bytes(), q);
   ForwardTensors tensors;
   tensors.q = q.const_data_ptr();
   tensors.k = k.const_data_ptr();
@@ -131,7 +131,7 @@ std::tuple<Tensor, Tensor, Tensor> attend_packed_backward(
   call.problem.d_v = strides_of(as_one_entry("the gradient of v", d_v));
   call.execution.deterministic = deterministic;
   const Plan plan = plan_of(Operation::backward, call);
-  const OptionalTensor workspace = add_workspace(call, plan.workspace_bytes(), q);
+  const Workspace workspace = add_workspace(call, plan.workspace_bytes(), q);
   BackwardTensors tensors;
   tensors.q = q.const_data_ptr();
   tensors.k = k.const_data_ptr();

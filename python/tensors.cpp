@@ -352,9 +352,7 @@ Call make_call(const Tensor& q, const Tensor& k, const Tensor& v, const Settings
 }
 
 void add_mask(Call& call, const Tensor& q, const OptionalTensor& mask) {
-  if (mask) {
-    call.problem.mask = make_mask(q, *mask);
-  }
+  call.problem.mask = mask ? make_mask(q, *mask) : Mask{};
 }
 
 Plan plan_of(Operation operation, const Call& call) {
@@ -384,14 +382,19 @@ OptionalTensor key_means_for(const Plan& plan, const Tensor& q, const OptionalTe
   return by_blocks(q, "key_means", *key_means, ScalarType::Float, shape);
 }
 
-OptionalTensor add_workspace(Call& call, std::size_t bytes, const Tensor& q) {
-  if (call.execution.device != Device::cuda || bytes == 0) {
+Workspace add_workspace(Call& call, std::size_t bytes, const Tensor& q, std::size_t behind) {
+  // What lies behind begins at a multiple of 256.
+  const std::size_t own = call.execution.device == Device::cuda ? (bytes + 255) / 256 * 256 : 0;
+  if (own + behind == 0) {
     return {};
   }
-  OptionalTensor workspace = empty(q, {static_cast<std::int64_t>(bytes)}, ScalarType::Byte);
-  call.execution.workspace = workspace->mutable_data_ptr();
-  call.execution.workspace_bytes = bytes;
-  return workspace;
+  Tensor memory = empty(q, {static_cast<std::int64_t>(own + behind)}, ScalarType::Byte);
+  auto* const first = static_cast<std::byte*>(memory.mutable_data_ptr());
+  if (own > 0) {
+    call.execution.workspace = first;
+    call.execution.workspace_bytes = own;
+  }
+  return {std::move(memory), first + own};
 }
 
 }  // namespace distr::binding

@@ -8,6 +8,7 @@
 #include <torch/csrc/stable/tensor.h>
 
 #include <array>
+#include <cstddef>
 #include <cstdint>
 #include <optional>
 #include <string>
@@ -136,8 +137,13 @@ void add_mask(Call& call, const Tensor& q, const OptionalTensor& mask);
 [[nodiscard]] OptionalTensor order_for(const Plan& plan, const Tensor& q, const OptionalTensor& order);
 // The means of the keys likewise, [B, H, blocks or 1, d] or flat; none where the plan reads none.
 [[nodiscard]] OptionalTensor key_means_for(const Plan& plan, const Tensor& q, const OptionalTensor& key_means);
+// It goes back to torch with the result: what reuses it comes later on the same stream.
+struct Workspace {
+  OptionalTensor memory;
+  std::byte* behind = nullptr;
+};
 // On CUDA, gives the call a workspace of so many bytes from torch's caching allocator; on the CPU the library allocates
-// its own. It goes back to torch with the result: what reuses it comes later on the same stream.
-[[nodiscard]] OptionalTensor add_workspace(Call& call, std::size_t bytes, const Tensor& q);
+// its own. `behind`: bytes that are wanted behind it, on any device.
+[[nodiscard]] Workspace add_workspace(Call& call, std::size_t bytes, const Tensor& q, std::size_t behind = 0);
 
 }  // namespace distr::binding

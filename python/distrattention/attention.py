@@ -3,7 +3,7 @@
 
 from typing import Any
 
-from distrattention import core  # first, for it says in words what is missing
+from distrattention import context, core  # first, for it says in words what is missing
 from distrattention.settings import (
     DEFAULT_BLOCK,
     EXACT,
@@ -182,7 +182,7 @@ def _prepare(query, key, value, mask, is_causal, scale, grouped_heads):
     """(query, key, value, what is left of the mask, the corner of causality), cast as under autocast, and checked."""
     core.require_tensors((query, key, value), ("query", "key", "value"))
     causal, mask = causality(query, key, mask, is_causal)
-    query, key, value, mask = core.autocast(query, key, value, mask)
+    query, key, value, mask = context.autocast(query, key, value, mask)
     if not core.fit(query, key, value, grouped_heads):
         query, key, value = core.broadcast((query, key, value), grouped_heads)
         core.check((query, key, value), ("query", "key", "value"), grouped_heads)

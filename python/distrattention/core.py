@@ -4,10 +4,10 @@
 import functools
 import logging
 import numbers
-import sys
 
 from distrattention import ops  # first, for it says in words what is missing
 from distrattention import flops, vmap  # noqa: F401; they register what torch counts, and what it maps
+from distrattention.context import is_plain, is_usual
 from distrattention.determinism import is_nondeterministic_backward_allowed
 from distrattention.settings import DEFAULT_BLOCK, MAX_DISTANCE, Settings, chosen, counted, require_int
 
@@ -19,7 +19,6 @@ _DTYPES = (*_DTYPES_ANYWHERE, torch.float64)
 _NUMBERS = (numbers.Real, torch.SymInt, torch.SymFloat)
 _LEAST, _LARGEST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 _LOG, _logged = logging.getLogger("distrattention"), set()
-_TENSORS = (torch.Tensor, torch.nn.Parameter)  # others may have a will of their own
 _SCALES = (type(None), float, int)
 
 
@@ -68,11 +67,8 @@ def attend_simply(query, key, value, is_causal, scale, grouped_heads, window_siz
     settings lack is then said on the long way. `fields`: of Settings.
     """
     if (
-        torch.compiler.is_compiling()
-        or not is_plain()
-        or torch._C._is_any_autocast_enabled()
-        or torch.autograd.forward_ad._current_level >= 0  # there may be tangents
-        or not (type(query) in _TENSORS and type(key) in _TENSORS and type(value) in _TENSORS)
+        not is_usual()
+        or not (type(query) is type(key) is type(value) is torch.Tensor)  # others may have a will of their own
         or query.dim() != 4
         or query.is_meta  # nothing refuses those that do not fit
         or type(scale) not in _SCALES
@@ -353,40 +349,6 @@ def _check_heads(heads_q, heads_k, heads_v, names, grouped):
     if heads_k == 0 or heads_q % heads_k != 0:
         found = counted(heads_k, "head")
         raise ValueError(f"{names[1]} has {found}; allowed: a divisor of {heads_q}, the heads of {names[0]}")
-
-
-def autocast(*tensors):
-    """The tensors as PyTorch's SDPA takes them under autocast: all floating-point ones but float64 are cast."""
-    if not torch.compiler.is_compiling() and not torch._C._is_any_autocast_enabled():
-        return tensors
-    if not isinstance(tensors[0], torch.Tensor):  # check() will refuse it
-        return tensors
-    device = tensors[0].device.type
-    if device == "meta" or not torch.is_autocast_enabled(device):
-        return tensors
-    dtype = torch.get_autocast_dtype(device)
-
-    def cast(tensor):
-        floating = isinstance(tensor, torch.Tensor) and tensor.is_floating_point()
-        return tensor.to(dtype) if floating and tensor.dtype != torch.float64 else tensor
-
-    return tuple(map(cast, tensors))
-
-
-def is_under_way(function):
-    """Whether the Python function is on the stack of this thread."""
-    code = getattr(function, "__code__", None)
-    frame = sys._getframe()
-    while frame is not None and frame.f_code is not code:
-        frame = frame.f_back
-    return frame is not None
-
-
-def is_plain():
-    """Whether no transform of torch.func, mode or tracer looks on, which are to meet compiled code's operators."""
-    of = torch._C
-    traced = of._are_functorch_transforms_active() or of._get_tracing_state() is not None
-    return not (traced or of._len_torch_function_stack() or of._len_torch_dispatch_stack())
 
 
 def _log_choice(q, k, v, mask, *arguments):

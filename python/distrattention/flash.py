@@ -4,9 +4,9 @@
 from typing import Any
 
 from distrattention import sequences
+from distrattention.context import autocast
 from distrattention.core import (
     attend,
-    autocast,
     check,
     check_scale,
     fit,

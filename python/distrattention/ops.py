@@ -57,6 +57,7 @@ make_grouping = torch.ops.distrattention.make_grouping
 forward = torch.ops.distrattention.forward
 forward_counting = torch.ops.distrattention.forward_counting
 attend = torch.ops.distrattention.attend.default  # not looked up by its arguments
+_attend = getattr(attend, "_op", attend)  # the same without a call in Python
 backward = torch.ops.distrattention.backward
 backward_into = torch.ops.distrattention.backward_into
 merge = torch.ops.distrattention.merge
@@ -164,7 +165,7 @@ def _(q, k, v, mask, scale, settings, near, key_offset, skip, seed, window_size,
         raise RuntimeError(f"q, k and v are on {q.device}, {k.device} and {v.device}; allowed: one device")
     causal, strategy, group_size, block_size, estimator, order_from = unpack(settings)
     order = key_means = None  # under `auto` there may be none, too, but that is for a device to say
-    if strategy != "exact" and group_size > 1:
+    if lse and strategy != "exact" and group_size > 1:
         window, sinks, finish = unpack_near(near)
         grouping = (strategy, group_size, block_size, order_from, seed, True)
         order, key_means = make_grouping(q, k, causal, *grouping, window, sinks, key_offset, skip, finish)
@@ -312,11 +313,16 @@ class _Forward(torch.autograd.Function):
 
 class _Attend(_Forward):
     @staticmethod
-    def forward(ctx, q, k, v, mask, scale, numbers, deterministic, with_lse, softcap):
+    def forward(ctx, q, k, v, mask, others):
+        scale, numbers, deterministic, with_lse, softcap = others  # in one, as every argument costs time
         causal, settings = _settings_of(numbers, deterministic, softcap)
-        out, lse, order, key_means = attend(q, k, v, mask, scale, *numbers, True, softcap)
-        _save(ctx, (q, k, v, mask, order, key_means, out, lse), (causal, scale, *settings))
-        return (out, lse) if with_lse else out  # every output costs time
+        out, lse, order, key_means = _attend(q, k, v, mask, scale, *numbers, True, softcap)
+        ctx.save_for_backward(q, k, v, mask, order, key_means, out, lse)
+        ctx.settings = (causal, scale, *settings)
+        if with_lse:
+            ctx.set_materialize_grads(False)
+            return out, lse
+        return out  # as every output costs time, too
 
 
 @functools.lru_cache(maxsize=1024)  # as many as core._packed()
@@ -381,8 +387,9 @@ def attend_eagerly(q, k, v, mask, scale, numbers, deterministic, with_lse, softc
     """(out, lse) by `attend`, with gradients: the shortest way in eager code, unless torch.func transforms it. Without
     with_lse lse may be None. numbers: (what pack() and pack_near() make of the settings, key_offset, skip, seed,
     what pack_window_size() makes of the window)."""
-    if torch.is_grad_enabled() and any_requires_grad((q, k, v, mask)):
-        results = _record_attend(q, k, v, mask, scale, numbers, deterministic, with_lse, softcap)
+    of_tensors = q.requires_grad or k.requires_grad or v.requires_grad or (mask is not None and mask.requires_grad)
+    if of_tensors and torch.is_grad_enabled():
+        results = _record_attend(q, k, v, mask, (scale, numbers, deterministic, with_lse, softcap))
         return results if with_lse else (results, None)
-    out, lse, _, _ = attend(q, k, v, mask, scale, *numbers, with_lse, softcap)
+    out, lse, _, _ = _attend(q, k, v, mask, scale, *numbers, with_lse, softcap)
     return out, lse

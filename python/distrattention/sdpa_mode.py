@@ -7,7 +7,7 @@ import types
 import warnings
 from dataclasses import dataclass, field
 
-from distrattention import core  # first, for it says in words what is missing
+from distrattention import context, core  # first, for it says in words what is missing
 from distrattention.attention import explain, is_decoding, scaled_dot_product_attention
 from distrattention.settings import EXACT, Fields, Settings, chosen
 
@@ -215,7 +215,7 @@ def _is_over_channels(query, key, value, attn_mask, dropout_p, is_causal, scale)
     looks: it has normalised its rows (scale 1), is square and mostly wider than long, and has no mask."""
     if not torch.compiler.is_compiling():
         xcit = sys.modules.get("timm.models.xcit")
-        if xcit is not None and core.is_under_way(xcit.XCA.forward):
+        if xcit is not None and context.is_under_way(xcit.XCA.forward):
             return True
     square = query.shape == key.shape == value.shape
     return square and query.shape[-1] > query.shape[-2] and scale == 1.0 and attn_mask is None and not is_causal

@@ -109,8 +109,8 @@ def test_attend_is_make_grouping_and_forward(settings):
     *results, taken, means = ops.attend(q, k, v, None, scale, packed, 0, None, 0.0, 3, 0, True)
     assert all(map(torch.equal, results, ops.forward(q, k, v, None, order, None, *settings)))
     assert means is None and (taken is None) if order is None else torch.equal(taken, order)
-    out, lse, *_ = ops.attend(q, k, v, None, scale, packed, 0, None, 0.0, 3, 0, False)
-    assert torch.equal(out, results[0]) and lse is None
+    out, *others = ops.attend(q, k, v, None, scale, packed, 0, None, 0.0, 3, 0, False)
+    assert torch.equal(out, results[0]) and others == [None] * 3
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
@@ -353,8 +353,9 @@ def test_attend_orders_no_columns_where_auto_is_exact(rows, ordered):
     q, k, v = (torch.randn(1, 1, rows, 64) for _ in range(3))
     settings = ("auto", 2, 128, "mean", "own")
     numbers = (ops.pack("none", *settings), 0, None, 0.0, 0, 0)
-    out, _, order, _ = ops.attend(q, k, v, None, None, *numbers, False)
+    out, _, order, _ = ops.attend(q, k, v, None, None, *numbers, True)
     assert (order is not None) == ordered
+    assert torch.equal(out, ops.attend(q, k, v, None, None, *numbers, False)[0])
     wanted, _ = ops.make_grouping(q, k, "none", "auto", 2, 128, "own", 0, flat=True)
     assert torch.equal(out, ops.forward(q, k, v, None, wanted, None, "none", None, *settings)[0])
     mask = torch.zeros(rows, dtype=torch.float32)

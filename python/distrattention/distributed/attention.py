@@ -4,7 +4,7 @@
 import math
 from typing import Any
 
-from distrattention import core, ops  # first, for it says in words what is missing
+from distrattention import context, core, ops  # first, for it says in words what is missing
 from distrattention.determinism import is_nondeterministic_backward_allowed
 from distrattention.distributed import peer_memory, ring, ulysses
 from distrattention.distributed.agreement import agree
@@ -74,7 +74,7 @@ def attention(
     described, rows, error, begun = None, 0, None, None
     try:
         settings = chosen(settings, fields)
-        query, key, value = core.autocast(query, key, value)
+        query, key, value = context.autocast(query, key, value)
         _check(query, key, value, scale, enable_gqa, settings, ranks)
         multiple = require_int("multiple", multiple, 1)
         described, rows = _description(query, key, value, ranks, multiple, is_causal, scale, settings), query.shape[2]

@@ -37,7 +37,7 @@ def _tell_calls_apart_by_all(operator):
 def _attend(q, k, v, mask, scale, settings, near, key_offset, skip, seed, window_size, lse, softcap=0.0):
     _, strategy, group_size, *_ = unpack(settings)
     window, sinks, _ = unpack_near(near)
-    groups = strategy != "exact" and group_size > 1
+    groups = lse and strategy != "exact" and group_size > 1  # without LSE no order is returned
     has_means = groups and ops.needs_key_means(strategy, group_size, window, sinks)
     found = []
     for of_q, of_k in _placements(q, k, v):

@@ -10,7 +10,7 @@ from statistics import fmean
 from types import MappingProxyType
 from typing import Any
 
-from .. import core, ops  # first, for it says in words what is missing
+from .. import context, ops  # first, for it says in words what is missing
 from ..attention import attention_of_prompts, causality, is_decoding
 from ..sdpa_mode import replace_sdpa
 from ..settings import EXACT, Settings, require_int
@@ -164,7 +164,7 @@ class _Evaluation(_Meeting):
             super()._attend(*arguments, **options)
         except (RuntimeError, TypeError, ValueError) as refusal:
             left_out = str(refusal).splitlines()[0]
-        call = Call(*core.autocast(query, key, value, mask), causal, scale)
+        call = Call(*context.autocast(query, key, value, mask), causal, scale)
         sums = self.sums_of(call, left_out)
         if left_out is None:
             self.measure(call, sums)
@@ -221,7 +221,7 @@ class _Approximation(_Meeting):
     def attend_here(self, *tensors_and_settings):
         call = _call_of(*tensors_and_settings)
         decoding = is_decoding(call.query.shape[2], call.key.shape[2], self.settings.block_size)
-        exact = decoding and core.is_under_way(attention_of_prompts)
+        exact = decoding and context.is_under_way(attention_of_prompts)
         return call.run(EXACT if exact else self.settings)
 
 

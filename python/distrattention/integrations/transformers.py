@@ -45,7 +45,8 @@ from transformers.utils import logging
 from typing_extensions import Unpack
 
 from distrattention.attention import attention_of_prompts
-from distrattention.core import is_plain, settings_of
+from distrattention.context import is_plain
+from distrattention.core import settings_of
 from distrattention.settings import EXACT, FIELDS, Fields, Settings, chosen
 
 logger = logging.get_logger(__name__)
