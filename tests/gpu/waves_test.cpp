@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <utility>
+
 namespace distr::cuda::sm90 {
 namespace {
 
@@ -76,6 +78,22 @@ TEST(FewRows, GoToTheKernelOfSequences) {
   EXPECT_TRUE(has_few_rows(problem));
   problem.key_lengths = false;
   EXPECT_FALSE(has_few_rows(problem));
+}
+
+// Blocks of 128 keys, tiles of 64 queries.
+TEST(LastRound, IsSplitWhereItHasBlocksForFewSms) {
+  const auto split = [](std::int64_t blocks, std::int64_t tiles) {
+    const LastRound last = split_of_last_round(blocks, tiles, kNumSms);
+    return std::pair(last.first, last.pieces);
+  };
+  EXPECT_EQ(split(62 * 132 + 8, 512), std::pair(std::int64_t{62 * 132}, std::int64_t{16}));
+  EXPECT_EQ(split(2 * 132 + 56, 64), std::pair(std::int64_t{2 * 132}, std::int64_t{2}));
+  EXPECT_EQ(split(132 + 67, 64), std::pair(std::int64_t{132 + 67}, std::int64_t{1}));  // a second SM for some alone
+  EXPECT_EQ(split(2 * 132, 64), std::pair(std::int64_t{2 * 132}, std::int64_t{1}));
+  EXPECT_EQ(split(4, 1000), std::pair(std::int64_t{0}, std::int64_t{33}));
+  EXPECT_EQ(split(4, 17), std::pair(std::int64_t{0}, std::int64_t{2}));
+  EXPECT_EQ(split(4, 15), std::pair(std::int64_t{4}, std::int64_t{1}));
+  EXPECT_EQ(split(0, 15), std::pair(std::int64_t{0}, std::int64_t{1}));
 }
 
 TEST(ShortSequences, GoToThePortableBackwardWhereItTakesThem) {

@@ -35,6 +35,8 @@
 //     - Who sees a tile are the first so many blocks, also where attention is causal: nobody in the order is left out.
 //       With a sliding window, and where a launch has near or far tiles alone, only blocks that meet the tile count
 //       (KeyWork::turn).
+//     - Where the last blocks of keys are split (SplitTail), one piece of a block meets a tile, and pieces begin in the
+//       order of their blocks.
 //   As all blocks of a head go from the last tile to the first, each is behind the one before it by one hand-over and
 //   from then on runs beside it. Callers who let the order change have no semaphores, and sums that begin as zeros.
 #pragma once
@@ -130,8 +132,10 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
     }
     const int row = work.key + (warp - 4) * 16;  // this warp's first key
     const KeyPlace place = place_of<C>(p, work, storage);
-    store_keys<typename C::Element>(place, row, d_k, p.d_k_parts, p.d_k, p.d_k_strides, p.problem.head_dim, p.scale);
-    store_keys<typename C::Element>(place, row, d_v, p.d_v_parts, p.d_v, p.d_v_strides, p.problem.head_dim_v, 1.0F);
+    store_keys<typename C::Element>(place, row, d_k, place.is_piece ? p.tail.d_k : p.d_k_parts, p.d_k, p.d_k_strides,
+                                    p.problem.head_dim, p.scale);
+    store_keys<typename C::Element>(place, row, d_v, place.is_piece ? p.tail.d_v : p.d_v_parts, p.d_v, p.d_v_strides,
+                                    p.problem.head_dim_v, 1.0F);
     if (p.tiles == QueryTiles::far) {  // for who counts on both launches
       wait_on_dependent_grids();
     }

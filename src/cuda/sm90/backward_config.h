@@ -108,7 +108,7 @@ struct BackwardStorage {
     Barrier d_s_full[C::kStages];
     Barrier pingpong[C::kConsumers];  // whose P and dS are next
   } barriers;
-  unsigned block;  // the number that KeyWork::of takes
+  unsigned block;  // the thread block, in the order in which they begin
   std::conditional_t<C::kTakesLengths, KeySequence, NoEntry> sequence;
 };
 
@@ -121,6 +121,33 @@ struct NearQueries {
   CUtensorMap q;
   const StatsColumns* stats;
   float* dq_accum;
+};
+
+// One of the pieces that a block of keys is split into, which share its queries.
+struct KeyPiece {
+  unsigned block;   // of keys, of all heads
+  unsigned number;  // of the piece
+  unsigned pieces;  // of the block; 1: it is whole
+};
+
+// The last blocks of keys, which are fewer than the GPU's SMs, are split, so that all SMs have a piece
+// (split_of_last_round() in heuristics.h). What pieces find of dK and dV is added in their order.
+struct SplitTail {
+  unsigned first;    // block of keys that is split, as all behind it
+  unsigned pieces;   // of each
+  float *d_k, *d_v;  // in fragments of kKeyTileRows rows, for each piece
+
+  [[nodiscard]] __host__ __device__ unsigned thread_blocks(unsigned blocks) const {
+    return first + (blocks - first) * pieces;
+  }
+  // Of a thread block, in the order in which they begin.
+  [[nodiscard]] __device__ KeyPiece piece(unsigned thread_block) const {
+    if (thread_block < first) {
+      return {thread_block, 0, 1};
+    }
+    const unsigned behind = thread_block - first;
+    return {first + behind / pieces, behind % pieces, pieces};
+  }
 };
 
 // What the kernel takes by value.
@@ -144,8 +171,9 @@ struct BackwardParameters {
   float *d_k_parts, *d_v_parts;
   bool keys_of_query_head;  // k is [B, Hq, Nk, r], fused for each query head
   int interleaved;          // heads, at a time (cuda/backward_scheduler.cuh)
-  std::int64_t key_rows;    // of a head's parts
-  DeviceLengths lengths;    // of packed sequences; then stats_rows are those of dQ's sums as well
+  SplitTail tail;
+  std::int64_t key_rows;  // of a head's parts
+  DeviceLengths lengths;  // of packed sequences; then stats_rows are those of dQ's sums as well
 };
 
 }  // namespace distr::cuda::sm90

@@ -106,7 +106,8 @@ __device__ inline void wait_for_semaphore(const unsigned* dq_semaphore, unsigned
 struct KeyPlace {
   int batch, head_kv;
   int first_key, keys;  // in dK and dV, and how many there are
-  std::int64_t part;    // the first key's row in the parts of all heads
+  std::int64_t part;    // key 0's row in the parts of all heads, or of all pieces
+  bool is_piece;        // of the tail
 };
 
 // dK or dV of this warp's 16 keys from `row` on: what is wanted, or the parts of a query head. kSums: of a thread, half

@@ -68,6 +68,7 @@ class BackwardPlan {
  private:
   void plan_near(const Problem& p, const Grouping& grouping, WorkspaceLayout& workspace);
   void plan_key_sums(const Problem& p, WorkspaceLayout& workspace);
+  void plan_tail(const Problem& p, WorkspaceLayout& workspace);
   // Zeros where the kernel counts on them: in turns and tickets, and in sums that no block is known to begin.
   void clear(void* workspace, void* stream) const;
   // The near tiles in a launch of their own.
@@ -94,6 +95,7 @@ class BackwardPlan {
   Part<std::uint16_t> q_hat_, k_hat_;
   Part<float> d_k_parts_, d_v_parts_;
   Part<float> near_dq_accum_, near_d_k_parts_, near_d_v_parts_;
+  Part<float> d_k_of_pieces_, d_v_of_pieces_;  // of the tail
   std::optional<BackwardMeans> means_;
   BackwardConversions conversions_{};
 
@@ -171,6 +173,7 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder o
   parameters_.d_v_strides = common::gradient_strides(p).v;
   parameters_.interleaved = interleaved_backward_heads(as_one_sequence(p), variant_.columns, variant_.values,
                                                        kKeyTileRows, device_properties().num_sms);
+  plan_tail(p, workspace);
   conversions_ =
       conversions_of(p, parameters_, factors_, {variant_, near_variant()}, {queries_.batch, query_rows_, key_rows_});
 }
@@ -198,6 +201,22 @@ void BackwardPlan::plan_key_sums(const Problem& p, WorkspaceLayout& workspace) {
   if (near_variant_ != nullptr) {
     near_d_k_parts_ = {workspace, "dK of query heads and near keys", rows * near_variant_->columns};
     near_d_v_parts_ = {workspace, "dV of query heads and near keys", rows * near_variant_->values};
+  }
+}
+
+void BackwardPlan::plan_tail(const Problem& p, WorkspaceLayout& workspace) {
+  const std::int64_t blocks = heads_ * (key_rows_ / kKeyTileRows);
+  const bool are_alike = p.causal == Causal::none && !common::has_window(p) && !p.packed.has_value();
+  const bool are_sums = d_k_parts_.exists() || d_v_parts_.exists();  // which wait for others anyway
+  const LastRound last = are_alike && !are_sums
+                             ? split_of_last_round(blocks, query_rows_ / kQueryTileRows, device_properties().num_sms)
+                             : LastRound{blocks, 1};
+  parameters_.tail.first = static_cast<unsigned>(last.first);
+  parameters_.tail.pieces = static_cast<unsigned>(last.pieces);
+  if (last.pieces > 1) {
+    const std::int64_t rows = (blocks - last.first) * last.pieces * kKeyTileRows;
+    d_k_of_pieces_ = {workspace, "dK of pieces", rows * variant_.columns};
+    d_v_of_pieces_ = {workspace, "dV of pieces", rows * variant_.values};
   }
 }
 
@@ -269,7 +288,12 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
   p.d_v = tensors.d_v;
   p.d_k_parts = d_k_parts_.in(workspace);
   p.d_v_parts = d_v_parts_.in(workspace);
+  p.tail.d_k = d_k_of_pieces_.in(workspace);
+  p.tail.d_v = d_v_of_pieces_.in(workspace);
   variant_.launch(p, stream);
+  if (d_k_of_pieces_.exists()) {
+    variant_.add_pieces(p, stream);
+  }
   convert_all(tensors, workspace, stream);
 }
 
@@ -320,7 +344,7 @@ std::vector<LaunchShape> BackwardPlan::launches() const {
                                      ? count_packed_tiles(lengths.total_k, parameters_.problem.batch, kKeyTileRows)
                                      : key_rows_ / kKeyTileRows;
       result.push_back({{kQueryTileRows, kKeyTileRows, variant->values, variant->columns},
-                        heads_ * tiles,
+                        parameters_.tail.thread_blocks(static_cast<unsigned>(heads_ * tiles)),
                         variant->threads,
                         variant->shared_bytes});
     }

@@ -89,12 +89,14 @@ struct KeyWork {
     const int heads = static_cast<int>(problem.heads_q);
     const auto blocks = static_cast<int>((problem.seq_k + C::kKeys - 1) / C::kKeys);
     TileCoord coord{};
+    KeyPiece piece{0, 0, 1};
     if (is_packed<C>(p)) {
       if constexpr (C::kTakesLengths) {
         coord = {0, uniform(storage.sequence.head), uniform(storage.sequence.number)};
       }
     } else {
-      coord = TileCoord::of(uniform(storage.block), heads, problem.batch, static_cast<unsigned>(blocks), p.interleaved);
+      piece = p.tail.piece(uniform(storage.block));
+      coord = TileCoord::of(piece.block, heads, problem.batch, static_cast<unsigned>(blocks), p.interleaved);
     }
     KeyWork result{};
     result.batch = coord.batch;
@@ -126,6 +128,14 @@ struct KeyWork {
     result.tiles = end - first - result.gap / C::kRows;
     result.last_row = (end - 1) * C::kRows;
     result.tiles_above = end - result.near_end / C::kRows;
+    if (piece.pieces > 1) {
+      const auto end_of = [&](unsigned pieces) {
+        return static_cast<int>(static_cast<unsigned>(result.tiles) * pieces / piece.pieces);
+      };
+      const int before = end_of(piece.number);
+      result.last_row -= before * C::kRows;
+      result.tiles = end_of(piece.number + 1) - before;
+    }
     return result;
   }
   // The n-th tile's first.
@@ -150,11 +160,14 @@ template <class C>
   if constexpr (C::kTakesLengths) {
     if (is_packed<C>(p)) {
       const KeySequence& own = storage.sequence;
-      return {0, work.head_kv, own.first_key, own.keys, work.head * p.key_rows + own.sums_key};
+      return {0, work.head_kv, own.first_key, own.keys, work.head * p.key_rows + own.sums_key, false};
     }
   }
+  const bool is_piece = storage.block >= p.tail.first;
   const std::int64_t head = work.batch * p.problem.heads_q + work.head;
-  return {work.batch, work.head_kv, 0, static_cast<int>(p.problem.seq_k), head * p.key_rows};
+  const std::int64_t part =
+      is_piece ? std::int64_t{storage.block - p.tail.first} * C::kKeys - work.key : head * p.key_rows;
+  return {work.batch, work.head_kv, 0, static_cast<int>(p.problem.seq_k), part, is_piece};
 }
 
 template <class C>

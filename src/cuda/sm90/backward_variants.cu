@@ -10,18 +10,28 @@
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/sm90/backward.cuh"
+#include "cuda/sm90/backward_tail.cuh"
 
 namespace distr::cuda::sm90 {
 namespace {
 
 template <class C>
+[[nodiscard]] unsigned blocks_of_keys(const BackwardParameters& p) {
+  return static_cast<unsigned>(
+      p.lengths.packed ? count_packed_tiles(p.lengths.total_k, p.problem.batch, C::kKeys) * p.problem.heads_q
+                       : (p.problem.seq_k + C::kKeys - 1) / C::kKeys * p.problem.batch * p.problem.heads_q);
+}
+
+template <class C>
 void launch_backward(const BackwardParameters& p, void* stream) {
-  const std::int64_t blocks = p.lengths.packed
-                                  ? count_packed_tiles(p.lengths.total_k, p.problem.batch, C::kKeys) * p.problem.heads_q
-                                  : (p.problem.seq_k + C::kKeys - 1) / C::kKeys * p.problem.batch * p.problem.heads_q;
   allow_shared_memory<backward<C>, sizeof(BackwardStorage<C>)>();
-  launch_dependent(backward<C>, dim3(static_cast<unsigned>(blocks)), C::kThreads, sizeof(BackwardStorage<C>), stream,
-                   p);
+  launch_dependent(backward<C>, dim3(p.tail.thread_blocks(blocks_of_keys<C>(p))), C::kThreads,
+                   sizeof(BackwardStorage<C>), stream, p);
+}
+
+template <class C>
+void launch_add_pieces(const BackwardParameters& p, void* stream) {
+  launch_dependent(add_pieces<C>, dim3(blocks_of_keys<C>(p) - p.tail.first, 2), kAddingThreads<C>, 0, stream, p);
 }
 
 template <class C>
@@ -34,7 +44,8 @@ constexpr BackwardVariant variant() {
           C::kTakesLengths,
           C::kThreads,
           static_cast<int>(sizeof(BackwardStorage<C>)),
-          &launch_backward<C>};
+          &launch_backward<C>,
+          &launch_add_pieces<C>};
 }
 
 template <template <int, int> class C>

@@ -14,6 +14,7 @@ struct BackwardVariant {
   bool caps_scores, takes_lengths;
   int threads, shared_bytes;
   void (*launch)(const BackwardParameters& parameters, void* stream);
+  void (*add_pieces)(const BackwardParameters& parameters, void* stream);  // behind it, of the tail
 };
 
 // Those of a type from the narrowest to the widest.

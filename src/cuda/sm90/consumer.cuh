@@ -252,7 +252,7 @@ __device__ __forceinline__ void consume_behind(int n, int tiles, const ScoreScal
 // Scores become P with an online row max, and O is rescaled, once no product is under way.
 template <class C>
 __device__ __forceinline__ void online_exponentials(RowMax row_max, Softmax<C>& softmax, float (&s)[C::kHalf / 2],
-                                                  float (&o)[C::kValues / 2]) {
+                                                    float (&o)[C::kValues / 2]) {
   float factor[2];
   const bool rescales = row_max != RowMax::none && softmax.update_row_max(s, factor);
   const bool subtracted = C::kScaleIn == ScaleIn::softmax && row_max == RowMax::online;

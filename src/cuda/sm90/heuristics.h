@@ -166,4 +166,20 @@ struct Waves {
   return static_cast<int>(common::ceil_div(heads, sets));  // none of them much smaller than the others
 }
 
+// Where the last round of a backward's blocks of keys begins, and into how many pieces each of its blocks is split.
+struct LastRound {
+  std::int64_t first, pieces;
+};
+
+// An SM runs a block at a time. Where attention is not causal all take as long, so that a last round that has blocks
+// for few SMs leaves the others idle. Its blocks are split by queries, for as many SMs as there are
+// (docs/kernel-log.md, sm90/backward, step 18). blocks: of 128 keys, of all heads.
+[[nodiscard]] inline LastRound split_of_last_round(std::int64_t blocks, std::int64_t query_tiles,
+                                                   std::int64_t num_sms) noexcept {
+  constexpr std::int64_t kFewestTiles = 8;  // of a piece: to begin takes it as long as two, and then there is its sum
+  const std::int64_t rest = blocks % num_sms;
+  const std::int64_t pieces = rest == 0 ? 1 : std::min(num_sms / rest, query_tiles / kFewestTiles);
+  return pieces < 2 ? LastRound{blocks, 1} : LastRound{blocks - rest, pieces};
+}
+
 }  // namespace distr::cuda::sm90
