@@ -8,7 +8,8 @@ which together are larger than the L2 cache; a time is the median over the round
 call of the public function: grouping, fusion and attention, and the launches wherever the GPU waits for them. Short
 calls come `calls_in_a_row` at a time, about a millisecond: what the GPU has yet to do for the contender before would
 else hide the first one's launch, or not, by who that is. What the GPU alone needs, out of a captured graph, is
-`ms_graph` (lengths up to --graph-up-to), the contenders by turns as well.
+`ms_graph` (lengths up to --graph-up-to), the contenders by turns as well. "distr_any_order" is a backward that sums in
+any order (allow_nondeterministic_backward()), of exact attention, at some lengths, in bf16.
 
 Writes {"meta", "rows"} (bench/results/<gpu>/torch.json), anew after each shape. Exit status: 0; 1 where exact attention
 errs more than twice as much as FlashAttention-2 (against float32), or --limit cut the sweep short.
@@ -44,6 +45,7 @@ LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 SETTINGS = (("exact", 1), ("lsh", 2), ("lsh", 4), ("energy", 2), ("energy", 4))
 WHOLE = SETTINGS[1:]  # with one grouping for the whole sequence, too
 PEERS = {"sdpa_flash": SDPBackend.FLASH_ATTENTION, "sdpa_cudnn": SDPBackend.CUDNN_ATTENTION}
+ANY_ORDER, ANY_ORDER_LENGTHS = "distr_any_order", (4096, 16384)
 BLOCK, ESTIMATOR = 128, "mean"
 DTYPES = {"bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -82,6 +84,15 @@ class Shape:
         return [(inputs(), inputs(), inputs(), grad().transpose(1, 2)) for _ in range(count)]
 
 
+@contextlib.contextmanager
+def in_any_order():
+    distrattention.allow_nondeterministic_backward()
+    try:
+        yield
+    finally:
+        distrattention.allow_nondeterministic_backward(False)
+
+
 @dataclass(frozen=True)
 class Contender:
     impl: str
@@ -102,6 +113,8 @@ class Contender:
 
     def pinned(self):
         """The block within which its calls are made. Entering it is not timed."""
+        if self.impl == ANY_ORDER:
+            return in_any_order()
         return sdpa_kernel(PEERS[self.impl]) if self.impl in PEERS else contextlib.nullcontext()
 
     def attend(self, q, k, v, causal):
@@ -111,6 +124,14 @@ class Contender:
         settings["order_from"] = self.order_from(causal)
         attention = distrattention.scaled_dot_product_attention
         return attention(q, k, v, is_causal=causal, strategy=self.strategy, **settings)
+
+    def takes(self, shape, op):
+        """Whether it is measured there."""
+        if self.impl == ANY_ORDER:
+            is_among = shape.n in ANY_ORDER_LENGTHS and shape.head_dim >= 64 and shape.dtype == "bf16"
+            return op == "forward_backward" and is_among
+        # Training in a causal model needs orders from the block before: there must be one.
+        return not (self.whole and op == "forward_backward" and shape.causal)
 
     def forward(self, q, k, v, grad, causal):
         with torch.no_grad():
@@ -128,6 +149,7 @@ class Contender:
 
 CONTENDERS = [*map(Contender, PEERS), *(Contender("distr", *setting) for setting in SETTINGS)]
 CONTENDERS += [Contender("distr", *setting, whole=True) for setting in WHOLE]
+CONTENDERS += [Contender(ANY_ORDER, "exact", 1)]
 # G changes no order.
 GROUPINGS = [Contender("distr", strategy, 2, whole) for strategy in ("lsh", "energy") for whole in (False, True)]
 
@@ -205,7 +227,8 @@ def kernel_of(contender, operation, q, k, v, causal):
     block = contender.block(q.shape[2])
     settings = dict(strategy=contender.strategy, group_size=contender.group_size, block_size=block)
     settings["order_from"] = contender.order_from(causal)
-    return distrattention.explain(q, k, v, is_causal=causal, operation=operation, **settings)["kernel"]
+    with contender.pinned():
+        return distrattention.explain(q, k, v, is_causal=causal, operation=operation, **settings)["kernel"]
 
 
 def name_of(row):
@@ -236,9 +259,7 @@ def measure(shape, op, options, skipped):
     calls, errors = {}, {}
     exact = float32_head(*sets[0], shape.causal) if op == "forward" else None
     for contender in CONTENDERS:
-        # Training in a causal model needs orders from the block before: there must be one.
-        trains_causal = op == "forward_backward" and shape.causal
-        if str(contender) not in skipped and not (contender.whole and trains_causal):
+        if str(contender) not in skipped and contender.takes(shape, op):
             function = getattr(contender, op)
             calls[str(contender)] = contender, lambda i, f=function: f(*sets[i % len(sets)], shape.causal)
     for name, (contender, call) in list(calls.items()):  # the first call loads kernels and plans
