@@ -209,9 +209,9 @@ std::tuple<Tensor, Tensor, Tensor> forward_counting(
   return {std::move(o), std::move(lse), *std::move(halves)};
 }
 
-// make_grouping() and forward() in one; `settings` to `window_size`: unpack(). with_lse: the others of what a backward
-// reads are returned, too: the order and the means of the keys, flat, where there are some: under `auto` columns may
-// not be grouped. Without it they are no tensors, which would take the host as long as a launch.
+// make_grouping() and forward() in one; `settings` to `window_size`: unpack(). With LSE the order and the means of the
+// keys, flat, are returned, too, as a backward reads them, where there are some: under `auto` columns may not be
+// grouped. Without it they are not made tensors, which would take the host as long as a launch.
 std::tuple<Tensor, OptionalTensor, OptionalTensor, OptionalTensor> attend(
     const Tensor& q_in, const Tensor& k_in, const Tensor& v_in, const OptionalTensor& mask, std::optional<double> scale,
     std::int64_t settings, std::int64_t near, std::optional<std::int64_t> key_offset, double skip, std::int64_t seed,

@@ -22,9 +22,15 @@ def is_plain():
 
 def is_usual():
     """Whether nothing at all is to be heeded: code is eager and plain, nothing is cast, and there are no tangents."""
-    if torch.compiler.is_compiling() or not is_plain():
-        return False
-    return not _is_autocast_enabled() and torch.autograd.forward_ad._current_level < 0
+    return not (
+        torch.compiler.is_compiling()
+        or _transforms()  # and all that is_plain() asks
+        or _tracing_state() is not None
+        or _function_modes()
+        or _dispatch_modes()
+        or _is_autocast_enabled()
+        or torch.autograd.forward_ad._current_level >= 0
+    )
 
 
 def autocast(*tensors):

@@ -319,10 +319,8 @@ class _Attend(_Forward):
         out, lse, order, key_means = _attend(q, k, v, mask, scale, *numbers, True, softcap)
         ctx.save_for_backward(q, k, v, mask, order, key_means, out, lse)
         ctx.settings = (causal, scale, *settings)
-        if with_lse:
-            ctx.set_materialize_grads(False)
-            return out, lse
-        return out  # as every output costs time, too
+        ctx.set_materialize_grads(False)
+        return (out, lse) if with_lse else out  # every output costs time, too
 
 
 @functools.lru_cache(maxsize=1024)  # as many as core._packed()

@@ -113,6 +113,22 @@ def test_attend_is_make_grouping_and_forward(settings):
     assert torch.equal(out, results[0]) and others == [None] * 3
 
 
+def test_a_gradient_that_is_undefined_stays_so():
+    class Nothing(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, x):
+            return x.clone()
+
+        @staticmethod
+        def backward(ctx, grad):
+            return None
+
+    q, k, v = (tensor.requires_grad_() for tensor in LAYOUTS["packed"]())
+    for attend in (distrattention.scaled_dot_product_attention, torch.nn.functional.scaled_dot_product_attention):
+        Nothing.apply(attend(q, k, v)).sum().backward()
+        assert q.grad is k.grad is v.grad is None
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit
 def test_traced_code_has_the_operators_of_compiled_code():
     q, k, v = LAYOUTS["packed"]()

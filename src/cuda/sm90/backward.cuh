@@ -4,7 +4,8 @@
 // exact attention.
 //
 //   A thread block owns kKeys keys of a query head, whose K and V stay in shared memory, and meets its tiles of kRows
-//   queries, from the last to the first. Two consumer warpgroups own 64 keys each. For a tile:
+//   queries, or those of a piece (SplitTail), from the last to the first. Two consumer warpgroups own 64 keys each. For
+//   a tile:
 //     S^T = K Q^T - LSE / scale               [64, kRows]  statistics are columns that ones meet
 //     dP^T = V dO^T - D                       [64, kRows]
 //     P = 2^(scale S)

@@ -130,7 +130,7 @@ struct KeyPiece {
   unsigned pieces;  // of the block; 1: it is whole
 };
 
-// The last blocks of keys, which are fewer than the GPU's SMs, are split, so that all SMs have a piece
+// The last blocks of keys, which are fewer than the GPU's SMs, are split, so that more SMs have a piece
 // (split_of_last_round() in heuristics.h). What pieces find of dK and dV is added in their order.
 struct SplitTail {
   unsigned first;    // block of keys that is split, as all behind it

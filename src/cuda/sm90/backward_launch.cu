@@ -207,7 +207,7 @@ void BackwardPlan::plan_key_sums(const Problem& p, WorkspaceLayout& workspace) {
 void BackwardPlan::plan_tail(const Problem& p, WorkspaceLayout& workspace) {
   const std::int64_t blocks = heads_ * (key_rows_ / kKeyTileRows);
   const bool are_alike = p.causal == Causal::none && !common::has_window(p) && !p.packed.has_value();
-  const bool are_sums = d_k_parts_.exists() || d_v_parts_.exists();  // which wait for others anyway
+  const bool are_sums = d_k_parts_.exists() || d_v_parts_.exists();  // made by convert_sums()
   const LastRound last = are_alike && !are_sums
                              ? split_of_last_round(blocks, query_rows_ / kQueryTileRows, device_properties().num_sms)
                              : LastRound{blocks, 1};
