@@ -325,7 +325,7 @@ TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "s
           "torch_speed_zen4": lambda: torch_speed("cpu/torch_zen4.json"), "gpu_speed": gpu_speed,
           "gpu_gains": gpu_gains, "hopper": hopper, "gpu_free_order": gpu_free_order, "build_time": build_time,
           "ring_model": ring_model, "distributed": distributed, "streams": streams,
-          "rings": lambda: rings("h100_x2/distributed.json"),
+          "rings": lambda: rings("h200_x2/distributed.json"),
           "rings_of_four": lambda: rings("h200_x4/distributed.json"),
           "features": features, "varlen": varlen, "decode": decode,
           **paper_tables.TABLES}
