@@ -378,13 +378,13 @@ OptionalTensor key_means_for(const Plan& plan, const Tensor& q, const OptionalTe
   if (!needs_key_means(plan.grouping()) || !key_means) {
     return {};
   }
-  const auto shape = key_means_shape(plan.problem(), plan.grouping());
+  auto shape = key_means_shape(plan.problem(), plan.grouping());
+  shape[1] = q.size(1) == 0 ? 0 : shape[1];  // where the problem has one head that is empty
   return by_blocks(q, "key_means", *key_means, ScalarType::Float, shape);
 }
 
 Workspace add_workspace(Call& call, std::size_t bytes, const Tensor& q, std::size_t behind) {
-  // What lies behind begins at a multiple of 256.
-  const std::size_t own = call.execution.device == Device::cuda ? (bytes + 255) / 256 * 256 : 0;
+  const std::size_t own = call.execution.device == Device::cuda ? (bytes + 255) / 256 * 256 : 0;  // aligned behind
   if (own + behind == 0) {
     return {};
   }

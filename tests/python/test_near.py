@@ -235,6 +235,13 @@ def test_a_given_order_takes_means():
         assert torch.equal(out, wanted)
 
 
+@pytest.mark.parametrize("heads", [0, 2])
+def test_gradients_of_any_number_of_heads(heads):
+    q, k, v = (torch.randn(1, heads, 40, 8, requires_grad=True) for _ in range(3))
+    scaled_dot_product_attention(q, k, v, strategy="energy", group_size=2, window=20).sum().backward()
+    assert q.grad.shape == q.shape and q.grad.isfinite().all()
+
+
 def test_flops_of_near_keys():
     """4 blocks of 128 rows, window 0: a block's own tile is near, and with sinks the first one; d 16, G 4."""
     q, k, v = (torch.randn(1, 1, 512, 16) for _ in range(3))
