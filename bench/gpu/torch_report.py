@@ -179,7 +179,7 @@ def finish(figure, panel, path, results, columns):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--result", type=pathlib.Path, default="bench/results/h100/torch.json", help="of torch_gpu.py")
-    parser.add_argument("--plots", default="docs/h200", help="how the plots' paths begin")
+    parser.add_argument("--plots", default="docs/h100", help="how the plots' paths begin")
     options = parser.parse_args()
     results = Results(options.result)
     print(f"{results.source()}; {results.dtype()}. Medians, grouping and fusion included.")

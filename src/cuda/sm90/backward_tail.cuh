@@ -40,7 +40,7 @@ __device__ inline void add_keys(const KeyPlace& place, int row, const float* pie
   store_keys<T>(place, row, sum, nullptr, to, strides, columns, factor);
 }
 
-// A thread block has a split block of keys: its dK, or its dV.
+// A thread block has a split block of keys: its dK, or its dV. Query heads have K of their own where blocks are split.
 template <class C>
 __global__ void __launch_bounds__(kAddingThreads<C>) add_pieces(const __grid_constant__ BackwardParameters p) {
   using T = typename C::Element;
