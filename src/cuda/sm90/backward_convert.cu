@@ -7,8 +7,10 @@
 //   dV: the same, of heads whose columns are their own groups
 // and dQ of a dropped column takes the mean of its keys times the row's sum of dS over far keys.
 //
-// A warp takes 16 rows of a head of the result: the sums of each head that shares it pass through shared memory, where
-// a lane takes those of its columns' groups. Bound by memory: 4 bytes read for an element of the sums, 2 written.
+// A thread block takes 64 rows of a head of the result: the sums of each head that shares it pass through shared
+// memory, where a warp takes four rows and a lane those of its columns' groups. Bound by memory, 4 bytes read for an
+// element of the sums and 2 written, so a thread keeps few registers and an SM has the loads of two blocks on their
+// way.
 #include "cuda/sm90/backward_convert.h"
 
 #include "cuda/dependent_launch.cuh"
@@ -17,10 +19,12 @@
 namespace distr::cuda::sm90 {
 namespace {
 
-constexpr int kWarps = 4;
+constexpr int kWarps = 16;
 constexpr int kThreads = 32 * kWarps;
-constexpr int kRows = kConvertedRows / kWarps;
-static_assert(kRows == 16);  // a fragment's
+constexpr int kBlocksPerSm = 2;
+constexpr int kFragmentRows = 16;
+constexpr int kLoaders = kWarps / (kConvertedRows / kFragmentRows);  // warps that load a fragment's rows
+constexpr int kRows = kConvertedRows / kWarps;                       // of the result, a warp's
 constexpr int kMaxColumns = 128;
 constexpr int kPitch = kMaxColumns + 8;  // floats of a row in shared memory
 
@@ -100,41 +104,48 @@ __device__ ResultRows rows_of(const Conversion& r, std::int64_t tile) {
 }
 
 template <class T>
-__global__ void __launch_bounds__(kThreads) convert_kernel(const __grid_constant__ Conversion r) {
-  __shared__ float s_sums[kWarps][kRows][kPitch];
+__global__ void __launch_bounds__(kThreads, kBlocksPerSm) convert_kernel(const __grid_constant__ Conversion r) {
+  __shared__ float s_sums[kConvertedRows][kPitch];
   __shared__ Columns s_columns;
   launch_dependent_grids();
   wait_on_dependent_grids();
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const std::int64_t tiles = tiles_of_head(r);
-  const std::int64_t to_heads = r.heads / r.heads_per_result;
-  const std::int64_t to_head = blockIdx.x / tiles;  // of all batches
-  const std::int64_t tile = blockIdx.x % tiles;
+  const auto tiles = static_cast<unsigned>(tiles_of_head(r));
+  const auto to_heads = static_cast<unsigned>(r.heads / r.heads_per_result);
+  const unsigned to_head = blockIdx.x / tiles;  // of all batches
+  const unsigned tile = blockIdx.x % tiles;
+  const unsigned batch = to_head / to_heads;
+  const unsigned head_of_batch = to_head % to_heads;
   const ResultRows rows = rows_of(r, tile);
   if (rows.begin < 0 || rows.begin >= rows.end) {  // where sequences leave room between them
     return;
   }
+  const int fragment_row = warp / kLoaders * kFragmentRows;
+  const std::int64_t fragment = rows.begin + fragment_row;
+  const bool has_sums = fragment >= rows.first_sum && fragment < rows.end_sum;
   const std::int64_t row = rows.begin + warp * kRows;
-  const std::int64_t sums_row = tile * kConvertedRows + warp * kRows;
-  float(&sums)[kRows][kPitch] = s_sums[warp];
+  // Where one block has all rows the division would be of nothing.
+  const std::int64_t block = r.blocks == 1 ? 0 : static_cast<unsigned>(rows.begin) / static_cast<unsigned>(r.block);
 
-  const std::int64_t block = rows.begin / r.block;
   float total[kRows][4] = {};  // of this lane's columns: 2 lane, its neighbour, and those 64 behind
   const auto column = [&](int i) { return i / 2 * 64 + lane * 2 + i % 2; };
   const auto add = [&](const Sums& of_keys, std::int64_t head) {
     __syncthreads();  // nobody reads the columns of the sums before any more
-    find_groups(r, of_keys, head, block, s_columns);
-    const float* const from = of_keys.data + (head * r.padded_rows + sums_row) * of_keys.columns;
-#pragma unroll 4  // loads on their way at the same time
-    for (int n = 0; n < of_keys.columns / 8; ++n) {
+    const float* const from =
+        of_keys.data + (head * r.padded_rows + std::int64_t{tile} * kConvertedRows + fragment_row) * of_keys.columns;
+#pragma unroll
+    for (int i = 0; i < kMaxColumns / 8 / kLoaders; ++i) {  // loads on their way at the same time
+      const int n = i * kLoaders + warp % kLoaders;
       float4 x = make_float4(0, 0, 0, 0);
-      if (row >= rows.first_sum && row < rows.end_sum) {
+      if (has_sums && n < of_keys.columns / 8) {
         x = *reinterpret_cast<const float4*>(from + n * kFragment + lane * 4);
       }
-      *reinterpret_cast<float2*>(&sums[lane / 4][n * 8 + lane % 4 * 2]) = make_float2(x.x, x.y);
-      *reinterpret_cast<float2*>(&sums[lane / 4 + 8][n * 8 + lane % 4 * 2]) = make_float2(x.z, x.w);
+      float* const to = &s_sums[fragment_row + lane / 4][n * 8 + lane % 4 * 2];
+      *reinterpret_cast<float2*>(to) = make_float2(x.x, x.y);
+      *reinterpret_cast<float2*>(to + 8 * kPitch) = make_float2(x.z, x.w);
     }
+    find_groups(r, of_keys, head, block, s_columns);
     __syncthreads();
 #pragma unroll
     for (int i = 0; i < 4; ++i) {
@@ -144,13 +155,13 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(const __grid_constant
         const int source = sources[n];
 #pragma unroll
         for (int k = 0; k < kRows; ++k) {
-          total[k][i] += weight * sums[k][source];
+          total[k][i] += weight * s_sums[warp * kRows + k][source];
         }
       }
     }
   };
   for (std::int64_t h = 0; h < r.heads_per_result; ++h) {
-    const std::int64_t head = to_head / to_heads * r.heads + to_head % to_heads * r.heads_per_result + h;
+    const std::int64_t head = batch * r.heads + head_of_batch * r.heads_per_result + h;
     for (const Sums& of_keys : r.sums) {
       if (of_keys.data != nullptr) {
         add(of_keys, head);
@@ -173,7 +184,7 @@ __global__ void __launch_bounds__(kThreads) convert_kernel(const __grid_constant
     }
   }
 
-  T* const base = static_cast<T*>(r.to) + to_head / to_heads * r.strides.batch + to_head % to_heads * r.strides.head;
+  T* const base = static_cast<T*>(r.to) + batch * r.strides.batch + head_of_batch * r.strides.head;
   const bool pairs = reinterpret_cast<std::uintptr_t>(base) % 4 == 0 && r.strides.row % 2 == 0;
 #pragma unroll
   for (int k = 0; k < kRows; ++k) {

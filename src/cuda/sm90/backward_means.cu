@@ -10,7 +10,7 @@
 // The keys of a part of a longer call do not sum to dLSE, those of all of a row's parts do. So each part gives what its
 // near keys leave of its share, 0 or, of the part with key 0, which every row sees, dLSE: the parts add up.
 //
-// A warp takes a row, a lane every 32nd column of O_n. Bound by memory, 6 bytes a column.
+// Eight lanes take a row. Bound by memory, 6 bytes a column.
 #include "cuda/sm90/backward_means.h"
 
 #include <algorithm>
@@ -27,7 +27,9 @@
 namespace distr::cuda::sm90 {
 namespace {
 
-constexpr int kWarps = 8;
+constexpr int kLanes = 8;  // of a row
+constexpr int kThreads = 256;
+constexpr int kRows = kThreads / kLanes;
 
 struct FarRows {
   DeviceProblem problem;
@@ -37,57 +39,73 @@ struct FarRows {
   NearResult near;
   int near_columns;  // of its O
   const void* d_o;
+  bool aligned;        // rows of dO begin at a multiple of 16 bytes
   const float* d_lse;  // or null
   bool is_part;
   StatsColumns* far_stats;
   float* far_sums;
 };
 
-// All lanes have the result.
+// dO O_n of a row, in all of its lanes. columns: 0 for none.
 template <class T>
-[[nodiscard]] __device__ float near_dot(const FarRows& p, std::int64_t at, const T* d_o) {
-  const int lane = static_cast<int>(threadIdx.x) % 32;
+[[nodiscard]] __device__ float near_dot(const T* d_o, const float* near_o, int columns, bool aligned) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int chunks = aligned ? columns / kChunk : 0;
   float sum = 0;
-  for (int c = lane; c < p.problem.head_dim_v; c += 32) {
-    sum = fmaf(static_cast<float>(d_o[c]), p.near.o[at * p.near_columns + c], sum);
+  for (int chunk = lane; chunk < chunks; chunk += kLanes) {
+    const uint4 of_d_o = reinterpret_cast<const uint4*>(d_o)[chunk];
+    const float4 of_near[2] = {reinterpret_cast<const float4*>(near_o)[chunk * 2],
+                               reinterpret_cast<const float4*>(near_o)[chunk * 2 + 1]};
+    const auto* a = reinterpret_cast<const T*>(&of_d_o);
+    const auto* b = reinterpret_cast<const float*>(of_near);
+    for (int i = 0; i < kChunk; ++i) {
+      sum = fmaf(static_cast<float>(a[i]), b[i], sum);
+    }
   }
-  for (int other = 16; other > 0; other /= 2) {
+  for (int c = chunks * kChunk + lane; c < columns; c += kLanes) {
+    sum = fmaf(static_cast<float>(d_o[c]), near_o[c], sum);
+  }
+  for (int other = kLanes / 2; other > 0; other /= 2) {
     sum += __shfl_xor_sync(~0U, sum, other);
   }
   return sum;
 }
 
 template <class T>
-__global__ void __launch_bounds__(kWarps * 32) far_rows_kernel(const __grid_constant__ FarRows p) {
+__global__ void __launch_bounds__(kThreads) far_rows_kernel(const __grid_constant__ FarRows p) {
   launch_dependent_grids();
   wait_on_dependent_grids();
   const DeviceProblem& problem = p.problem;
-  const std::int64_t index = std::int64_t{blockIdx.x} * kWarps + threadIdx.x / 32;
-  const std::int64_t head = index / p.stats_rows;  // of all batches
-  const std::int64_t row = index % p.stats_rows;
+  const auto stats_rows = static_cast<unsigned>(p.stats_rows);
+  const unsigned first = blockIdx.x * kRows;     // a block's rows are of one head
+  const std::int64_t head = first / stats_rows;  // of all batches
+  const std::int64_t row = first % stats_rows + threadIdx.x / kLanes;
+  const std::int64_t index = std::int64_t{first} + threadIdx.x / kLanes;
   const std::int64_t tile = index / kStatsTile;
   const uint4 of_shift = p.stats[tile].shift[index % kStatsTile];
   const uint4 of_d = p.stats[tile].minus_d[index % kStatsTile];
   const float shift = sum_columns({of_shift.x, of_shift.y});
   const float d = -sum_columns({of_d.x, of_d.y});
   const bool is_valid = row < problem.seq_q;
-  const bool has_constant = is_valid && row >= p.first_row;
+  const bool has_constant = is_valid && row >= p.first_row && shift != kHidingShift;
   const std::int64_t at = head * problem.seq_q + row;
-  float far = 0;
-  if (has_constant && shift != kHidingShift) {
-    const std::int64_t b = head / problem.heads_q;
-    const std::int64_t h = head % problem.heads_q;
-    const T* const d_o = static_cast<const T*>(p.d_o) + b * problem.o.batch + h * problem.o.head + row * problem.o.row;
-    const NearTiles tiles = near_tiles(problem, row, visible_keys(problem, row));
+  float share = 0;  // of near keys
+  if (has_constant) {
     const float2 near = p.near.stats[at];
-    const float share = near.y == 0.0F ? 0.0F : near.y * exp2f((near.x + shift) * problem.scale_log2);
-    const float of_near = share == 0.0F ? 0.0F : share * (near_dot(p, at, d_o) - d);
-    const float all = p.d_lse == nullptr ? 0.0F : p.d_lse[at];
-    far = p.is_part || tiles.far_count() > 0 ? all - of_near : 0.0F;
+    share = near.y == 0.0F ? 0.0F : near.y * exp2f((near.x + shift) * problem.scale_log2);
   }
-  if (threadIdx.x % 32 == 0) {
-    p.far_stats[tile].shift[index % kStatsTile] =
-        has_constant && shift != kHidingShift ? met_columns(shift + p.dropped[at]) : of_shift;
+  const auto b = static_cast<unsigned>(head) / static_cast<unsigned>(problem.heads_q);
+  const auto h = static_cast<unsigned>(head) % static_cast<unsigned>(problem.heads_q);
+  const T* const d_o = static_cast<const T*>(p.d_o) + b * problem.o.batch + h * problem.o.head + row * problem.o.row;
+  const float product =
+      near_dot(d_o, p.near.o + at * p.near_columns, share == 0.0F ? 0 : problem.head_dim_v, p.aligned);
+  if (threadIdx.x % kLanes == 0) {
+    float far = 0;
+    if (has_constant && (p.is_part || near_tiles(problem, row, visible_keys(problem, row)).far_count() > 0)) {
+      const float of_near = share == 0.0F ? 0.0F : share * (product - d);
+      far = (p.d_lse == nullptr ? 0.0F : p.d_lse[at]) - of_near;
+    }
+    p.far_stats[tile].shift[index % kStatsTile] = has_constant ? met_columns(shift + p.dropped[at]) : of_shift;
     p.far_stats[tile].minus_d[index % kStatsTile] = of_d;
     if (is_valid) {
       p.far_sums[at] = far;
@@ -131,8 +149,8 @@ void BackwardMeans::run(const BackwardTensors& tensors, const Operand& q, const 
   run_launches(near_, dtype_, forward, q, &k, v, stream);
   dropped_scores(dtype_, problem_, first_row_, q, tensors.order, tensors.key_means, dropped_.in(workspace), stream);
   const std::int64_t stats_rows = stats_rows_of(problem_);
-  static_assert(kStatsRows % kWarps == 0);
-  const std::int64_t blocks = problem_.batch * problem_.heads_q * stats_rows / kWarps;
+  static_assert(kStatsRows % kRows == 0);
+  const std::int64_t blocks = problem_.batch * problem_.heads_q * stats_rows / kRows;
   const FarRows rows{problem_,
                      first_row_,
                      stats_rows,
@@ -141,12 +159,13 @@ void BackwardMeans::run(const BackwardTensors& tensors, const Operand& q, const 
                      near,
                      near_.front().variant->values,
                      tensors.d_o,
+                     has_aligned_rows(problem_.o) && reinterpret_cast<std::uintptr_t>(tensors.d_o) % 16 == 0,
                      takes_d_lse_ ? static_cast<const float*>(tensors.d_lse) : nullptr,
                      is_part_,
                      far_stats_.in(workspace),
                      far_sums_.in(workspace)};
   launch_dependent(dtype_ == DType::f16 ? far_rows_kernel<__half> : far_rows_kernel<__nv_bfloat16>,
-                   dim3(static_cast<unsigned>(blocks)), kWarps * 32, 0, stream, rows);
+                   dim3(static_cast<unsigned>(blocks)), kThreads, 0, stream, rows);
 }
 
 }  // namespace distr::cuda::sm90
