@@ -205,7 +205,10 @@ class Checker {
       check(kernel, instance);
     }
     for (const auto& kernel : forced_tiles()) check(kernel, instance);
-    if (is_of_forward_alone(instance.test_case)) return;
+    if (is_of_forward_alone(instance.test_case)) {
+      for (const auto& kernel : backend.backward) refuse(kernel.name, "is not asked what is of the forward alone");
+      return;
+    }
     const Case backward = of_backward(instance.test_case);
     const bool same = backward.problem == instance.test_case.problem;
     const std::optional<Instance> other = same ? std::nullopt : std::optional<Instance>(backward);
@@ -233,8 +236,7 @@ class Checker {
     if constexpr (!std::is_same_v<Kernel, GroupingKernel>) check_with_lengths(kernel, instance);
     const std::string reason = kernel.supports(test_case.problem, test_case.grouping);
     if (!reason.empty()) {
-      const std::lock_guard lock(mutex_);
-      ++tallies_[kernel.name].refused[reason];
+      refuse(kernel.name, reason);
       return;
     }
     record(kernel.name, label(test_case), caught([&] { return judge(kernel, instance); }));
@@ -251,6 +253,12 @@ class Checker {
                caught([&] { return judge_with_lengths(kernel, kind, instance); }));
       }
     }
+  }
+
+  void refuse(const std::string& kernel, const std::string& reason) {
+    if (!wanted(kernel)) return;
+    const std::lock_guard lock(mutex_);
+    ++tallies_[kernel].refused[reason];
   }
 
   void record(const std::string& kernel, const std::string& what, const std::string& fault) {
