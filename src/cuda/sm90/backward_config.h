@@ -98,8 +98,9 @@ struct BackwardStorage {
   SharedTile<typename C::DoTile> d_o[C::kStages];
   SharedTile<typename C::DsTile> d_s[C::kStages];
   std::uint8_t d_q[C::kStages][C::kDqBytes];
-  std::conditional_t<C::kStatsInDs, NoEntry, std::array<StatsColumns, C::kStages>> stats;
+  // Before the statistics: memcheck takes the operand for 2 KB, which would be beyond the end.
   std::conditional_t<C::kOnesInShared, OnesTile, NoEntry> ones;
+  std::conditional_t<C::kStatsInDs, NoEntry, std::array<StatsColumns, C::kStages>> stats;
   struct Barriers {
     Barrier keys_full, values_full;
     Barrier queries_full[C::kStages], queries_empty[C::kStages];  // and statistics
