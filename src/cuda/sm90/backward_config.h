@@ -85,7 +85,7 @@ struct KeySequence {
 };
 
 // A left operand of ones in its first columns, and of zeros.
-struct alignas(16) OnesTile {
+struct alignas(128) OnesTile {
   std::uint32_t ones[8][4], zeros[8][4];  // of eight rows, which serve for all
 };
 
@@ -97,10 +97,10 @@ struct BackwardStorage {
   SharedTile<typename C::QueryTile> queries[C::kStages];
   SharedTile<typename C::DoTile> d_o[C::kStages];
   SharedTile<typename C::DsTile> d_s[C::kStages];
-  std::uint8_t d_q[C::kStages][C::kDqBytes];
-  // Before the statistics: memcheck takes the operand for 2 KB, which would be beyond the end.
+  // Operands that repeat rows or columns. memcheck takes them for 2 KB without a gap, so they do not lie at the end.
+  alignas(128) std::conditional_t<C::kStatsInDs, NoEntry, std::array<StatsColumns, C::kStages>> stats;
   std::conditional_t<C::kOnesInShared, OnesTile, NoEntry> ones;
-  std::conditional_t<C::kStatsInDs, NoEntry, std::array<StatsColumns, C::kStages>> stats;
+  alignas(128) std::uint8_t d_q[C::kStages][C::kDqBytes];
   struct Barriers {
     Barrier keys_full, values_full;
     Barrier queries_full[C::kStages], queries_empty[C::kStages];  // and statistics
