@@ -76,11 +76,10 @@ __global__ void __launch_bounds__(kThreads) far_rows_kernel(const __grid_constan
   launch_dependent_grids();
   wait_on_dependent_grids();
   const DeviceProblem& problem = p.problem;
-  const auto stats_rows = static_cast<unsigned>(p.stats_rows);
-  const unsigned first = blockIdx.x * kRows;     // a block's rows are of one head
-  const std::int64_t head = first / stats_rows;  // of all batches
-  const std::int64_t row = first % stats_rows + threadIdx.x / kLanes;
-  const std::int64_t index = std::int64_t{first} + threadIdx.x / kLanes;
+  const auto blocks = static_cast<unsigned>(p.stats_rows / kRows);  // of a head
+  const std::int64_t head = blockIdx.x / blocks;                    // of all batches
+  const std::int64_t row = std::int64_t{blockIdx.x % blocks} * kRows + threadIdx.x / kLanes;
+  const std::int64_t index = head * p.stats_rows + row;
   const std::int64_t tile = index / kStatsTile;
   const uint4 of_shift = p.stats[tile].shift[index % kStatsTile];
   const uint4 of_d = p.stats[tile].minus_d[index % kStatsTile];
