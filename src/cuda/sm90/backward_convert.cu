@@ -125,7 +125,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) convert_kernel(const _
   const std::int64_t fragment = rows.begin + fragment_row;
   const bool has_sums = fragment >= rows.first_sum && fragment < rows.end_sum;
   const std::int64_t row = rows.begin + warp * kRows;
-  // Where one block has all rows the division would be of nothing.
+  // A single block may have any length, one of several has less than the rows.
   const std::int64_t block = r.blocks == 1 ? 0 : static_cast<unsigned>(rows.begin) / static_cast<unsigned>(r.block);
 
   float total[kRows][4] = {};  // of this lane's columns: 2 lane, its neighbour, and those 64 behind

@@ -20,6 +20,7 @@
 #include "cuda/near.cuh"
 #include "cuda/prepare/dropped_scores.h"
 #include "cuda/prepare/query_rows.h"
+#include "cuda/prepare/row_dot.cuh"
 #include "cuda/prepare/stats_columns.cuh"
 #include "cuda/sm90/heuristics.h"
 #include "cuda/tile.cuh"
@@ -27,9 +28,8 @@
 namespace distr::cuda::sm90 {
 namespace {
 
-constexpr int kLanes = 8;  // of a row
 constexpr int kThreads = 256;
-constexpr int kRows = kThreads / kLanes;
+constexpr int kRows = kThreads / kRowLanes;
 
 struct FarRows {
   DeviceProblem problem;
@@ -46,31 +46,6 @@ struct FarRows {
   float* far_sums;
 };
 
-// dO O_n of a row, in all of its lanes. columns: 0 for none.
-template <class T>
-[[nodiscard]] __device__ float near_dot(const T* d_o, const float* near_o, int columns, bool aligned) {
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const int chunks = aligned ? columns / kChunk : 0;
-  float sum = 0;
-  for (int chunk = lane; chunk < chunks; chunk += kLanes) {
-    const uint4 of_d_o = reinterpret_cast<const uint4*>(d_o)[chunk];
-    const float4 of_near[2] = {reinterpret_cast<const float4*>(near_o)[chunk * 2],
-                               reinterpret_cast<const float4*>(near_o)[chunk * 2 + 1]};
-    const auto* a = reinterpret_cast<const T*>(&of_d_o);
-    const auto* b = reinterpret_cast<const float*>(of_near);
-    for (int i = 0; i < kChunk; ++i) {
-      sum = fmaf(static_cast<float>(a[i]), b[i], sum);
-    }
-  }
-  for (int c = chunks * kChunk + lane; c < columns; c += kLanes) {
-    sum = fmaf(static_cast<float>(d_o[c]), near_o[c], sum);
-  }
-  for (int other = kLanes / 2; other > 0; other /= 2) {
-    sum += __shfl_xor_sync(~0U, sum, other);
-  }
-  return sum;
-}
-
 template <class T>
 __global__ void __launch_bounds__(kThreads) far_rows_kernel(const __grid_constant__ FarRows p) {
   launch_dependent_grids();
@@ -78,7 +53,7 @@ __global__ void __launch_bounds__(kThreads) far_rows_kernel(const __grid_constan
   const DeviceProblem& problem = p.problem;
   const auto blocks = static_cast<unsigned>(p.stats_rows / kRows);  // of a head
   const std::int64_t head = blockIdx.x / blocks;                    // of all batches
-  const std::int64_t row = std::int64_t{blockIdx.x % blocks} * kRows + threadIdx.x / kLanes;
+  const std::int64_t row = std::int64_t{blockIdx.x % blocks} * kRows + threadIdx.x / kRowLanes;
   const std::int64_t index = head * p.stats_rows + row;
   const std::int64_t tile = index / kStatsTile;
   const uint4 of_shift = p.stats[tile].shift[index % kStatsTile];
@@ -96,9 +71,8 @@ __global__ void __launch_bounds__(kThreads) far_rows_kernel(const __grid_constan
   const auto b = static_cast<unsigned>(head) / static_cast<unsigned>(problem.heads_q);
   const auto h = static_cast<unsigned>(head) % static_cast<unsigned>(problem.heads_q);
   const T* const d_o = static_cast<const T*>(p.d_o) + b * problem.o.batch + h * problem.o.head + row * problem.o.row;
-  const float product =
-      near_dot(d_o, p.near.o + at * p.near_columns, share == 0.0F ? 0 : problem.head_dim_v, p.aligned);
-  if (threadIdx.x % kLanes == 0) {
+  const float product = row_dot(d_o, p.near.o + at * p.near_columns, share == 0.0F ? 0 : problem.head_dim_v, p.aligned);
+  if (threadIdx.x % kRowLanes == 0) {
     float far = 0;
     if (has_constant && (p.is_part || near_tiles(problem, row, visible_keys(problem, row)).far_count() > 0)) {
       const float of_near = share == 0.0F ? 0.0F : share * (product - d);
