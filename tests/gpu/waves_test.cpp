@@ -96,6 +96,15 @@ TEST(LastRound, IsSplitWhereItHasBlocksForFewSms) {
   EXPECT_EQ(split(0, 15), std::pair(std::int64_t{0}, std::int64_t{1}));
 }
 
+TEST(Sinks, AreSplitForAllSms) {
+  EXPECT_EQ(pieces_of_sinks(10, 256, kNumSms), 13);
+  EXPECT_EQ(pieces_of_sinks(64, 256, kNumSms), 2);
+  EXPECT_EQ(pieces_of_sinks(1, 256, kNumSms), 32);  // of at least eight tiles of queries
+  EXPECT_EQ(pieces_of_sinks(10, 15, kNumSms), 1);
+  EXPECT_EQ(pieces_of_sinks(133, 256, kNumSms), 1);
+  EXPECT_EQ(pieces_of_sinks(0, 256, kNumSms), 1);
+}
+
 TEST(ShortSequences, GoToThePortableBackwardWhereItTakesThem) {
   Problem problem;
   problem.dtype = DType::bf16;

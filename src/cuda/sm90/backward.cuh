@@ -4,7 +4,7 @@
 // exact attention.
 //
 //   A thread block owns kKeys keys of a query head, whose K and V stay in shared memory, and meets its tiles of kRows
-//   queries, or those of a piece (SplitTail), from the last to the first. Two consumer warpgroups own 64 keys each. For
+//   queries, or those of a piece (SplitKeys), from the last to the first. Two consumer warpgroups own 64 keys each. For
 //   a tile:
 //     S^T = K Q^T - LSE / scale               [64, kRows]  statistics are columns that ones meet
 //     dP^T = V dO^T - D                       [64, kRows]
@@ -22,8 +22,9 @@
 //   With near keys (method, 8) a launch has all tiles of queries, near ones or far ones (QueryTiles). Of all, near ones
 //   have another Q, other statistics and other sums of dQ, which is the producer's business alone.
 //   The producer warpgroup: one warp loads the tiles by TMA, and one for each buffer of dQ adds them to their sums in
-//   memory.
-//   Shared memory: BackwardStorage (backward_config.h). K and V, rings of kStages tiles of Q, dO, dS^T and dQ.
+//   memory. A row's sum of dS over near keys, for dQ of dropped columns, is made and added beside dQ
+//   (backward_ds_sums.cuh). Shared memory: BackwardStorage (backward_config.h). K and V, rings of kStages tiles of Q,
+//   dO, dS^T and dQ.
 //
 //   The sum of a tile is made in the order of the keys, but in a launch of near tiles with sinks last, so its bits are
 //   the same in every run: dq_semaphore[tile] counts the blocks that have added to it, and a block waits until all of
@@ -36,16 +37,19 @@
 //     - Who sees a tile are the first so many blocks, also where attention is causal: nobody in the order is left out.
 //       With a sliding window, and where a launch has near or far tiles alone, only blocks that meet the tile count
 //       (KeyWork::turn).
-//     - Where the last blocks of keys are split (SplitTail), one piece of a block meets a tile, and pieces begin in the
-//       order of their blocks.
+//     - Where blocks of keys are split (SplitKeys), one piece of a block meets a tile, and pieces begin in the order of
+//       their blocks.
 //   As all blocks of a head go from the last tile to the first, each is behind the one before it by one hand-over and
 //   from then on runs beside it. Callers who let the order change have no semaphores, and sums that begin as zeros.
 #pragma once
+
+#include <type_traits>
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/sm90/backward_config.h"
 #include "cuda/sm90/backward_consumer.cuh"
 #include "cuda/sm90/backward_dq.cuh"
+#include "cuda/sm90/backward_ds_sums.cuh"
 #include "cuda/sm90/backward_epilogue.cuh"
 #include "cuda/sm90/backward_producer.cuh"
 
@@ -73,17 +77,18 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
     }
     constexpr unsigned kConsumerWarps = 4 * C::kConsumers;
     constexpr unsigned kDqWarps = 4 * C::kDqWarpgroups;
+    const unsigned sum_warps = producer_sums_ds<C>(p) ? 1 : 0;
     ptx::barrier_init(shared.keys_full(), 1);
     ptx::barrier_init(shared.values_full(), 1);
     for (int stage = 0; stage < C::kStages; ++stage) {
       ptx::barrier_init(shared.queries_full(stage), 1);
-      ptx::barrier_init(shared.queries_empty(stage), 32 * (kConsumerWarps + C::kDqApart * kDqWarps));
+      ptx::barrier_init(shared.queries_empty(stage), 32 * (kConsumerWarps + C::kDqApart * kDqWarps + sum_warps));
       if constexpr (!C::kDqApart) {
         ptx::barrier_init(shared.d_o_full(stage), 1);
         ptx::barrier_init(shared.d_o_empty(stage), kConsumerWarps);
       }
       ptx::barrier_init(shared.d_s_full(stage), kConsumerWarps);
-      ptx::barrier_init(shared.d_q_full(stage), kDqWarps);
+      ptx::barrier_init(shared.d_q_full(stage), kDqWarps + sum_warps);
       ptx::barrier_init(shared.d_q_empty(stage), 1);
     }
     for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
@@ -103,17 +108,23 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
   const int warp = uniform(static_cast<int>(threadIdx.x) / 32);
   if (threadIdx.x < kWarpgroup) {
     ptx::setmaxnreg_dec<C::kProducerRegisters>();
-    if (threadIdx.x % 32 == 0 && work.tiles > 0) {
+    if (warp == 1 + C::kStages) {
+      if (producer_sums_ds<C>(p)) {
+        sum_near_ds<C>(work, shared);
+      }
+    } else if (threadIdx.x % 32 == 0 && work.tiles > 0) {
       if (warp == 0) {
         load_all<C>(p, work, shared);
-      } else if (warp <= C::kStages) {
+      } else {
         reduce_all<C>(p, work, shared, warp - 1);
       }
     }
   } else if (C::kDqApart && threadIdx.x >= (1 + C::kConsumers) * kWarpgroup) {
     ptx::setmaxnreg_dec<C::kDqRegisters>();
-    if (work.tiles > 0) {
-      make_query_gradients<C>(work, shared);
+    if (work.tiles > 0 && p.near.sums_ds) {
+      make_query_gradients<C>(work, shared, std::true_type{});
+    } else if (work.tiles > 0) {
+      make_query_gradients<C>(work, shared, std::false_type{});
     }
   } else {
     ptx::setmaxnreg_inc<C::kConsumerRegisters>();
@@ -133,13 +144,16 @@ __global__ void __launch_bounds__(C::kThreads, 1) backward(const __grid_constant
     }
     const int row = work.key + (warp - 4) * 16;  // this warp's first key
     const KeyPlace place = place_of<C>(p, work, storage);
-    store_keys<typename C::Element>(place, row, d_k, place.is_piece ? p.tail.d_k : p.d_k_parts, p.d_k, p.d_k_strides,
+    store_keys<typename C::Element>(place, row, d_k, place.is_piece ? p.split.d_k : p.d_k_parts, p.d_k, p.d_k_strides,
                                     p.problem.head_dim, p.scale);
-    store_keys<typename C::Element>(place, row, d_v, place.is_piece ? p.tail.d_v : p.d_v_parts, p.d_v, p.d_v_strides,
-                                    p.problem.head_dim_v, 1.0F);
-    if (p.tiles == QueryTiles::far) {  // for who counts on both launches
+    if (p.tiles == QueryTiles::far) {  // what near keys found is there then, also for who counts on both launches
       wait_on_dependent_grids();
     }
+    if (p.near_d_v != nullptr) {
+      add_near_values<C>(p, std::int64_t{work.batch} * p.problem.heads_q + work.head, work.number, row, d_v);
+    }
+    store_keys<typename C::Element>(place, row, d_v, place.is_piece ? p.split.d_v : p.d_v_parts, p.d_v, p.d_v_strides,
+                                    p.problem.head_dim_v, 1.0F);
   }
 }
 

@@ -12,6 +12,7 @@
 #include "cuda/problem.h"
 #include "cuda/score_cap.h"
 #include "cuda/sm90/backward_convert.h"
+#include "cuda/sm90/backward_split.h"
 #include "cuda/sm90/config.h"
 
 namespace distr::cuda::sm90 {
@@ -73,6 +74,7 @@ struct BackwardConfig {
   static constexpr bool kOnesInShared = kColumns == 64 && kValues == 128;
   using Ones = std::conditional_t<kOnesInShared, SharedOnes, RegisterOnes>;
   static constexpr int kDqBytes = kRows * kColumns * 4;  // of dQ
+  static constexpr int kDsSumsBytes = kRows * 4;         // of rows' sums of dS, behind it
 };
 
 // What a thread block has of its own where sequences are packed: rows and keys count from its sequence's first.
@@ -100,7 +102,11 @@ struct BackwardStorage {
   // Operands that repeat rows or columns. memcheck takes them for 2 KB without a gap, so they do not lie at the end.
   alignas(128) std::conditional_t<C::kStatsInDs, NoEntry, std::array<StatsColumns, C::kStages>> stats;
   std::conditional_t<C::kOnesInShared, OnesTile, NoEntry> ones;
-  alignas(128) std::uint8_t d_q[C::kStages][C::kDqBytes];
+  struct DqBuffer {
+    std::uint8_t d_q[C::kDqBytes];
+    float ds_sums[C::kRows];  // of dS over the keys (backward_ds_sums.cuh)
+  };
+  alignas(128) DqBuffer d_q[C::kStages];
   struct Barriers {
     Barrier keys_full, values_full;
     Barrier queries_full[C::kStages], queries_empty[C::kStages];  // and statistics
@@ -121,34 +127,8 @@ enum class QueryTiles : std::uint8_t { all, near, far };
 struct NearQueries {
   CUtensorMap q;
   const StatsColumns* stats;
-  float* dq_accum;
-};
-
-// One of the pieces that a block of keys is split into, which share its queries.
-struct KeyPiece {
-  unsigned block;   // of keys, of all heads
-  unsigned number;  // of the piece
-  unsigned pieces;  // of the block; 1: it is whole
-};
-
-// The last blocks of keys, which are fewer than the GPU's SMs, are split, so that more SMs have a piece
-// (split_of_last_round() in heuristics.h). What pieces find of dK and dV is added in their order.
-struct SplitTail {
-  unsigned first;    // block of keys that is split, as all behind it
-  unsigned pieces;   // of each
-  float *d_k, *d_v;  // in fragments of kKeyTileRows rows, for each piece
-
-  [[nodiscard]] __host__ __device__ unsigned thread_blocks(unsigned blocks) const {
-    return first + (blocks - first) * pieces;
-  }
-  // Of a thread block, in the order in which they begin.
-  [[nodiscard]] __device__ KeyPiece piece(unsigned thread_block) const {
-    if (thread_block < first) {
-      return {thread_block, 0, 1};
-    }
-    const unsigned behind = thread_block - first;
-    return {first + behind / pieces, behind % pieces, pieces};
-  }
+  float* dq_accum;  // behind each tile rows' sums of dS, if wanted, else room for them
+  bool sums_ds;     // they are wanted
 };
 
 // What the kernel takes by value.
@@ -172,7 +152,12 @@ struct BackwardParameters {
   float *d_k_parts, *d_v_parts;
   bool keys_of_query_head;  // k is [B, Hq, Nk, r], fused for each query head
   int interleaved;          // heads, at a time (cuda/backward_scheduler.cuh)
-  SplitTail tail;
+  SplitKeys split;
+  // What near keys found of dV, as d_v_parts and the pieces of that launch have it, in so many columns: a launch of far
+  // tiles adds it to its own. Or null: convert_sums() does.
+  const float* near_d_v;
+  int near_values;
+  SplitKeys near_split;
   std::int64_t key_rows;  // of a head's parts
   DeviceLengths lengths;  // of packed sequences; then stats_rows are those of dQ's sums as well
 };

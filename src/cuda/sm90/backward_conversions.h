@@ -63,7 +63,7 @@ struct BackwardConversions {
   r.sums[0].columns = variants.far.columns;
   r.sums[0].spread = factors == Factors::spread;
   r.sums[0].share = exact ? Share::all : device.mean ? Share::mean : Share::first;
-  r.sums[1] = {nullptr, variants.near.columns, nullptr, false, Share::all};
+  r.sums[1] = {nullptr, variants.near.columns, true, nullptr, false, Share::all};
   r.far.count = device.near.means;
   r.far.heads_per_kv = p.heads_q / p.heads_kv;
   r.first_row = std::int64_t{first_query_tile(device, 0)} * kQueryTileRows;
@@ -81,7 +81,8 @@ struct BackwardConversions {
   r.packed.of_keys = true;
   r.rows = p.seq_k;
   r.padded_rows = rows.of_keys;
-  r.sums[0] = {nullptr, variants.far.columns, nullptr, false, Share::all};
+  r.sums[0] = {nullptr, variants.far.columns, false, nullptr, false, Share::all};
+  r.sums[1].has_ds_sums = false;
   r.blocks = 1;
   r.block = std::max(p.seq_k, p.seq_q);
   r.strides = strides.k;

@@ -70,6 +70,18 @@ __device__ void find_means(const Conversion& r, std::int64_t head, std::int64_t 
   }
 }
 
+// The sums of a tile of kConvertedRows rows.
+[[nodiscard]] __device__ const float* of_tile(const Conversion& r, const Sums& sums, std::int64_t head,
+                                              std::int64_t tile) {
+  return sums.data + (head * r.padded_rows + tile * kConvertedRows) * (sums.columns + sums.has_ds_sums);
+}
+
+// A row's sum of dS over far keys.
+[[nodiscard]] __device__ float far_ds_sum(const Conversion& r, std::int64_t head, std::int64_t tile, int row) {
+  const FarRow of = r.far.of_row[head * r.rows + tile * kConvertedRows + row];
+  return of.has_far ? of.ds_sum - of_tile(r, r.sums[1], head, tile)[kConvertedRows * r.sums[1].columns + row] : 0.0F;
+}
+
 [[nodiscard]] __host__ __device__ std::int64_t tiles_of_head(const Conversion& r) {
   return r.packed.lengths.packed ? r.padded_rows / kConvertedRows : (r.rows + kConvertedRows - 1) / kConvertedRows;
 }
@@ -132,8 +144,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) convert_kernel(const _
   const auto column = [&](int i) { return i / 2 * 64 + lane * 2 + i % 2; };
   const auto add = [&](const Sums& of_keys, std::int64_t head) {
     __syncthreads();  // nobody reads the columns of the sums before any more
-    const float* const from =
-        of_keys.data + (head * r.padded_rows + std::int64_t{tile} * kConvertedRows + fragment_row) * of_keys.columns;
+    const float* const from = of_tile(r, of_keys, head, tile) + std::int64_t{fragment_row} * of_keys.columns;
 #pragma unroll
     for (int i = 0; i < kMaxColumns / 8 / kLoaders; ++i) {  // loads on their way at the same time
       const int n = i * kLoaders + warp % kLoaders;
@@ -174,7 +185,7 @@ __global__ void __launch_bounds__(kThreads, kBlocksPerSm) convert_kernel(const _
     __syncthreads();
 #pragma unroll
     for (int k = 0; k < kRows; ++k) {
-      const float far = row + k < r.rows ? r.far.of_row[to_head * r.rows + row + k] : 0.0F;
+      const float far = row + k < r.rows ? far_ds_sum(r, to_head, tile, warp * kRows + k) : 0.0F;
 #pragma unroll
       for (int i = 0; i < 4; ++i) {
         // A far sum that is not finite is none of a column that keeps no mean.

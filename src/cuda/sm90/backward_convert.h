@@ -70,16 +70,23 @@ inline constexpr int kConvertedRows = 64;  // of a thread block, which have one 
 struct Sums {
   const float* data;          // [B, heads, padded rows / 16, columns / 8][kFragment]; null: there are none
   int columns;                // padded to a multiple of 16, up to 128
+  bool has_ds_sums;           // behind each kConvertedRows rows, or room for them: a row's sum of dS
   const std::int32_t* order;  // [B, heads, blocks, d], or null: every column is its own group
   bool spread;                // they are of single columns, dQ~, and a group's are added; else they are of groups
   Share share;
 };
 
+// A row's sum of dS over all of its keys, and whether some are far.
+struct FarRow {
+  float ds_sum;
+  bool has_far;
+};
+
 // What dQ of dropped columns gets of far keys: the means of the keys times the row's sum of dS (method, 8).
 struct FarSums {
-  const float* of_row;  // [B, heads, rows], or null: nothing
-  const float* means;   // [B, heads / heads_per_kv, count, columns]
-  std::int64_t count;   // one, or one for each block
+  const FarRow* of_row;  // [B, heads, rows], or null: nothing
+  const float* means;    // [B, heads / heads_per_kv, count, columns]
+  std::int64_t count;    // one, or one for each block
   std::int64_t heads_per_kv;
 };
 

@@ -107,7 +107,7 @@ struct KeyPlace {
   int batch, head_kv;
   int first_key, keys;  // in dK and dV, and how many there are
   std::int64_t part;    // key 0's row in the parts of all heads, or of all pieces
-  bool is_piece;        // of the tail
+  bool is_piece;        // of a split block
 };
 
 // dK or dV of this warp's 16 keys from `row` on: what is wanted, or the parts of a query head. kSums: of a thread, half
@@ -134,6 +134,33 @@ __device__ inline void store_keys(const KeyPlace& place, int row, const float (&
     store_row<2 * kSums>(base + of_row * strides.row, of_row < place.keys, columns, width, [&](int n) {
       return make_float2(factor * sum[n * 4 + half * 2], factor * sum[n * 4 + half * 2 + 1]);
     });
+  }
+}
+
+// To the sums over far keys what near ones found of dV of a warp's 16 keys from `row` on, a sink's pieces in their
+// order. head: of all batches; number: of the block of keys.
+template <class C>
+__device__ __forceinline__ void add_near_values(const BackwardParameters& p, std::int64_t head, int number, int row,
+                                                float (&d_v)[C::kValues / 2]) {
+  const SplitKeys& split = p.near_split;
+  const bool is_split = split.pieces > 1 && number < static_cast<int>(split.sinks);
+  const unsigned pieces = is_split ? split.pieces : 1;
+  const std::int64_t first =
+      is_split ? (head * split.sinks + number) * pieces * C::kKeys + row % C::kKeys : head * p.key_rows + row;
+  const float* const from = (is_split ? split.d_v : p.near_d_v) + first * p.near_values + threadIdx.x % 32 * 4;
+#pragma unroll
+  for (int n = 0; n < C::kValues / 8; ++n) {
+    float4 sum = make_float4(0, 0, 0, 0);
+#pragma unroll 1
+    for (unsigned piece = 0; piece < pieces; ++piece) {
+      const float4 x =
+          *reinterpret_cast<const float4*>(from + std::int64_t{piece} * C::kKeys * p.near_values + n * kFragment);
+      sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+    }
+    d_v[4 * n] += sum.x;
+    d_v[4 * n + 1] += sum.y;
+    d_v[4 * n + 2] += sum.z;
+    d_v[4 * n + 3] += sum.w;
   }
 }
 

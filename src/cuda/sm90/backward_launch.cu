@@ -1,10 +1,4 @@
 // SPDX-License-Identifier: Apache-2.0
-// One grouping for the whole sequence has q_hat and k_hat made beforehand. Where blocks of queries have groupings of
-// their own, the kernel is the exact one of Q~, q_hat spread over the d columns: q_hat k_hat^T = Q~ K^T (method, 3).
-//
-// With near keys (method, 8) the kernel of Q~ takes Q instead in tiles of queries that a block of keys is near to: one
-// launch, with two sums of dQ. q_hat and k_hat are narrower than Q and K: near and far tiles are launches of their own,
-// and dK and dV have two sums as well. Sums are in fp32, and far ones are added before near ones.
 #include "cuda/sm90/backward_launch.h"
 
 #include <algorithm>
@@ -21,8 +15,7 @@
 #include "cuda/prepare/operand.h"
 #include "cuda/prepare/query_rows.h"
 #include "cuda/sm90/backward_conversions.h"
-#include "cuda/sm90/backward_means.h"
-#include "cuda/sm90/backward_variants.h"
+#include "cuda/sm90/backward_plan.h"
 #include "cuda/sm90/constraints.h"
 #include "cuda/sm90/heuristics.h"
 #include "cuda/sm90/tensor_map.h"
@@ -53,64 +46,7 @@ namespace {
 
 constexpr int kMaxColumns = 64;  // of a box
 
-// The order in which dQ is summed; fixed: that of the keys.
-enum class DqOrder : std::uint8_t { fixed, any };
-
-// What a call does: it is decided here, and run() decides nothing more.
-class BackwardPlan {
- public:
-  BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder order, WorkspaceLayout& workspace);
-
-  void run(const BackwardTensors& tensors, void* workspace, void* stream) const;
-  // The last one is that of far keys, or of all.
-  [[nodiscard]] std::vector<LaunchShape> launches() const;
-
- private:
-  void plan_near(const Problem& p, const Grouping& grouping, WorkspaceLayout& workspace);
-  void plan_key_sums(const Problem& p, WorkspaceLayout& workspace);
-  void plan_tail(const Problem& p, WorkspaceLayout& workspace);
-  // Zeros where the kernel counts on them: in turns and tickets, and in sums that no block is known to begin.
-  void clear(void* workspace, void* stream) const;
-  // The near tiles in a launch of their own.
-  void launch_near(BackwardParameters p, const Operand& k, void* workspace, void* stream) const;
-  // dQ, dK and dV from their sums, as far as the kernel has not written them.
-  void convert_all(const BackwardTensors& tensors, void* workspace, void* stream) const;
-
-  DType dtype_;
-  Factors factors_;
-  const BackwardVariant& variant_;
-  bool has_near_;                                  // near keys have other factors than far ones
-  const BackwardVariant* near_variant_ = nullptr;  // of the launch of near tiles; null: one launch has all
-  Extent queries_;
-  std::int64_t heads_, query_rows_, key_rows_;  // rows of whole tiles
-  BackwardParameters parameters_{};             // but for the pointers
-  QueryRows rows_{};                            // but for the pointers
-  Part<StatsColumns> stats_;
-  Part<float> dq_accum_;
-  Part<std::uint16_t> spread_;  // Q~
-  Input q_, k_, v_, d_o_;
-  Part<unsigned> semaphores_;  // of dQ's tiles, and the ticket behind them; none: any order
-  std::optional<Estimates> estimates_;
-  Extent q_hat_extent_{}, k_hat_extent_{};
-  Part<std::uint16_t> q_hat_, k_hat_;
-  Part<float> d_k_parts_, d_v_parts_;
-  Part<float> near_dq_accum_, near_d_k_parts_, near_d_v_parts_;
-  Part<float> d_k_of_pieces_, d_v_of_pieces_;  // of the tail
-  std::optional<BackwardMeans> means_;
-  BackwardConversions conversions_{};
-
-  [[nodiscard]] bool reads_q() const { return factors_ != Factors::spread || has_near_; }
-  [[nodiscard]] const BackwardVariant& near_variant() const { return near_variant_ ? *near_variant_ : variant_; }
-  [[nodiscard]] std::int64_t dq_accum_count(const BackwardVariant& variant) const {
-    return heads_ * query_rows_ * variant.columns;
-  }
-  // Of a launch: those of its tiles, and behind them the ticket.
-  [[nodiscard]] std::int64_t num_semaphores() const { return heads_ * (query_rows_ / kQueryTileRows) + 1; }
-  [[nodiscard]] std::int64_t num_launches() const { return near_variant_ == nullptr ? 1 : 2; }
-  [[nodiscard]] unsigned* ticket_behind(unsigned* semaphores) const {
-    return semaphores == nullptr ? nullptr : semaphores + num_semaphores() - 1;
-  }
-};
+}  // namespace
 
 BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder order, WorkspaceLayout& workspace)
     : dtype_(p.dtype),
@@ -173,7 +109,7 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder o
   parameters_.d_v_strides = common::gradient_strides(p).v;
   parameters_.interleaved = interleaved_backward_heads(as_one_sequence(p), variant_.columns, variant_.values,
                                                        kKeyTileRows, device_properties().num_sms);
-  plan_tail(p, workspace);
+  plan_split(p, workspace);
   conversions_ =
       conversions_of(p, parameters_, factors_, {variant_, near_variant()}, {queries_.batch, query_rows_, key_rows_});
 }
@@ -182,7 +118,7 @@ void BackwardPlan::plan_near(const Problem& p, const Grouping& grouping, Workspa
   if (factors_ == Factors::precomputed) {
     near_variant_ = &find(p, p.head_dim);
   }
-  near_dq_accum_ = {workspace, "sums of dQ over near keys", dq_accum_count(near_variant())};
+  near_dq_accum_ = {workspace, "sums of dQ and dS over near keys", near_dq_accum_count()};
   if (parameters_.problem.near.has_means && p.batch > 0) {  // else nothing runs
     means_.emplace(p, grouping, parameters_.problem, workspace);
   }
@@ -195,7 +131,7 @@ void BackwardPlan::plan_key_sums(const Problem& p, WorkspaceLayout& workspace) {
   if (factors_ == Factors::precomputed || shared) {
     d_k_parts_ = {workspace, "dK of query heads", rows * variant_.columns};
   }
-  if (near_variant_ != nullptr || shared) {
+  if (shared) {  // else the launch of far tiles adds what near ones found
     d_v_parts_ = {workspace, "dV of query heads", rows * variant_.values};
   }
   if (near_variant_ != nullptr) {
@@ -204,36 +140,34 @@ void BackwardPlan::plan_key_sums(const Problem& p, WorkspaceLayout& workspace) {
   }
 }
 
-void BackwardPlan::plan_tail(const Problem& p, WorkspaceLayout& workspace) {
-  const std::int64_t blocks = heads_ * (key_rows_ / kKeyTileRows);
+void BackwardPlan::plan_split(const Problem& p, WorkspaceLayout& workspace) {
+  const KeyBlocks blocks{heads_, key_rows_ / kKeyTileRows, query_rows_ / kQueryTileRows};
+  const int sms = device_properties().num_sms;
   const bool are_alike = p.causal == Causal::none && !common::has_window(p) && !p.packed.has_value();
   const bool are_sums = d_k_parts_.exists() || d_v_parts_.exists();  // made by convert_sums()
-  const LastRound last = are_alike && !are_sums
-                             ? split_of_last_round(blocks, query_rows_ / kQueryTileRows, device_properties().num_sms)
-                             : LastRound{blocks, 1};
-  parameters_.tail.first = static_cast<unsigned>(last.first);
-  parameters_.tail.pieces = static_cast<unsigned>(last.pieces);
-  if (last.pieces > 1) {
-    const std::int64_t rows = (blocks - last.first) * last.pieces * kKeyTileRows;
-    d_k_of_pieces_ = {workspace, "dK of pieces", rows * variant_.columns};
-    d_v_of_pieces_ = {workspace, "dV of pieces", rows * variant_.values};
+  parameters_.split = split_last(blocks, sms, are_alike && !are_sums);
+  near_split_ = split_sinks(blocks, sms, near_variant_ != nullptr ? parameters_.problem.near.sinks : 0);
+  const SplitKeys& split = near_split_.pieces > 1 ? near_split_ : parameters_.split;
+  if (split.pieces > 1) {
+    const std::int64_t rows = split.count(num_blocks(), heads_) * split.pieces * kKeyTileRows;
+    d_k_of_pieces_ = {workspace, "dK of pieces", rows * near_variant().columns};
+    d_v_of_pieces_ = {workspace, "dV of pieces", rows * near_variant().values};
   }
 }
 
 void BackwardPlan::clear(void* workspace, void* stream) const {
-  const auto zero = [&](void* from, std::int64_t count) {  // of four bytes
-    check(cudaMemsetAsync(from, 0, static_cast<std::size_t>(count) * 4, static_cast<cudaStream_t>(stream)),
-          "cudaMemsetAsync");
+  const auto zero = [&](const auto& part, std::int64_t count) {  // of four bytes
+    if (part.exists()) {
+      check(cudaMemsetAsync(part.in(workspace), 0, static_cast<std::size_t>(count) * 4,
+                            static_cast<cudaStream_t>(stream)),
+            "cudaMemsetAsync");
+    }
   };
-  if (semaphores_.exists()) {
-    zero(semaphores_.in(workspace), num_launches() * num_semaphores());
-  }
+  zero(semaphores_, num_launches() * num_semaphores());
   if (has_near_ || !semaphores_.exists()) {
-    zero(dq_accum_.in(workspace), dq_accum_count(variant_));
+    zero(dq_accum_, dq_accum_count(variant_));
   }
-  if (has_near_) {
-    zero(near_dq_accum_.in(workspace), dq_accum_count(near_variant()));
-  }
+  zero(near_dq_accum_, near_dq_accum_count());
 }
 
 void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* stream) const {
@@ -262,10 +196,10 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
   p.dq_accum = dq_accum_.in(workspace);
   if (has_near_) {
     p.near = {tensor_map(own_q, dtype_, {kQueryTileRows, std::min(near_variant().columns, kMaxColumns)}), p.stats,
-              near_dq_accum_.in(workspace)};
+              near_dq_accum_.in(workspace), means_.has_value()};
   }
   if (means_) {
-    means_->run(tensors, own_q, own_k, v, p.stats, workspace, stream);
+    means_->run(tensors, own_q, p.stats, workspace, stream);
     p.stats = means_->far_stats(workspace);
   }
   p.dq_semaphore = semaphores_.in(workspace);
@@ -276,9 +210,17 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
     q = packed(q_hat_.in(workspace), q_hat_extent_);
     k = packed(k_hat_.in(workspace), k_hat_extent_);
   }
+  p.split.d_k = d_k_of_pieces_.in(workspace);
+  p.split.d_v = d_v_of_pieces_.in(workspace);
+  std::optional<BackwardParameters> near;
   if (near_variant_ != nullptr) {
-    launch_near(p, own_k, workspace, stream);
+    near = parameters_of_near(p, own_k, workspace);
+    near_variant_->launch(*near, stream);
     p.tiles = QueryTiles::far;
+    p.near.sums_ds = false;
+    p.near_d_v = d_v_parts_.exists() ? nullptr : near->d_v_parts;
+    p.near_values = near_variant_->values;
+    p.near_split = near->split;
     p.dq_semaphore += semaphores_.exists() ? num_semaphores() : 0;
   }
   p.q = tensor_map(q, dtype_, {kQueryTileRows, std::min(variant_.columns, kMaxColumns)});
@@ -288,23 +230,25 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
   p.d_v = tensors.d_v;
   p.d_k_parts = d_k_parts_.in(workspace);
   p.d_v_parts = d_v_parts_.in(workspace);
-  p.tail.d_k = d_k_of_pieces_.in(workspace);
-  p.tail.d_v = d_v_of_pieces_.in(workspace);
   variant_.launch(p, stream);
   if (d_k_of_pieces_.exists()) {
-    variant_.add_pieces(p, stream);
+    BackwardParameters split = near.value_or(p);
+    split.d_v_parts = p.near_d_v != nullptr ? nullptr : split.d_v_parts;
+    near_variant().add_pieces(split, stream);
   }
   convert_all(tensors, workspace, stream);
 }
 
-void BackwardPlan::launch_near(BackwardParameters p, const Operand& k, void* workspace, void* stream) const {
+BackwardParameters BackwardPlan::parameters_of_near(BackwardParameters p, const Operand& k, void* workspace) const {
   p.tiles = QueryTiles::near;
   p.k = tensor_map(k, dtype_, {kKeyTileRows, std::min(near_variant_->columns, kMaxColumns)});
   p.keys_of_query_head = false;
   p.ticket = ticket_behind(p.dq_semaphore);
   p.d_k_parts = near_d_k_parts_.in(workspace);
   p.d_v_parts = near_d_v_parts_.in(workspace);
-  near_variant_->launch(p, stream);
+  p.split.sinks = near_split_.sinks;
+  p.split.pieces = near_split_.pieces;
+  return p;
 }
 
 void BackwardPlan::convert_all(const BackwardTensors& tensors, void* workspace, void* stream) const {
@@ -319,7 +263,7 @@ void BackwardPlan::convert_all(const BackwardTensors& tensors, void* workspace, 
   };
   Conversion of_q = conversions_.q;
   if (means_) {
-    of_q.far.of_row = means_->far_sums(workspace);
+    of_q.far.of_row = means_->far_rows(workspace);
     of_q.far.means = tensors.key_means;
   }
   convert(of_q, dq_accum_, near_dq_accum_, factors_ == Factors::exact ? nullptr : tensors.order, tensors.d_q);
@@ -334,23 +278,14 @@ void BackwardPlan::convert_all(const BackwardTensors& tensors, void* workspace, 
 
 std::vector<LaunchShape> BackwardPlan::launches() const {
   std::vector<LaunchShape> result;
-  if (means_) {
-    result = means_->launches();
+  if (near_variant_ != nullptr) {
+    result.push_back(near_variant_->shape(near_split_.thread_blocks(num_blocks(), heads_)));
   }
-  for (const BackwardVariant* variant : {near_variant_, &variant_}) {
-    if (variant != nullptr) {
-      const DeviceLengths& lengths = parameters_.lengths;
-      const std::int64_t tiles = lengths.packed
-                                     ? count_packed_tiles(lengths.total_k, parameters_.problem.batch, kKeyTileRows)
-                                     : key_rows_ / kKeyTileRows;
-      result.push_back({{kQueryTileRows, kKeyTileRows, variant->values, variant->columns},
-                        parameters_.tail.thread_blocks(static_cast<unsigned>(heads_ * tiles)),
-                        variant->threads,
-                        variant->shared_bytes});
-    }
-  }
+  result.push_back(variant_.shape(parameters_.split.thread_blocks(num_blocks(), heads_)));
   return result;
 }
+
+namespace {
 
 KernelPlan<BackwardTensors> plan_with(DqOrder order, const Problem& problem, const Grouping& grouping) {
   KernelPlan<BackwardTensors> result;

@@ -4,10 +4,9 @@
 #pragma once
 
 #include <cstdint>
-#include <vector>
 
 #include "cuda/prepare/stats_columns.cuh"
-#include "cuda/sm90/launches.h"
+#include "cuda/sm90/backward_convert.h"
 #include "cuda/workspace.h"
 #include "kernel.h"
 
@@ -19,13 +18,12 @@ class BackwardMeans {
                 WorkspaceLayout& workspace);
 
   // stats: of all rows.
-  void run(const BackwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
-           const StatsColumns* stats, void* workspace, void* stream) const;
+  void run(const BackwardTensors& tensors, const Operand& q, const StatsColumns* stats, void* workspace,
+           void* stream) const;
   // As stats, for far scores without their constant.
   [[nodiscard]] const StatsColumns* far_stats(void* workspace) const { return far_stats_.in(workspace); }
-  // [B, Hq, Nq]: a row's sum of dS over far keys, without the scale.
-  [[nodiscard]] const float* far_sums(void* workspace) const { return far_sums_.in(workspace); }
-  [[nodiscard]] std::vector<LaunchShape> launches() const;
+  // [B, Hq, Nq], sums without the scale.
+  [[nodiscard]] const FarRow* far_rows(void* workspace) const { return far_rows_.in(workspace); }
 
  private:
   DType dtype_;
@@ -33,11 +31,9 @@ class BackwardMeans {
   std::int64_t first_row_;  // that has dropped columns
   bool is_part_;            // of a longer call
   bool takes_d_lse_;
-  std::vector<Launch> near_;  // near keys alone
-  Part<float> dropped_, near_o_;
-  Part<float2> near_stats_;
+  Part<float> dropped_;
   Part<StatsColumns> far_stats_;
-  Part<float> far_sums_;
+  Part<FarRow> far_rows_;
 };
 
 }  // namespace distr::cuda::sm90

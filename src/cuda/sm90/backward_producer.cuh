@@ -82,29 +82,46 @@ struct KeyWork {
   int last_row;
   int tiles_above, gap;      // from the tile `tiles_above` on they begin `gap` rows lower: those between are not met
   int near_first, near_end;  // rows that the keys are near to
+  int piece;                 // its number among those of all split blocks (SplitKeys); or -1: the block is whole
 
   __device__ static KeyWork of(const BackwardStorage<C>& storage, const BackwardParameters& p) {
     const DeviceProblem& problem = p.problem;
     const auto visible = visible_rows<C>(p, storage);
     const int heads = static_cast<int>(problem.heads_q);
     const auto blocks = static_cast<int>((problem.seq_k + C::kKeys - 1) / C::kKeys);
+    KeyWork result{};
     TileCoord coord{};
-    KeyPiece piece{0, 0, 1};
+    int piece = 0;  // of the block's
+    result.piece = -1;
     if (is_packed<C>(p)) {
       if constexpr (C::kTakesLengths) {
         coord = {0, uniform(storage.sequence.head), uniform(storage.sequence.number)};
       }
     } else {
-      piece = p.tail.piece(uniform(storage.block));
-      coord = TileCoord::of(piece.block, heads, problem.batch, static_cast<unsigned>(blocks), p.interleaved);
+      const auto pieces = static_cast<int>(p.split.pieces);
+      unsigned block = uniform(storage.block);
+      if (p.tiles != QueryTiles::near && block >= p.split.first) {
+        result.piece = static_cast<int>(block - p.split.first);
+        piece = result.piece % pieces;
+        block = p.split.first + static_cast<unsigned>(result.piece / pieces);
+      }
+      const int sinks = p.tiles == QueryTiles::near ? min(problem.near.sinks, blocks) : 0;
+      coord = TileCoord::of(block, heads, problem.batch, static_cast<unsigned>(blocks + sinks * (pieces - 1)),
+                            p.interleaved);
+      if (sinks > 0) {  // they are near to all tiles, and come last, else all others would wait for them
+        const int of_sinks = coord.tile - (blocks - sinks);
+        coord.tile += sinks;
+        if (of_sinks >= 0) {
+          coord.tile = of_sinks / pieces;
+          piece = of_sinks % pieces;
+          result.piece = pieces == 1 ? -1 : (coord.batch * heads + coord.head) * sinks * pieces + of_sinks;
+        }
+      }
     }
-    KeyWork result{};
     result.batch = coord.batch;
     result.head = coord.head;
     result.head_kv = coord.head / (heads / static_cast<int>(problem.heads_kv));
-    // Sinks are near to all tiles. They come last in a launch of near tiles, else all others would wait for them.
-    result.number = coord.tile + (p.tiles == QueryTiles::near ? min(problem.near.sinks, blocks) : 0);
-    result.number -= result.number < blocks ? 0 : blocks;
+    result.number = coord.tile;
     result.key = result.number * C::kKeys;
     int end = static_cast<int>((visible.seq_q + C::kRows - 1) / C::kRows);
     int first = min(first_query_tile(visible, result.key), end);
@@ -128,13 +145,13 @@ struct KeyWork {
     result.tiles = end - first - result.gap / C::kRows;
     result.last_row = (end - 1) * C::kRows;
     result.tiles_above = end - result.near_end / C::kRows;
-    if (piece.pieces > 1) {
-      const auto end_of = [&](unsigned pieces) {
-        return static_cast<int>(static_cast<unsigned>(result.tiles) * pieces / piece.pieces);
+    if (result.piece >= 0) {
+      const auto end_of = [&](int pieces) {
+        return static_cast<int>(static_cast<unsigned>(result.tiles * pieces) / p.split.pieces);
       };
-      const int before = end_of(piece.number);
+      const int before = end_of(piece);
       result.last_row -= before * C::kRows;
-      result.tiles = end_of(piece.number + 1) - before;
+      result.tiles = end_of(piece + 1) - before;
     }
     return result;
   }
@@ -163,10 +180,9 @@ template <class C>
       return {0, work.head_kv, own.first_key, own.keys, work.head * p.key_rows + own.sums_key, false};
     }
   }
-  const bool is_piece = storage.block >= p.tail.first;
+  const bool is_piece = work.piece >= 0;
   const std::int64_t head = work.batch * p.problem.heads_q + work.head;
-  const std::int64_t part =
-      is_piece ? std::int64_t{storage.block - p.tail.first} * C::kKeys - work.key : head * p.key_rows;
+  const std::int64_t part = is_piece ? std::int64_t{work.piece} * C::kKeys - work.key : head * p.key_rows;
   return {work.batch, work.head_kv, 0, static_cast<int>(p.problem.seq_k), part, is_piece};
 }
 
@@ -194,7 +210,7 @@ class BackwardShared : public SharedAddresses<BackwardStorage<C>> {
     return this->tile(offsetof(Storage, d_s), C::DsTile::kBytes, stage);
   }
   [[nodiscard]] __device__ std::uint32_t d_q(int stage) const {
-    return this->tile(offsetof(Storage, d_q), C::kDqBytes, stage);
+    return this->tile(offsetof(Storage, d_q), sizeof(typename Storage::DqBuffer), stage);
   }
   // The queries' statistics, for a consumer.
   [[nodiscard]] __device__ std::uint32_t stats(int stage, int consumer) const {
@@ -316,7 +332,9 @@ __device__ inline void reduce_all(const BackwardParameters& p, const KeyWork<C>&
   for (int n = buffer; n < work.tiles; n += C::kStages) {
     const PipelineState<C::kStages> state(n);
     const std::int64_t tile = of_head + work.row(n) / C::kRows;
-    float* const dq_accum = (work.is_near(n) ? p.near.dq_accum : p.dq_accum) + tile * (C::kRows * C::kColumns);
+    const bool is_near = work.is_near(n);
+    float* const dq_accum = is_near ? p.near.dq_accum + tile * (C::kRows * (C::kColumns + 1))
+                                    : p.dq_accum + tile * (C::kRows * C::kColumns);
     const unsigned turn = work.turn(p, shared.storage, n);
     if (ordered) {
       wait_for_semaphore(p.dq_semaphore + tile, turn);
@@ -326,7 +344,7 @@ __device__ inline void reduce_all(const BackwardParameters& p, const KeyWork<C>&
     if (ordered && turn == 0 && !p.problem.near.has) {
       ptx::bulk_store(dq_accum, shared.d_q(state.stage), C::kDqBytes);
     } else {
-      ptx::bulk_add(dq_accum, shared.d_q(state.stage), C::kDqBytes);
+      ptx::bulk_add(dq_accum, shared.d_q(state.stage), C::kDqBytes + (is_near && p.near.sums_ds ? C::kDsSumsBytes : 0));
     }
     ptx::bulk_commit();
     ptx::bulk_wait_read<0>();

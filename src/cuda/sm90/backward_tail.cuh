@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// dK and dV of the blocks of keys that were split into pieces (SplitTail):
+// dK and dV of the blocks of keys that were split into pieces (SplitKeys):
 //
 //   dK = the sum over the pieces, in their order, of what each found; dV likewise
 //
@@ -20,8 +20,8 @@ inline constexpr int kAddingThreads = 32 * C::kKeys / 16;
 
 // A warp's 16 keys from `row` on of a split block. pieces: of the block, in fragments; count: how many.
 template <class T, int kColumns>
-__device__ inline void add_keys(const KeyPlace& place, int row, const float* pieces, unsigned count, void* to,
-                                const Strides& strides, int columns, float factor) {
+__device__ inline void add_keys(const KeyPlace& place, int row, const float* pieces, unsigned count, float* parts,
+                                void* to, const Strides& strides, int columns, float factor) {
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float sum[kColumns / 2] = {};
@@ -37,27 +37,36 @@ __device__ inline void add_keys(const KeyPlace& place, int row, const float* pie
       sum[4 * n + 3] += x.w;
     }
   }
-  store_keys<T>(place, row, sum, nullptr, to, strides, columns, factor);
+  store_keys<T>(place, row, sum, parts, to, strides, columns, factor);
 }
 
-// A thread block has a split block of keys: its dK, or its dV. Query heads have K of their own where blocks are split.
+// A thread block has a split block of keys: its dK, or its dV. Sinks are a query head's, whose parts take the sum;
+// where others are split, query heads have K of their own.
 template <class C>
 __global__ void __launch_bounds__(kAddingThreads<C>) add_pieces(const __grid_constant__ BackwardParameters p) {
   using T = typename C::Element;
   launch_dependent_grids();
   wait_on_dependent_grids();
   const DeviceProblem& problem = p.problem;
+  const SplitKeys& split = p.split;
   const int heads = static_cast<int>(problem.heads_q);
   const auto blocks = static_cast<unsigned>((problem.seq_k + C::kKeys - 1) / C::kKeys);
-  const TileCoord coord = TileCoord::of(p.tail.first + blockIdx.x, heads, problem.batch, blocks, p.interleaved);
-  const KeyPlace place{coord.batch, coord.head, 0, static_cast<int>(problem.seq_k), 0, false};
+  const auto of_head = [&] {  // of all batches
+    const auto head = static_cast<int>(blockIdx.x / split.sinks);
+    return TileCoord{head / heads, head % heads, static_cast<int>(blockIdx.x % split.sinks)};
+  };
+  const TileCoord coord = split.sinks > 0
+                              ? of_head()
+                              : TileCoord::of(split.first + blockIdx.x, heads, problem.batch, blocks, p.interleaved);
+  const std::int64_t part = (std::int64_t{coord.batch} * heads + coord.head) * p.key_rows;
+  const KeyPlace place{coord.batch, coord.head, 0, static_cast<int>(problem.seq_k), part, false};
   const int row = coord.tile * C::kKeys + static_cast<int>(threadIdx.x) / 32 * 16;
-  const std::int64_t first = std::int64_t{blockIdx.x} * p.tail.pieces * C::kKeys;
+  const std::int64_t first = std::int64_t{blockIdx.x} * split.pieces * C::kKeys;
   if (blockIdx.y == 0) {
-    add_keys<T, C::kColumns>(place, row, p.tail.d_k + first * C::kColumns, p.tail.pieces, p.d_k, p.d_k_strides,
-                             problem.head_dim, p.scale);
+    add_keys<T, C::kColumns>(place, row, split.d_k + first * C::kColumns, split.pieces, p.d_k_parts, p.d_k,
+                             p.d_k_strides, problem.head_dim, p.scale);
   } else {
-    add_keys<T, C::kValues>(place, row, p.tail.d_v + first * C::kValues, p.tail.pieces, p.d_v, p.d_v_strides,
+    add_keys<T, C::kValues>(place, row, split.d_v + first * C::kValues, split.pieces, p.d_v_parts, p.d_v, p.d_v_strides,
                             problem.head_dim_v, 1.0F);
   }
 }

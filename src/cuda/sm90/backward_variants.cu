@@ -16,22 +16,24 @@ namespace distr::cuda::sm90 {
 namespace {
 
 template <class C>
-[[nodiscard]] unsigned blocks_of_keys(const BackwardParameters& p) {
-  return static_cast<unsigned>(
-      p.lengths.packed ? count_packed_tiles(p.lengths.total_k, p.problem.batch, C::kKeys) * p.problem.heads_q
-                       : (p.problem.seq_k + C::kKeys - 1) / C::kKeys * p.problem.batch * p.problem.heads_q);
+[[nodiscard]] std::int64_t blocks_of_keys(const BackwardParameters& p) {
+  return p.lengths.packed ? count_packed_tiles(p.lengths.total_k, p.problem.batch, C::kKeys) * p.problem.heads_q
+                          : (p.problem.seq_k + C::kKeys - 1) / C::kKeys * p.problem.batch * p.problem.heads_q;
 }
 
 template <class C>
 void launch_backward(const BackwardParameters& p, void* stream) {
   allow_shared_memory<backward<C>, sizeof(BackwardStorage<C>)>();
-  launch_dependent(backward<C>, dim3(p.tail.thread_blocks(blocks_of_keys<C>(p))), C::kThreads,
-                   sizeof(BackwardStorage<C>), stream, p);
+  const std::int64_t ctas = p.split.thread_blocks(blocks_of_keys<C>(p), p.problem.batch * p.problem.heads_q);
+  launch_dependent(backward<C>, dim3(static_cast<unsigned>(ctas)), C::kThreads, sizeof(BackwardStorage<C>), stream, p);
 }
 
 template <class C>
 void launch_add_pieces(const BackwardParameters& p, void* stream) {
-  launch_dependent(add_pieces<C>, dim3(blocks_of_keys<C>(p) - p.tail.first, 2), kAddingThreads<C>, 0, stream, p);
+  const std::int64_t split = p.split.count(blocks_of_keys<C>(p), p.problem.batch * p.problem.heads_q);
+  const bool only_d_k = p.split.sinks > 0 && p.d_v_parts == nullptr;  // see add_near_values()
+  launch_dependent(add_pieces<C>, dim3(static_cast<unsigned>(split), only_d_k ? 1 : 2), kAddingThreads<C>, 0, stream,
+                   p);
 }
 
 template <class C>

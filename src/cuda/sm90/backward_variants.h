@@ -5,6 +5,7 @@
 #include <span>
 
 #include "cuda/sm90/backward_config.h"
+#include "kernel.h"
 
 namespace distr::cuda::sm90 {
 
@@ -14,7 +15,11 @@ struct BackwardVariant {
   bool caps_scores, takes_lengths;
   int threads, shared_bytes;
   void (*launch)(const BackwardParameters& parameters, void* stream);
-  void (*add_pieces)(const BackwardParameters& parameters, void* stream);  // behind it, of the tail
+  void (*add_pieces)(const BackwardParameters& parameters, void* stream);  // behind it, of split blocks
+
+  [[nodiscard]] LaunchShape shape(std::int64_t thread_blocks) const {
+    return {{kQueryTileRows, kKeyTileRows, values, columns}, thread_blocks, threads, shared_bytes};
+  }
 };
 
 // Those of a type from the narrowest to the widest.

@@ -182,4 +182,12 @@ struct LastRound {
   return pieces < 2 ? LastRound{blocks, 1} : LastRound{blocks - rest, pieces};
 }
 
+// Sinks' blocks meet all tiles of queries, one after another, and run beside the launch of far tiles, which they must
+// not outlast (docs/kernel-log.md, sm90/backward, step 21). sinks: blocks, of all heads.
+[[nodiscard]] inline std::int64_t pieces_of_sinks(std::int64_t sinks, std::int64_t query_tiles,
+                                                  std::int64_t num_sms) noexcept {
+  constexpr std::int64_t kFewestTiles = 8;  // of a piece
+  return sinks == 0 ? 1 : std::max(std::int64_t{1}, std::min(num_sms / sinks, query_tiles / kFewestTiles));
+}
+
 }  // namespace distr::cuda::sm90
