@@ -88,17 +88,6 @@ template <class C>
                                   : rows;
 }
 
-// Which keys of a block a tile of queries does not see: some behind its rows' last ones (causal), some before the left
-// end of its rows' windows. Asked once a tile, as the loop inside it has no registers for both bounds.
-enum Edge : unsigned { kNoEdge = 0, kCausalEdge = 1, kLeftEdge = 2 };
-
-template <class C>
-[[nodiscard]] __device__ inline unsigned edges_of(const DeviceProblem& problem, int first_row, int first_key) {
-  const bool causal = problem.causal && first_key + C::kKeys - 1 > first_row + problem.causal_offset;
-  const bool left = has_left_end<C>(problem) && first_key < first_row + C::kRows - 1 + problem.first_offset;
-  return (causal ? kCausalEdge : kNoEdge) | (left ? kLeftEdge : kNoEdge);
-}
-
 // A tile of queries. The kernel goes through the tiles of one query head after the other.
 struct QueryTile {
   int head, row;
@@ -156,11 +145,11 @@ struct QueryStages {
 };
 
 // Turns s into P^T and dp into dS^T, for the 16 queries from `row` on and this warp's part of the keys from `first_key`
-// on. `edges`: of their tile.
+// on. `edge` says that some query does not see some key.
 template <class C>
 __device__ __forceinline__ void differentiate_keys(float (&s)[C::kKeyTiles][2][4], float (&dp)[C::kKeyTiles][2][4],
                                                    const BackwardParameters& p, const float2* stats, int batch,
-                                                   int head, int row, int first_key, unsigned edges) {
+                                                   int head, int row, int first_key, bool edge) {
   const DeviceProblem& problem = p.problem;
   const int thread = static_cast<int>(ptx::opaque(threadIdx.x));
   // Calls visit(s, dp, rows, keys) for each element; `rows` and `keys` are its distances from element 0.
@@ -192,14 +181,14 @@ __device__ __forceinline__ void differentiate_keys(float (&s)[C::kKeyTiles][2][4
     });
     scale = 1;
   }
-  if (edges & kCausalEdge) {
+  if (edge && problem.causal) {
     const int of_element = first_key - row - static_cast<int>(problem.causal_offset) + thread / 32 * 16 * C::kKeyTiles +
                            thread % 32 / 4 - thread % 4 * 2;
     each([&](float& score, float& gradient, int rows, int keys) {
       hide(score, gradient, of_element + keys - rows > 0);
     });
   }
-  if (C::kWindows && (edges & kLeftEdge)) {
+  if (edge && has_left_end<C>(problem)) {
     const int of_element = first_key - row - static_cast<int>(problem.first_offset) + thread / 32 * 16 * C::kKeyTiles +
                            thread % 32 / 4 - thread % 4 * 2;
     each([&](float& score, float& gradient, int rows, int keys) {
@@ -280,7 +269,8 @@ __device__ __forceinline__ void differentiate_by_keys(const BackwardParameters& 
     }
     ptx::cp_async_commit();
 
-    const unsigned edges = edges_of<C>(problem, first, first_key);
+    const bool edge = (problem.causal && first_key + C::kKeys - 1 > first + problem.causal_offset) ||
+                      (has_left_end<C>(problem) && first_key < first + C::kRows - 1 + problem.first_offset);
     const std::uint32_t stage = stages.at(t);
     const int thread = static_cast<int>(ptx::opaque(threadIdx.x)) % 32;
     const std::uint32_t as_columns = Tile<C::kDim>{stage}.at(thread / 16 * 8 + thread % 8, thread / 8 % 2);
@@ -302,7 +292,7 @@ __device__ __forceinline__ void differentiate_by_keys(const BackwardParameters& 
         multiply<T>(dp, a, b, 0);
       }
       differentiate_keys<C>(s, dp, p, reinterpret_cast<const float2*>(shared + stages.stats_offset(t)) + row,
-                            coord.batch, head, first + row, first_key, edges);
+                            coord.batch, head, first + row, first_key, edge);
       std::uint32_t p_operand[C::kKeyTiles][4];
       std::uint32_t ds_operand[C::kKeyTiles][4];
 #pragma unroll
@@ -340,12 +330,6 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
   differentiate_by_keys<C>(p, [](unsigned block) { return block; });
 }
 
-// Packed sequences have no windows with a left end.
-template <class C>
-struct SequencesShape : C {
-  static constexpr bool kWindows = false;
-};
-
 // The same of packed sequences; `ctas`: of a sequence.
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
@@ -354,7 +338,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
   static_assert(sizeof(typename C::Storage) + 1024 <= kMaxSharedBytes);  // the storage begins at a multiple of it
   const BackwardParameters& p = parameters_of<typename C::Element>(launched, own, blockIdx.x / ctas);
   if (blockIdx.x % ctas < p.problem.heads_kv * ((p.problem.seq_k + C::kKeys - 1) / C::kKeys)) {
-    differentiate_by_keys<SequencesShape<C>>(p, [=](unsigned block) { return block % ctas; });
+    differentiate_by_keys<C>(p, [=](unsigned block) { return block % ctas; });
   }
 }
 
