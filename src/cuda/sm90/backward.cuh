@@ -20,11 +20,11 @@
 //     - r = 128: the consumers make a half of its columns each, in the registers of dP^T, and a tile has its products
 //       to itself. The exponentials run under dP^T, dS is made and stored under dV, and dQ is stored under dK.
 //   With near keys (method, 8) a launch has all tiles of queries, near ones or far ones (QueryTiles). Of all, near ones
-//   have another Q, other statistics and other sums of dQ, which is the producer's business alone.
+//   have another Q, other statistics and other sums of dQ. A row's sum of dS over near keys, for dQ of dropped columns,
+//   lies behind its tile's dQ (backward_ds_sums.cuh).
 //   The producer warpgroup: one warp loads the tiles by TMA, and one for each buffer of dQ adds them to their sums in
-//   memory. A row's sum of dS over near keys, for dQ of dropped columns, is made and added beside dQ
-//   (backward_ds_sums.cuh). Shared memory: BackwardStorage (backward_config.h). K and V, rings of kStages tiles of Q,
-//   dO, dS^T and dQ.
+//   memory. Where r = 128 the last one sums dS.
+//   Shared memory: BackwardStorage (backward_config.h). K and V, rings of kStages tiles of Q, dO, dS^T and dQ.
 //
 //   The sum of a tile is made in the order of the keys, but in a launch of near tiles with sinks last, so its bits are
 //   the same in every run: dq_semaphore[tile] counts the blocks that have added to it, and a block waits until all of

@@ -147,20 +147,18 @@ __device__ __forceinline__ void add_near_values(const BackwardParameters& p, std
   const unsigned pieces = is_split ? split.pieces : 1;
   const std::int64_t first =
       is_split ? (head * split.sinks + number) * pieces * C::kKeys + row % C::kKeys : head * p.key_rows + row;
-  const float* const from = (is_split ? split.d_v : p.near_d_v) + first * p.near_values + threadIdx.x % 32 * 4;
-#pragma unroll
-  for (int n = 0; n < C::kValues / 8; ++n) {
-    float4 sum = make_float4(0, 0, 0, 0);
+  const float* from = (is_split ? split.d_v : p.near_d_v) + first * p.near_values + threadIdx.x % 32 * 4;
 #pragma unroll 1
-    for (unsigned piece = 0; piece < pieces; ++piece) {
-      const float4 x =
-          *reinterpret_cast<const float4*>(from + std::int64_t{piece} * C::kKeys * p.near_values + n * kFragment);
-      sum = make_float4(sum.x + x.x, sum.y + x.y, sum.z + x.z, sum.w + x.w);
+  for (unsigned piece = 0; piece < pieces; ++piece) {
+#pragma unroll
+    for (int n = 0; n < C::kValues / 8; ++n) {  // loads on their way at the same time
+      const float4 x = *reinterpret_cast<const float4*>(from + n * kFragment);
+      d_v[4 * n] += x.x;
+      d_v[4 * n + 1] += x.y;
+      d_v[4 * n + 2] += x.z;
+      d_v[4 * n + 3] += x.w;
     }
-    d_v[4 * n] += sum.x;
-    d_v[4 * n + 1] += sum.y;
-    d_v[4 * n + 2] += sum.z;
-    d_v[4 * n + 3] += sum.w;
+    from += std::int64_t{C::kKeys} * p.near_values;
   }
 }
 

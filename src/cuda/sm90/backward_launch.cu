@@ -146,7 +146,10 @@ void BackwardPlan::plan_split(const Problem& p, WorkspaceLayout& workspace) {
   const bool are_alike = p.causal == Causal::none && !common::has_window(p) && !p.packed.has_value();
   const bool are_sums = d_k_parts_.exists() || d_v_parts_.exists();  // made by convert_sums()
   parameters_.split = split_last(blocks, sms, are_alike && !are_sums);
-  near_split_ = split_sinks(blocks, sms, near_variant_ != nullptr ? parameters_.problem.near.sinks : 0);
+  const DeviceProblem& sizes = parameters_.problem;
+  const std::int64_t sinks = near_variant_ != nullptr ? sizes.near.sinks : 0;
+  const int met = end_query_tile(sizes, sinks * kKeyTileRows) - first_query_tile(sizes, 0);
+  near_split_ = split_sinks({blocks.heads, blocks.of_head, met}, sms, sinks);
   const SplitKeys& split = near_split_.pieces > 1 ? near_split_ : parameters_.split;
   if (split.pieces > 1) {
     const std::int64_t rows = split.count(num_blocks(), heads_) * split.pieces * kKeyTileRows;
@@ -232,9 +235,9 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
   p.d_v_parts = d_v_parts_.in(workspace);
   variant_.launch(p, stream);
   if (d_k_of_pieces_.exists()) {
-    BackwardParameters split = near.value_or(p);
-    split.d_v_parts = p.near_d_v != nullptr ? nullptr : split.d_v_parts;
-    near_variant().add_pieces(split, stream);
+    BackwardParameters of_pieces = near.value_or(p);
+    of_pieces.d_v_parts = p.near_d_v != nullptr ? nullptr : of_pieces.d_v_parts;  // the launch of far tiles had them
+    near_variant().add_pieces(of_pieces, stream);
   }
   convert_all(tensors, workspace, stream);
 }

@@ -91,7 +91,7 @@ struct KeyWork {
     const auto blocks = static_cast<int>((problem.seq_k + C::kKeys - 1) / C::kKeys);
     KeyWork result{};
     TileCoord coord{};
-    int piece = 0;  // of the block's
+    int own = 0;  // the piece's number among the block's
     result.piece = -1;
     if (is_packed<C>(p)) {
       if constexpr (C::kTakesLengths) {
@@ -102,7 +102,7 @@ struct KeyWork {
       unsigned block = uniform(storage.block);
       if (p.tiles != QueryTiles::near && block >= p.split.first) {
         result.piece = static_cast<int>(block - p.split.first);
-        piece = result.piece % pieces;
+        own = result.piece % pieces;
         block = p.split.first + static_cast<unsigned>(result.piece / pieces);
       }
       const int sinks = p.tiles == QueryTiles::near ? min(problem.near.sinks, blocks) : 0;
@@ -113,7 +113,7 @@ struct KeyWork {
         coord.tile += sinks;
         if (of_sinks >= 0) {
           coord.tile = of_sinks / pieces;
-          piece = of_sinks % pieces;
+          own = of_sinks % pieces;
           result.piece = pieces == 1 ? -1 : (coord.batch * heads + coord.head) * sinks * pieces + of_sinks;
         }
       }
@@ -146,12 +146,12 @@ struct KeyWork {
     result.last_row = (end - 1) * C::kRows;
     result.tiles_above = end - result.near_end / C::kRows;
     if (result.piece >= 0) {
-      const auto end_of = [&](int pieces) {
-        return static_cast<int>(static_cast<unsigned>(result.tiles * pieces) / p.split.pieces);
+      const auto end_of = [&](int count) {
+        return static_cast<int>(static_cast<unsigned>(result.tiles * count) / p.split.pieces);
       };
-      const int before = end_of(piece);
+      const int before = end_of(own);
       result.last_row -= before * C::kRows;
-      result.tiles = end_of(piece + 1) - before;
+      result.tiles = end_of(own + 1) - before;
     }
     return result;
   }

@@ -12,9 +12,9 @@
 namespace distr::cuda::sm90 {
 
 struct SplitKeys {
-  unsigned first;    // of the last blocks, the first that is split
-  unsigned sinks;    // so many of a head are split, and not the last blocks of all; 0: they are
-  unsigned pieces;   // of each
+  unsigned first;    // the last blocks of all are split from this one on, unless there are sinks
+  unsigned sinks;    // of a head, each of which is split
+  unsigned pieces;   // of a split block; 1: it is whole
   float *d_k, *d_v;  // in fragments of kKeyTileRows rows, for each piece
 
   // blocks: of all heads.
@@ -26,7 +26,7 @@ struct SplitKeys {
   }
 };
 
-// What a launch has: blocks of keys of a head, and the tiles of queries that one may meet.
+// What a launch has: blocks of keys of a head, and the tiles of queries that one of those that may be split meets.
 struct KeyBlocks {
   std::int64_t heads, of_head, query_tiles;
 };
