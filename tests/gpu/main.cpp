@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <filesystem>
 #include <iostream>
 #include <optional>
 #include <string>
@@ -122,9 +123,10 @@ int main(int argc, char** argv) {
     std::cerr << distr::test::kUsage;
     return 2;
   }
-  std::string command_line = "distr_gpu";
+  std::string command_line = "distr_gpu";  // for results, which do not name a machine's folders
   for (int n = 1; n < argc; ++n) {
-    command_line += std::string(" ") + argv[n];
+    const std::filesystem::path word = argv[n];
+    command_line += " " + (word.is_absolute() ? word.filename() : word).string();
   }
   distr::test::Words words(argc - 2, argv + 2);
   try {
