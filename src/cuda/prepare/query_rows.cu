@@ -13,20 +13,43 @@
 #include "common/element.h"
 #include "cuda/dependent_launch.cuh"
 #include "cuda/prepare/operand.h"
-#include "cuda/prepare/row_dot.cuh"
 #include "cuda/prepare/stats_columns.cuh"
 #include "cuda/tile.cuh"
 
 namespace distr::cuda {
 namespace {
 
-constexpr int kLanes = kRowLanes;
+constexpr int kLanes = 8;  // of a row
 constexpr int kRows = kPreprocessedRows;
 constexpr int kThreads = kRows * kLanes;
 constexpr int kMaxDim = 256;
 // To the base 2: from here on the rounding of LSE and of the scores decides P, which may leave its range. Such a row
 // takes no part: its P is 0, for a bound of 1 would cost the kernels' loops an instruction.
 constexpr float kMaxLse = 0x1p22F;
+
+// The sum of x[c] * y[c] over the row, in all of its lanes. aligned: both begin at a multiple of 16 bytes.
+template <class T>
+[[nodiscard]] __device__ float dot(const T* x, const T* y, int columns, bool aligned) {
+  const int lane = static_cast<int>(threadIdx.x) % kLanes;
+  const int chunks = aligned ? columns / kChunk : 0;
+  float sum = 0;
+  for (int chunk = lane; chunk < chunks; chunk += kLanes) {
+    const uint4 of_x = reinterpret_cast<const uint4*>(x)[chunk];
+    const uint4 of_y = reinterpret_cast<const uint4*>(y)[chunk];
+    const auto* a = reinterpret_cast<const T*>(&of_x);
+    const auto* b = reinterpret_cast<const T*>(&of_y);
+    for (int i = 0; i < kChunk; ++i) {
+      sum = fmaf(static_cast<float>(a[i]), static_cast<float>(b[i]), sum);
+    }
+  }
+  for (int c = chunks * kChunk + lane; c < columns; c += kLanes) {
+    sum = fmaf(static_cast<float>(x[c]), static_cast<float>(y[c]), sum);
+  }
+  for (int other = kLanes / 2; other > 0; other /= 2) {
+    sum += __shfl_xor_sync(~0U, sum, other);
+  }
+  return sum;
+}
 
 // Of the index-th row of all heads.
 __device__ inline void store_stats(const QueryRows& rows, std::int64_t index, float shift, float d) {
@@ -88,7 +111,7 @@ __global__ void __launch_bounds__(kThreads)
   if (rows.stats != nullptr) {
     constexpr float kLog2E = 1.4426950408889634F;
     const float product =
-        row_dot(at(rows.o, problem.o), at(rows.d_o, problem.o), valid ? problem.head_dim_v : 0, aligned.o);
+        dot(at(rows.o, problem.o), at(rows.d_o, problem.o), valid ? problem.head_dim_v : 0, aligned.o);
     const std::int64_t place =
         lengths.packed ? h * rows.padded_rows + padded_start(b, sequence.first_row) + row : index;
     const bool has_place = !lengths.packed || row < (sequence.rows + kPaddedRows - 1) / kPaddedRows * kPaddedRows;

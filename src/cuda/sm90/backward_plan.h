@@ -4,7 +4,8 @@
 //
 // With near keys (method, 8) the kernel of Q~ takes Q instead in tiles of queries that a block of keys is near to: one
 // launch, with two sums of dQ. q_hat and k_hat are narrower than Q and K: near and far tiles are launches of their own,
-// and dK and dV have two sums as well. Sums are in fp32, and far ones are added before near ones.
+// and dK has two sums as well. So has dV where heads share it; else the launch of far tiles adds the near ones to its
+// own. Sums are in fp32, and far ones are added before near ones.
 #pragma once
 
 #include <cstdint>
