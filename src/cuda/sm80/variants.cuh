@@ -36,28 +36,26 @@ constexpr Variant variant() {
 // padded to the next d or r, or is the exact kernel's, of Q~ (forward_launch.cu).
 template <class T>
 inline constexpr std::array kEveryType = {
-    variant<Config<T, 64, 64, 128, 1>>(),  variant<Config<T, 128, 128, 128, 1>>(),
-    variant<Config<T, 64, 64, 64, 1>>(),   variant<Config<T, 128, 128, 64, 1>>(),
-    variant<Config<T, 256, 256, 64, 1>>(), variant<Config<T, 64, 32, 128, 1>>(),
-    variant<Config<T, 64, 32, 128, 2>>(),  variant<Config<T, 64, 16, 128, 4>>(),
-    variant<Config<T, 128, 64, 128, 1>>(), variant<Config<T, 128, 64, 128, 2>>(),
-    variant<Config<T, 128, 32, 128, 4>>(),
+    variant<Config<T, 64, 64, 128, 1>>(),  variant<Config<T, 128, 128, 128, 1>>(), variant<Config<T, 64, 64, 64, 1>>(),
+    variant<Config<T, 128, 128, 64, 1>>(), variant<Config<T, 256, 256, 64, 1>>(),  variant<Config<T, 64, 32, 128, 1>>(),
+    variant<Config<T, 128, 64, 128, 1>>(),
 };
 
 // For rows of several heads and lengths that are data (sequences_launch.cu). What is narrower is padded.
 template <class T, int... kDims>
 inline constexpr std::array kOfSequences = {variant<Config<T, kDims, kDims, 64, 1, Stages, RowsOf::kv_head>>()...};
 
-// For bf16, which is what is measured (docs/kernel-log.md): d = 32 and, where columns are grouped, d = 256, tiles of 64
-// queries and more r.
+// For bf16, which is what is measured (docs/kernel-log.md): columns that are summed by blocks; d = 32 and, where
+// columns are grouped, d = 256, tiles of 64 queries and more r.
 template <class T>
 inline constexpr std::array kMeasured = {
-    variant<Config<T, 32, 32, 128, 1>>(),  variant<Config<T, 32, 32, 64, 1>>(),  variant<Config<T, 32, 16, 128, 1>>(),
-    variant<Config<T, 32, 16, 128, 2>>(),  variant<Config<T, 64, 16, 128, 1>>(), variant<Config<T, 128, 32, 128, 1>>(),
-    variant<Config<T, 64, 32, 64, 1>>(),   variant<Config<T, 64, 16, 64, 1>>(),  variant<Config<T, 64, 32, 64, 2>>(),
-    variant<Config<T, 64, 16, 64, 4>>(),   variant<Config<T, 128, 64, 64, 1>>(), variant<Config<T, 128, 32, 64, 1>>(),
-    variant<Config<T, 128, 64, 64, 2>>(),  variant<Config<T, 128, 32, 64, 4>>(), variant<Config<T, 256, 128, 64, 1>>(),
-    variant<Config<T, 256, 128, 64, 2>>(),
+    variant<Config<T, 64, 32, 128, 2>>(),  variant<Config<T, 64, 16, 128, 4>>(),  variant<Config<T, 128, 64, 128, 2>>(),
+    variant<Config<T, 128, 32, 128, 4>>(), variant<Config<T, 32, 32, 128, 1>>(),  variant<Config<T, 32, 32, 64, 1>>(),
+    variant<Config<T, 32, 16, 128, 1>>(),  variant<Config<T, 32, 16, 128, 2>>(),  variant<Config<T, 64, 16, 128, 1>>(),
+    variant<Config<T, 128, 32, 128, 1>>(), variant<Config<T, 64, 32, 64, 1>>(),   variant<Config<T, 64, 16, 64, 1>>(),
+    variant<Config<T, 64, 32, 64, 2>>(),   variant<Config<T, 64, 16, 64, 4>>(),   variant<Config<T, 128, 64, 64, 1>>(),
+    variant<Config<T, 128, 32, 64, 1>>(),  variant<Config<T, 128, 64, 64, 2>>(),  variant<Config<T, 128, 32, 64, 4>>(),
+    variant<Config<T, 256, 128, 64, 1>>(), variant<Config<T, 256, 128, 64, 2>>(),
 };
 
 }  // namespace distr::cuda::sm80

@@ -81,7 +81,8 @@ enum class ScaleIn : std::uint8_t { softmax, queries };
 // a block of queries has a grouping of its own, a producer warpgroup makes them: it gathers the rows of K^T that are
 // k_hat^T, or fuses (sums) columns of K. runs_: of near keys alone, or of all far ones
 // (method, 8). listed_: of some of the keys, in halves of 64 that a list names.
-enum class KeyLoad : std::uint8_t { tma, gather, fuse, runs_tma, runs_gather, listed_tma, listed_gather };
+// voted: near keys and then far ones, of which consumers keep what their rows vote for (voted_keys.cuh).
+enum class KeyLoad : std::uint8_t { tma, gather, fuse, runs_tma, runs_gather, listed_tma, listed_gather, voted };
 
 constexpr bool is_listed(KeyLoad load) { return load == KeyLoad::listed_tma || load == KeyLoad::listed_gather; }
 constexpr bool is_runs(KeyLoad load) { return load == KeyLoad::runs_tma || load == KeyLoad::runs_gather; }
@@ -111,6 +112,7 @@ struct Config {
   static constexpr bool kIsListed = is_listed(KeyLoader::kLoad);
   static constexpr bool kIsRuns = is_runs(KeyLoader::kLoad);
   static constexpr bool kTakesSome = kIsListed || kIsRuns;
+  static constexpr bool kVotes = KeyLoader::kLoad == KeyLoad::voted;
   static constexpr int kKeys =  // of a tile
       kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 ? 256 : 128;
   // Whether it caps scores where it is asked to, as shapes of exact attention do; and whether it takes sliding windows.
@@ -126,7 +128,7 @@ struct Config {
   static constexpr int kHalf = kKeys / 2;
   static constexpr int kScoreBuffers = kCtasPerSm == 1 ? 2 : 1;  // as many as there are registers for, and so is kHalf
   // q_hat stays in shared memory where there are no registers for it.
-  static constexpr bool kQueriesInShared = kCtasPerSm > 1 || (kConsumers == 3 && kColumns > 32) ||
+  static constexpr bool kQueriesInShared = kCtasPerSm > 1 || (kConsumers == 3 && kColumns > (kVotes ? 64 : 32)) ||
                                            (kIsListed && kKeys == 256);
   static constexpr int kStages = KeyLoader::stages(kValues);
   static constexpr int kProducers = KeyLoader::kProducers;        // warpgroups

@@ -28,6 +28,7 @@
 #include "cuda/sm90/batch_entry.cuh"
 #include "cuda/sm90/config.h"
 #include "cuda/sm90/consumer.cuh"
+#include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/listed_keys.cuh"
 #include "cuda/sm90/mma.cuh"
 #include "cuda/sm90/near_result.cuh"
@@ -35,39 +36,11 @@
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/softmax.cuh"
+#include "cuda/sm90/voting_consumer.cuh"
 #include "cuda/softcap.cuh"
 #include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
-
-// The epilogue of a thread's two rows, of those in `rows`. headroom: O's.
-template <class C>
-__device__ inline void store(const Pass<C>& pass, int first_row, unsigned rows, const float (&o)[C::kValues / 2],
-                             const Softmax<C>& softmax, float headroom) {
-  using T = typename C::Element;
-  const ForwardParameters& p = pass.p;
-  const WorkTile& work = pass.work;
-  const DeviceProblem& problem = p.problem;
-  const std::int64_t row_end = pass.row_end();
-  const std::int64_t lse_rows = C::kTakesLengths ? lse_stride(p.lengths, problem) : problem.seq_q;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
-  T* const base = static_cast<T*>(p.o) + work.batch * problem.o.batch + work.head * problem.o.head;
-  const int width = vector_width(base, problem.o.row);
-#pragma unroll
-  for (int half = 0; half < 2; ++half) {
-    const std::int64_t row = std::int64_t{first_row} + half * 8;
-    const float sum = quad_sum(softmax.row_sum[half]);
-    const bool is_valid = row < row_end && (rows >> half & 1) != 0;
-    if (is_valid && p.lse != nullptr && lane % 4 == 0) {
-      p.lse[(work.batch * problem.heads_q + work.head) * lse_rows + row] =
-          natural_lse(Softmax<C>::finite(softmax.row_max[half]) * softmax.scale, sum);
-    }
-    const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum * headroom;  // no key is seen: O = 0
-    store_row<C::kValues>(base + row * problem.o.row, is_valid, problem.head_dim_v, width, [&](int n) {
-      return make_float2(o[n * 4 + half * 2] * inverse, o[n * 4 + half * 2 + 1] * inverse);
-    });
-  }
-}
 
 // A consumer's 64 queries in one pass. row: the thread's first. `row_max`: in the tiles without a mask; RowMax::none:
 // in all. Returns which of the thread's two rows are in range, a bit each.
@@ -214,6 +187,12 @@ __device__ __forceinline__ void count_tiles(Pass<C>& pass) {
     const KeyList list(p, pass.work);
     pass.tiles = tiles(list.count(0));
     pass.masked = tiles(list.count_masked(p, pass.work));
+  } else if constexpr (C::kVotes) {
+    auto& loader = pass.shared.storage.loader;
+    loader.rows.fill(p, pass.work);
+    if (threadIdx.x == 0) {
+      loader.block = VotedTiles(p, pass.work, C::kRows);
+    }
   } else {
     if constexpr (C::kIsRuns) {
       pass.keys = KeyRuns<C::kKeys>(p.problem, p.listed.set, pass.work, C::kRows, p.row_end);
@@ -312,6 +291,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
     count_tiles(pass);  // what is kept is another launch's result
   }
   __syncthreads();
+  if constexpr (C::kVotes) {
+    pass.tiles = uniform(shared.storage.loader.block.count());
+  }
   if (C::kProducers > 0 && threadIdx.x < kWarpgroup) {
     ptx::setmaxnreg_dec<C::kRegisters.producer>();
     produce_all<C>(pass, [](const Pass<C>& each) { Loader::produce(each); });
@@ -327,7 +309,12 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
     if constexpr (C::kProducers > 0) {
       ptx::setmaxnreg_inc<C::kRegisters.consumer>();
     }
-    consume_all<C>(pass);
+    if constexpr (C::kVotes) {
+      consume_voted<C>(pass);
+      __syncthreads_or(0);  // there is one pass
+    } else {
+      consume_all<C>(pass);
+    }
   }
 }
 

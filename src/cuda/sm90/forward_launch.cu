@@ -44,8 +44,6 @@ class ForwardPlan {
                                                 std::int64_t begin, std::int64_t end, std::int64_t tile_rows);
   void attend_near(const Operand& q, const Operand& k, const Operand& v, ForwardParameters& p, void* workspace,
                    void* stream) const;
-  void attend_exact(const Operand& q, const Operand& k, const Operand& v, ForwardParameters& p, void* workspace,
-                    void* stream) const;
   void attend_grouped(const ForwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
                       ForwardParameters& p, void* workspace, void* stream) const;
   // Decides which halves are kept of the far keys of a launch.
@@ -62,7 +60,7 @@ class ForwardPlan {
   Part<float> near_o_;
   Part<float2> near_stats_;
   Part<std::uint32_t> kept_;
-  std::optional<ScreenLaunch> exact_screen_, grouped_screen_;
+  std::optional<ScreenLaunch> screen_;
   // Of grouped rows:
   Product product_ = Product::precomputed;
   bool finishes_ = false;  // far scores are exact
@@ -104,13 +102,10 @@ ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& gr
   const std::int64_t exact_rows = common::count_exact_rows(p, grouping);
   const DeviceNear& near = parameters_.problem.near;
   if (near.has) {
-    plan_near(variants, p, near.skips ? 0 : exact_rows, workspace);
+    plan_near(variants, p, exact_rows, workspace);
   }
   if (exact_rows > 0) {
-    if (near.skips) {
-      exact_screen_.emplace(p, parameters_.problem, p.head_dim, 0, exact_rows);
-    }
-    const KeyLoad load = near.skips ? KeyLoad::listed_tma : KeyLoad::tma;
+    const KeyLoad load = near.skips ? KeyLoad::voted : KeyLoad::tma;
     exact_ = launches_of(variants, p, {ScaleIn::softmax, p.head_dim, load}, 0, exact_rows, tile_rows);
   }
   if (exact_rows < p.seq_q) {
@@ -172,7 +167,7 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
       screened_extent_ = packed_q.result(groups);
       screened_ = Part<std::uint16_t>(workspace, "q_hat that decides", packed_count(screened_extent_));
     }
-    grouped_screen_.emplace(p, sizes, has_own ? screened_extent_.columns : q_hat_extent_.columns, row, p.seq_q);
+    screen_.emplace(p, sizes, has_own ? screened_extent_.columns : q_hat_extent_.columns, row, p.seq_q);
   }
   estimates_.emplace(groups, estimations);
   if (sizes.near.has_means) {
@@ -225,7 +220,7 @@ void ForwardPlan::run(const ForwardTensors& tensors, void* workspace, void* stre
     attend_near(q, k, v, p, workspace, stream);
   }
   if (!exact_.empty()) {
-    attend_exact(q, k, v, p, workspace, stream);
+    run_launches(exact_, dtype_, p, q, &k, v, stream);
   }
   if (!grouped_.empty()) {
     attend_grouped(tensors, q, k, v, p, workspace, stream);
@@ -240,14 +235,6 @@ void ForwardPlan::attend_near(const Operand& q, const Operand& k, const Operand&
   listed.near = {near_o_.in(workspace), near_stats_.in(workspace), p.problem.scale_log2};
   run_launches(near_, dtype_, p, q, &k, v, stream);
   listed.set = kept_.exists() ? KeySet::kept : KeySet::far;
-}
-
-void ForwardPlan::attend_exact(const Operand& q, const Operand& k, const Operand& v, ForwardParameters& p,
-                               void* workspace, void* stream) const {
-  if (exact_screen_) {
-    screen(*exact_screen_, q, nullptr, nullptr, workspace, stream);
-  }
-  run_launches(exact_, dtype_, p, q, &k, v, stream);
 }
 
 void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
@@ -271,10 +258,10 @@ void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q
     dropped_scores(dtype_, p.problem, first_grouped_, q, tensors.order, tensors.key_means, dropped_.in(workspace),
                    stream);
   }
-  if (grouped_screen_) {
+  if (screen_) {
     const bool has_own = screened_.exists();
     const bool gathers = has_own || product_ == Product::gathered;
-    screen(*grouped_screen_, has_own ? packed(screened_.in(workspace), screened_extent_) : q_hat,
+    screen(*screen_, has_own ? packed(screened_.in(workspace), screened_extent_) : q_hat,
            gathers ? tensors.order : nullptr, dropped_.in(workspace), workspace, stream);
   }
   p.listed.dropped = finishes_ ? nullptr : dropped_.in(workspace);

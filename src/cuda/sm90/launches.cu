@@ -49,7 +49,8 @@ Launches launches_of(std::span<const Variant> variants, const Problem& p, const 
   const Variant* const three = find(variants, p, request, kRowsOfThree);
   const Variant* const two = find(variants, p, request, kRowsOfTwo);
   const Variant* const sharing = find(variants, p, request, kRowsOfTwo, 2);
-  if (two == nullptr && sharing == nullptr) {  // the library's own serve every size that forward_supports()
+  const bool has_only_three = two == nullptr && sharing == nullptr;
+  if (has_only_three && three == nullptr) {  // the library's own serve every size that forward_supports()
     throw Error(Status::unsupported, "no compiled shape takes these sizes");
   }
   const std::int64_t num_sms = device_properties().num_sms;
@@ -57,14 +58,16 @@ Launches launches_of(std::span<const Variant> variants, const Problem& p, const 
   const bool has_lengths = common::has_lengths(p);
   const Waves waves{p.batch * p.heads_q, end - begin, has_window ? window_keys(p) : p.seq_k, num_sms,
                     p.causal != Causal::none && !has_window};
-  const bool shares = two == nullptr || (sharing != nullptr && sharing->columns == two->columns &&
-                                         tile_rows != kRowsOfThree && waves.is_quicker_sharing());
+  const bool shares =
+      sharing != nullptr &&
+      (two == nullptr || (sharing->columns == two->columns && tile_rows != kRowsOfThree && waves.is_quicker_sharing()));
   // Capped scores of narrow heads have a shape of three consumers alone; that of two is for wider heads.
   const bool three_is_narrower = two != nullptr && three != nullptr && three->columns < two->columns;
-  const std::int64_t rows_of_three = shares || three == nullptr || tile_rows == kRowsOfTwo ? 0
-                                     : tile_rows == kRowsOfThree || three_is_narrower      ? end - begin
-                                     : has_lengths                                         ? 0
-                                                                                           : waves.rows_for_three();
+  const std::int64_t rows_of_three = has_only_three                                          ? end - begin
+                                     : shares || three == nullptr || tile_rows == kRowsOfTwo ? 0
+                                     : tile_rows == kRowsOfThree || three_is_narrower        ? end - begin
+                                     : has_lengths                                           ? 0
+                                                                                             : waves.rows_for_three();
   Launches result;
   // Packed sequences have their tiles one behind the other, as if a head were one long sequence.
   DeviceProblem scheduled = sizes;

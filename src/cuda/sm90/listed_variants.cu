@@ -2,13 +2,15 @@
 // The list of compiled shapes of the kernel in forward.cuh that take some of the keys, for both element types:
 //   d = 64    r = 64                Q K^T, Q~ K^T
 //   d = 128   r = 128; r = 64       Q K^T, Q~ K^T; k_hat gathered
-// and in bf16 of near keys by blocks that share an SM, and of all far keys with the scale in q_hat. Columns are padded
-// with zeros, so each serves every smaller r, d and dv as well.
+// and in bf16 of near keys by blocks that share an SM, and of all far keys with the scale in q_hat; and, for exact
+// attention that skips far keys, d = 64 and 128 by three consumers that vote. Columns are padded with zeros, so each
+// serves every smaller r, d and dv as well.
 #include <array>
 
 #include "cuda/sm90/listed_keys.cuh"
 #include "cuda/sm90/variants.cuh"
 #include "cuda/sm90/variants.h"
+#include "cuda/sm90/voted_keys.cuh"
 #include "cuda/stages.cuh"
 
 namespace distr::cuda::sm90 {
@@ -17,6 +19,10 @@ namespace {
 template <class T, int kColumns, int kValues, class KeyLoader, ScaleIn kScaleIn = ScaleIn::softmax, int kCtasPerSm = 1>
 constexpr Variant kListedVariant = variant<Config<T, kColumns, kValues, 2, kScaleIn, KeyLoader, kCtasPerSm, Stages>>();
 
+template <class T, int kColumns>
+constexpr Variant kVotedVariant =
+    variant<Config<T, kColumns, kColumns, 3, ScaleIn::softmax, VotedTmaKeys, 1, Stages>>();
+
 constexpr std::array kListedVariants = {
     kListedVariant<__half, 64, 64, ListedTmaKeys>,
     kListedVariant<__half, 128, 128, ListedTmaKeys>,
@@ -24,6 +30,10 @@ constexpr std::array kListedVariants = {
     kListedVariant<__nv_bfloat16, 64, 64, ListedTmaKeys>,
     kListedVariant<__nv_bfloat16, 128, 128, ListedTmaKeys>,
     kListedVariant<__nv_bfloat16, 64, 128, ListedGatherKeys>,
+    kVotedVariant<__half, 64>,
+    kVotedVariant<__half, 128>,
+    kVotedVariant<__nv_bfloat16, 64>,
+    kVotedVariant<__nv_bfloat16, 128>,
     kListedVariant<__nv_bfloat16, 64, 64, Runs<ConsumerTmaKeys, KeyLoad::runs_tma>, ScaleIn::softmax, 2>,
     kListedVariant<__nv_bfloat16, 64, 64, Runs<TmaKeys, KeyLoad::runs_tma>, ScaleIn::queries>,
     kListedVariant<__nv_bfloat16, 64, 128, Runs<GatherKeys, KeyLoad::runs_gather>, ScaleIn::queries>};

@@ -58,22 +58,32 @@ struct Softmax {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       half_max[half] = quad_max(half_max[half]);
-      any_rescales |= (half_max[half] - row_max[half]) * scale > kRescaleThreshold;
+      any_rescales |= is_above(half_max[half], half);
     }
     const bool rescales = __any_sync(~0U, any_rescales);
     if (rescales) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        // A row is rescaled for its own sake alone: its bits must not depend on the rows beside it, which may be later
-        // ones.
-        const bool grows = (half_max[half] - row_max[half]) * scale > kRescaleThreshold;
-        const float next = grows ? half_max[half] : row_max[half];
-        factor[half] = ptx::exp2((row_max[half] - finite(next)) * scale);
-        row_max[half] = next;
-        row_sum[half] *= factor[half];
-      }
+      raise_row_max(half_max, factor);
     }
     return rescales;
+  }
+
+  // Whether a score is so far above the row max that this has to grow.
+  [[nodiscard]] __device__ bool is_above(float score, int half) const {
+    return (score - row_max[half]) * scale > kRescaleThreshold;
+  }
+
+  // Raises the row max of rows whose largest new score is so far above it. The
+  // caller multiplies O by factor.
+  __device__ void raise_row_max(const float (&largest)[2], float (&factor)[2]) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      // A row is rescaled for its own sake alone: its bits must not depend on the rows beside it, which may be later
+      // ones.
+      const float next = is_above(largest[half], half) ? largest[half] : row_max[half];
+      factor[half] = ptx::exp2((row_max[half] - finite(next)) * scale);
+      row_max[half] = next;
+      row_sum[half] *= factor[half];
+    }
   }
 
   [[nodiscard]] __device__ bool has_small_row_max(int half) const { return fabsf(row_max[half] * scale) < kMaxShift; }

@@ -6,6 +6,7 @@
 #include <cuda_bf16.h>
 #include <cuda_fp16.h>
 
+#include <cmath>
 #include <cstdint>
 
 #include "emulator/copies.h"
@@ -28,7 +29,12 @@ inline void barrier_wait(std::uint32_t barrier, unsigned parity) { emulator::bar
 inline void fence_proxy_async() { ++emulator::thread_block().thread().proxy_fences; }
 inline void fence_proxy_async_global() {}
 
+inline float max_nan(float x, float y) { return std::isnan(x) || std::isnan(y) ? NAN : x < y ? y : x; }
+
 inline void named_barrier_sync(int id, int threads) { emulator::named_barrier_sync(id, threads); }
+inline unsigned named_barrier_count(int id, int threads, bool holds) {
+  return emulator::named_barrier_count(id, threads, holds);
+}
 inline void named_barrier_arrive(int id, int threads) { emulator::named_barrier_arrive(id, threads); }
 
 inline void stmatrix_x4(std::uint32_t shared, const std::uint32_t (&r)[4]) { emulator::store_matrices(r, shared); }
