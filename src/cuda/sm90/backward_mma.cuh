@@ -23,6 +23,9 @@ namespace distr::cuda::sm90 {
   return plain_descriptor(stats, offsetof(StatsColumns, shift), 8 * 16);
 }
 
+// 0, which the compiler does not know: else it would keep every descriptor of K and V in registers all along.
+[[nodiscard]] __device__ __forceinline__ unsigned opaque_zero(int n) { return static_cast<unsigned>(n) >> 20; }
+
 // The ones that add a statistic of the queries to all keys' sums (prepare/stats_columns.cuh), as left operand: sum =
 // the statistic.
 class RegisterOnes {

@@ -213,7 +213,7 @@ struct ForwardParameters {
   unsigned next_tile;           // tiles on, the one that an SM has next, more or less
   bool is_second;               // of two launches that may run side by side: it waits for the first at its end
   ScoreCap score_cap;           // of kernels that cap scores
-  ListedKeys listed;            // where the keys are listed
+  ListedKeys listed;            // where near keys and far ones differ
   DeviceLengths lengths;        // that are data
   EntryRows entry_rows;         // of these
 };

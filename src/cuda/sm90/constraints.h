@@ -56,7 +56,7 @@ namespace distr::cuda::sm90 {
   return unsupported_grid_reason(problem);
 }
 
-// A thread block's queries have the same near keys.
+// A thread block of 128 queries has one set of near keys, and one of 192 two at most.
 [[nodiscard]] inline std::string near_keys_reason(const Problem& problem, const Grouping& grouping) {
   constexpr std::int64_t kRows = 128;
   if (!common::has_near_keys(grouping)) {

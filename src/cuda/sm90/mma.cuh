@@ -35,9 +35,6 @@ struct SharedOperand {
   }
 };
 
-// 0, which the compiler does not know: else it would keep every descriptor of K and V in registers all along.
-[[nodiscard]] __device__ __forceinline__ unsigned opaque_zero(int n) { return static_cast<unsigned>(n) >> 20; }
-
 // 64 rows of a tile, those from `first` on, as left operand: in registers.
 template <class P>
 class RegisterOperand {

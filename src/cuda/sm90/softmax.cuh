@@ -72,8 +72,7 @@ struct Softmax {
     return (score - row_max[half]) * scale > kRescaleThreshold;
   }
 
-  // Raises the row max of rows whose largest new score is so far above it. The
-  // caller multiplies O by factor.
+  // Raises the row max of rows whose largest new score is so far above it. The caller multiplies O by `factor`.
   __device__ void raise_row_max(const float (&largest)[2], float (&factor)[2]) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {

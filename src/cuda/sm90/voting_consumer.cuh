@@ -26,6 +26,12 @@
 
 namespace distr::cuda::sm90 {
 
+// What P is smaller by where it is multiplied by V, as in other kernels' repeated passes (kHeadroom). There is one pass
+// here, so it is a compromise: sums of 2^20 values leave fp32's range where values are near its end, and values below
+// 2^-115 lose digits.
+template <class C>
+inline constexpr float kVotedHeadroom = kHeadroom<C> == 1 ? 1.0F : 0x1p20F;
+
 // The largest of a thread's scores of each of its two rows; NaN where one is.
 template <int kCount>
 __device__ __forceinline__ void largest_of(const float (&s)[kCount], float (&largest)[2]) {
@@ -49,7 +55,7 @@ class Vote {
   __device__ __forceinline__ void set_thresholds(const Softmax<C>& softmax) {
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
-      const float sum = quad_sum(softmax.row_sum[half]) * kHeadroom<C>;
+      const float sum = quad_sum(softmax.row_sum[half]) * kVotedHeadroom<C>;
       const float threshold = softmax.row_max[half] + (log2f(sum) + problem_.near.skip_log2) / softmax.scale;
       threshold_[half] = sum == 0.0F ? kLowest : fmaxf(threshold, kLowest);
     }
@@ -127,15 +133,17 @@ class VotedStage {
   std::uint32_t barriers_;
 };
 
-// A consumer's queries, which have a tile at least. row: the thread's first. Returns how many far halves they keep.
+// A consumer's queries, which have a tile at least. row: the thread's first. Returns how many halves they keep, of far
+// keys where there are any.
 template <class C>
 __device__ __forceinline__ int attend_voted(const Pass<C>& pass, int consumer, int row, float (&o)[C::kValues / 2],
                                             Softmax<C>& softmax) {
   using Scores = float[C::kHalf / 2];
   constexpr Half<C::kHalf> upper;
   constexpr Half<0> lower;
-  constexpr float kHeadroomLog2 = kHeadroom<C> == 1 ? 0.0F : 32.0F;
-  static_assert(kHeadroom<C> == 1 || kHeadroom<C> == 0x1p32F);
+  static_assert(C::kKeys == common::kNearTile && C::kHalf == common::kSkipKeys);
+  static_assert(C::kStages >= 2);  // values are freed behind the next tile's keys
+  constexpr float kHeadroomLog2 = kVotedHeadroom<C> == 1 ? 0.0F : 20.0F;
   const Shared<C>& shared = pass.shared;
   Vote<C> vote(pass, consumer);
   Scores of_lower;
@@ -181,7 +189,7 @@ __device__ __forceinline__ int attend_voted(const Pass<C>& pass, int consumer, i
     softmax.subtract_row_max(s);
     softmax.template exponentials<RowMax::online>(s, make_float2(kHeadroomLog2, kHeadroomLog2));
     pack<C>(s, probabilities);
-    stage.wait_for_values();
+    C::Stages::values([&] { stage.wait_for_values(); });
     ptx::wgmma_fence();
     issue_output_product<C>(o, probabilities, shared.values(stage.index()), part);
     ptx::wgmma_wait<0>();  // the compiler lets no product be under way where a branch ends that goes round it
@@ -241,9 +249,9 @@ __device__ __forceinline__ void consume_voted(const Pass<C>& pass) {
   if (pass.tiles > 0) {
     kept = attend_voted<C>(pass, consumer, row, o, softmax);
   }
-  softmax.row_sum[0] *= kHeadroom<C>;
-  softmax.row_sum[1] *= kHeadroom<C>;
-  store<C>(pass, row, kAllRows, o, softmax, kHeadroom<C>);
+  softmax.row_sum[0] *= kVotedHeadroom<C>;
+  softmax.row_sum[1] *= kVotedHeadroom<C>;
+  store<C>(pass, row, kAllRows, o, softmax, kVotedHeadroom<C>);
   if (p.listed.halves != nullptr && first_row < p.row_end && threadIdx.x % kWarpgroup == 0) {
     std::int32_t* const to = p.listed.halves + 2 * skip_group(p.problem, pass.work, consumer);
     to[0] = pass.tiles > pass.shared.storage.loader.block.count_near() ? kept : 0;
