@@ -107,22 +107,22 @@ bool arrive_at(NamedBarrier& barrier, int number, int threads) {
 
 }  // namespace
 
-unsigned named_barrier_count(int number, int threads, bool holds) {
+bool named_barrier_or(int number, int threads, bool holds) {
   NamedBarrier& barrier = thread_block().named[number];
   const std::uint64_t phase = barrier.phase;
-  unsigned& count = barrier.counts[phase % 2];  // the next phase does not end before all have read it
-  count = (barrier.arrived == 0 ? 0 : count) + static_cast<unsigned>(holds);
+  bool& result = barrier.result[phase % 2];  // the next phase does not end before all have read it
+  result = (barrier.arrived > 0 && result) || holds;
   if (arrive_at(barrier, number, threads)) {
     thread_block().yield();
-    return count;
+    return result;
   }
   while (barrier.phase == phase) {
     thread_block().sleep(&barrier, "named barrier", static_cast<std::uint64_t>(number));
   }
-  return count;
+  return result;
 }
 
-void named_barrier_sync(int number, int threads) { named_barrier_count(number, threads, false); }
+void named_barrier_sync(int number, int threads) { named_barrier_or(number, threads, false); }
 
 void named_barrier_arrive(int number, int threads) {
   arrive_at(thread_block().named[number], number, threads);

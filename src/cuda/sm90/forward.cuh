@@ -292,7 +292,8 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
   }
   __syncthreads();
   if constexpr (C::kVotes) {
-    pass.tiles = uniform(shared.storage.loader.block.count());
+    pass.keys = shared.storage.loader.block;
+    pass.tiles = uniform(pass.keys.count());
   }
   if (C::kProducers > 0 && threadIdx.x < kWarpgroup) {
     ptx::setmaxnreg_dec<C::kRegisters.producer>();

@@ -13,6 +13,7 @@
 #include "cuda/sm90/key_band.cuh"
 #include "cuda/sm90/key_runs.cuh"
 #include "cuda/sm90/pipeline.cuh"
+#include "cuda/sm90/voted_tiles.cuh"
 #include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
@@ -77,7 +78,8 @@ class Shared : public KeyRing<C, SharedStorage<C>> {
 template <class C>
 struct Pass {
   using BandOrFirst = std::conditional_t<C::kWindows == Windows::taken, KeyBand<C::kKeys>, FirstKeys<C::kKeys>>;
-  using Keys = std::conditional_t<C::kIsRuns, KeyRuns<C::kKeys>, BandOrFirst>;
+  using AllKeys = std::conditional_t<C::kVotes, VotedTiles, BandOrFirst>;
+  using Keys = std::conditional_t<C::kIsRuns, KeyRuns<C::kKeys>, AllKeys>;
 
   const ForwardParameters& p;
   const WorkTile& work;  // the block's queries

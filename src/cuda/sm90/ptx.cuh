@@ -125,14 +125,15 @@ __device__ inline void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// How many of the threads that meet at a named barrier hold something.
-__device__ inline unsigned named_barrier_count(int id, int threads, bool holds) {
-  unsigned count;
-  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\nbarrier.cta.red.popc.aligned.u32 %0, %1, %2, p;\n}"
-               : "=r"(count)
-               : "r"(id), "r"(threads), "r"(static_cast<unsigned>(holds))
-               : "memory");
-  return count;
+// Whether one of the threads that meet at a named barrier holds something.
+__device__ inline bool named_barrier_or(int id, int threads, bool holds) {
+  unsigned any;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\nbarrier.cta.red.or.pred.aligned p, %1, %2, p;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<unsigned>(holds))
+      : "memory");
+  return any != 0;
 }
 
 // Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.

@@ -11,43 +11,10 @@
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/tma_keys.cuh"
+#include "cuda/sm90/voted_tiles.cuh"
 #include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
-
-// The tiles of kNearTile keys of a block of queries, which share near keys by kNearTile rows at least.
-class VotedTiles {
- public:
-  VotedTiles() = default;
-  __device__ VotedTiles(const ForwardParameters& p, const WorkTile& work, int rows) {
-    const std::int64_t last_row = min(std::int64_t{work.row} + rows, p.row_end) - 1;
-    const std::int64_t keys = visible_keys(p.problem, last_row);
-    near_ = near_tiles(p.problem, work.row, last_row, keys);
-    // Near all rows, beside the sinks: what is near the first and the last.
-    const NearTiles first = near_tiles(p.problem, work.row, keys);
-    const NearTiles last = near_tiles(p.problem, last_row, keys);
-    all_first_ = max(first.first, last.first);
-    all_last_ = max(min(first.last, last.last), all_first_);
-  }
-
-  [[nodiscard]] __device__ int count_near() const { return near_.near_count(); }
-  // Whether a tile is near one of the rows.
-  [[nodiscard]] __device__ bool is_near(int tile) const { return near_.has(tile); }
-  [[nodiscard]] __device__ int count() const {
-    return count_near() + near_.end - near_.sinks - (all_last_ - all_first_);
-  }
-  [[nodiscard]] __device__ int operator[](int n) const {
-    if (n < count_near()) {
-      return near_.near(n);
-    }
-    const int far = near_.sinks + n - count_near();
-    return far < all_first_ ? far : far + all_last_ - all_first_;
-  }
-
- private:
-  NearTiles near_;
-  int all_first_, all_last_;
-};
 
 // What consumers have to know of a tile, beside it in shared memory: its first key, whether it has keys that one of the
 // block's rows does not see, and which consumers take it: each takes its near tiles among those that come first, and
@@ -106,7 +73,7 @@ struct VotedRows {
     }
   }
   [[nodiscard]] __device__ VotedTile operator()(const VotedTiles& tiles, int n) const {
-    const int tile = tiles[n];
+    const int tile = tiles.tile(n);
     const bool is_near = n < tiles.count_near();
     const bool has_mask = tile < first_unmasked || tile >= end_unmasked;
     if (n > tiles.count_near() && !has_mask && !tiles.is_near(tile)) {
@@ -142,16 +109,15 @@ struct VotedTmaKeys : TmaKeys {
     if (!is_first_warp() || !ptx::elect_one_sync()) {
       return;
     }
-    const VotedTiles tiles = pass.shared.storage.loader.block;
     load_queries(pass);
 #pragma unroll 1
     for (int n = 0; n < pass.tiles; ++n) {
-      const VotedTile tile = pass.shared.storage.loader.rows(tiles, n);
+      const VotedTile tile = pass.shared.storage.loader.rows(pass.keys, n);
       if (n >= C::kStages) {
         C::Stages::values([&] { wait_for_values(pass, n - C::kStages); });
       }
       load(pass, n, tile);
-      C::Stages::values([&] { load_values_of(pass, n, tile.first_key()); });
+      load_values(pass, n);
     }
     prefetch_next<C>(pass.p);
     C::Stages::values([&] {
@@ -166,16 +132,6 @@ struct VotedTmaKeys : TmaKeys {
   __device__ __forceinline__ static void wait_for_values(const Pass<C>& pass, int n) {
     const auto state = pass.state(n);
     ptx::barrier_wait(pass.shared.values_full(state.stage), state.phase);
-  }
-
-  template <class C>
-  __device__ __forceinline__ static void load_values_of(const Pass<C>& pass, int n, int first_key) {
-    const auto state = pass.state(n);
-    const std::uint32_t full = pass.shared.values_full(state.stage);
-    wait_empty(pass.shared.values_empty(state.stage), state.phase);
-    ptx::barrier_arrive_expect_tx(full, C::ValueTile::kBytes);
-    tma_load_tile<typename C::ValueTile>(pass.shared.values(state.stage), pass.p.v, full, first_key, pass.work.head_kv,
-                                         pass.work.batch);
   }
 
   template <class C>

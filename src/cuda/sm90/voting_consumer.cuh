@@ -64,7 +64,7 @@ class Vote {
   // largest: of this thread's two rows. NaN keeps.
   [[nodiscard]] __device__ __forceinline__ bool cast(const float (&largest)[2]) const {
     const bool keeps = !(ptx::max_nan(largest[0] - threshold_[0], largest[1] - threshold_[1]) <= 0.0F);
-    return __any_sync(~0U, ptx::named_barrier_count(barrier_, kWarpgroup, keeps) != 0) != 0;
+    return __any_sync(~0U, ptx::named_barrier_or(barrier_, kWarpgroup, keeps)) != 0;  // the compiler sees one answer
   }
 
  private:
