@@ -50,8 +50,8 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const
 template <class C>
 class HiddenKeys {
  public:
-  __device__ __forceinline__ HiddenKeys(const Pass<C>& pass, int n, int first, int /*consumer*/)
-      : first_(pass.first_key(n, first)), has_mask_(n < pass.masked) {}
+  __device__ __forceinline__ HiddenKeys(const Pass<C>& pass, const TileInRing<C>& tile, int first, int /*consumer*/)
+      : first_(pass.first_key(tile.n, first)), has_mask_(tile.n < pass.masked) {}
 
   __device__ __forceinline__ void hide(float (&)[C::kHalf / 2]) const {}
   __device__ __forceinline__ void hide_with_mask(float (&s)[C::kHalf / 2], const DeviceProblem& problem,
@@ -72,8 +72,9 @@ class HiddenKeys {
 template <class C>
 class HiddenKeysOfBand {
  public:
-  __device__ __forceinline__ HiddenKeysOfBand(const Pass<C>& pass, int n, int first, int /*consumer*/)
-      : pass_(pass), n_(n), first_(first) {}
+  __device__ __forceinline__ HiddenKeysOfBand(const Pass<C>& pass, const TileInRing<C>& tile, int first,
+                                              int /*consumer*/)
+      : pass_(pass), n_(tile.n), first_(first) {}
 
   __device__ __forceinline__ void hide(float (&)[C::kHalf / 2]) const {}
   template <class Keys>
@@ -103,7 +104,6 @@ using Pending = std::integral_constant<int, kProducts>;
 // What a fixed row max subtracts, of a thread's two rows. It stays in shared memory: one load fills two registers, an
 // even one and the next, which lie in two banks, so that subtractions need not read them again (`.reuse`). Where the
 // compiler chose two registers of one bank, kernels took 2 to 6 % longer (docs/kernel-log.md, sm90/forward, step 75).
-// Blocks that share an SM have no register for its address, and compute it anew.
 template <class C>
 class FixedShift {
  public:
@@ -130,7 +130,7 @@ class FixedShift {
   }
 
  private:
-  static constexpr bool kIsShared = kFirstPass<C> == RowMax::fixed && C::kCtasPerSm == 1;
+  static constexpr bool kIsShared = kFirstPass<C> == RowMax::fixed;
 
   const Shared<C>& shared_;
   const Softmax<C>& softmax_;
@@ -138,8 +138,9 @@ class FixedShift {
 
 // Keeps consumers apart, so that the exponentials of one run beside the products of another; together they would wait
 // for the tensor cores, and then these for them. At the start each waits until the one before it has its first scores.
-// Shapes that have turns do it anew in every kEvery-th tile: the products of its first half wait until the consumer
-// before has this O += P V behind it, and those of the first consumer until the last one has that of the half before.
+// Shapes that have turns do it anew every kEvery tiles, of 512 keys: the products of the first half wait until the
+// consumer before has this O += P V behind it, and those of the first consumer until the last one has that of the half
+// before. Else some blocks drift, and a launch waits for the last (docs/kernel-log.md, sm90/forward, step 80).
 // Two blocks that share an SM are apart anyway.
 template <class C>
 class Stagger {
@@ -175,8 +176,10 @@ class Stagger {
 
  private:
   static constexpr bool kApplies = C::kCtasPerSm == 1;
-  static constexpr bool kHasTurns = C::KeyLoader::kLoad == KeyLoad::tma && C::kColumns == 128;
-  static constexpr int kEvery = 4;
+  static constexpr KeyLoad kLoad = C::KeyLoader::kLoad;
+  static constexpr bool kHasTurns =
+      kApplies && (kLoad == KeyLoad::tma || kLoad == KeyLoad::runs_tma) && (C::kColumns == 128 || C::kKeys == 256);
+  static constexpr int kEvery = 512 / C::kKeys;
   static constexpr int kThreads = 2 * kWarpgroup;  // of two neighbours, the last consumer and the first among them
   static constexpr int kFirstBarrier = 2;          // a consumer's; FuseKeys has 1
 
@@ -189,63 +192,72 @@ class Stagger {
   int consumer_;
 };
 
-// The tiles from n on, of which there is one at least: products are issued before the exponentials of the half before
-// theirs. The functions are consume()'s. caps: whether scores are capped, std::bool_constant.
+// The tiles from `tile` on, of which there is one at least: products are issued before the exponentials of the half
+// before theirs. The functions are consume()'s. before: the tile before, at the end the last one. caps: whether scores
+// are capped, std::bool_constant.
 template <class C, class Caps, class ScoreScale, class Output, class Exponentials>
-__device__ __forceinline__ void consume_ahead(int n, int tiles, const Stagger<C>& stagger, Caps caps,
-                                              const ScoreScale& issue_scores, const Output& issue_output,
-                                              const Exponentials& exponentials) {
+__device__ __forceinline__ void consume_ahead(TileInRing<C> tile, TileInRing<C>& before, int tiles,
+                                              const Stagger<C>& stagger, Caps caps, const ScoreScale& issue_scores,
+                                              const Output& issue_output, const Exponentials& exponentials) {
   constexpr Half<C::kHalf> upper;
   constexpr Half<0> lower;
-  stagger.begin(n);
-  issue_scores(upper, n);
+  stagger.begin(tile.n);
+  issue_scores(upper, tile);
 #pragma unroll 1
-  for (; n < tiles - 1; ++n) {
-    stagger.wait_in(n);
-    issue_output(lower, n - 1);
-    issue_scores(lower, n);
-    exponentials(caps, upper, n, Pending<2>{});
-    issue_output(upper, n);
-    issue_scores(upper, n + 1);
-    exponentials(caps, lower, n, Pending<2>{});
+  while (tile.n < tiles - 1) {
+    stagger.wait_in(tile.n);
+    issue_output(lower, before);
+    issue_scores(lower, tile);
+    exponentials(caps, upper, tile, before, Pending<2>{});
+    issue_output(upper, tile);
+    const TileInRing<C> next = tile.next();
+    issue_scores(upper, next);
+    exponentials(caps, lower, tile, before, Pending<2>{});
+    before = tile;
+    tile = next;
   }
-  stagger.wait_in(n);
-  issue_output(lower, n - 1);
-  issue_scores(lower, n);
-  exponentials(caps, upper, n, Pending<2>{});
-  issue_output(upper, n);
-  exponentials(caps, lower, n, Pending<1>{});
+  stagger.wait_in(tile.n);
+  issue_output(lower, before);
+  issue_scores(lower, tile);
+  exponentials(caps, upper, tile, before, Pending<2>{});
+  issue_output(upper, tile);
+  exponentials(caps, lower, tile, before, Pending<1>{});
+  before = tile;
 }
 
 // The same, with a loop of their own for capped scores: caps are five times a loop's other instructions.
 template <class C, class ScoreScale, class Output, class Exponentials>
-__device__ __forceinline__ void consume_ahead(int n, int tiles, const Stagger<C>& stagger, const ScoreCap& cap,
+__device__ __forceinline__ void consume_ahead(const TileInRing<C>& tile, TileInRing<C>& before, int tiles,
+                                              const Stagger<C>& stagger, const ScoreCap& cap,
                                               const ScoreScale& issue_scores, const Output& issue_output,
                                               const Exponentials& exponentials) {
   if (C::kCapsScores && cap.cap != 0) {
-    consume_ahead<C>(n, tiles, stagger, std::bool_constant<C::kCapsScores>{}, issue_scores, issue_output, exponentials);
+    constexpr std::bool_constant<C::kCapsScores> caps;
+    consume_ahead<C>(tile, before, tiles, stagger, caps, issue_scores, issue_output, exponentials);
   } else {
-    consume_ahead<C>(n, tiles, stagger, std::false_type{}, issue_scores, issue_output, exponentials);
+    consume_ahead<C>(tile, before, tiles, stagger, std::false_type{}, issue_scores, issue_output, exponentials);
   }
 }
 
 // The same where there are registers for one half's scores.
 template <class C, class ScoreScale, class Output, class Exponentials, class Loads>
-__device__ __forceinline__ void consume_behind(int n, int tiles, const ScoreScale& issue_scores,
-                                               const Output& issue_output, const Exponentials& exponentials,
-                                               Loads& loads) {
+__device__ __forceinline__ void consume_behind(TileInRing<C> tile, TileInRing<C>& before, int tiles,
+                                               const ScoreScale& issue_scores, const Output& issue_output,
+                                               const Exponentials& exponentials, Loads& loads) {
   constexpr Half<C::kHalf> upper;
   constexpr Half<0> lower;
   constexpr std::false_type caps;
 #pragma unroll 1
-  for (; n < tiles; ++n) {
-    issue_scores(upper, n);
-    issue_output(lower, n - 1);
-    exponentials(caps, upper, n, Pending<0>{});
-    issue_scores(lower, n);
-    issue_output(upper, n);
-    exponentials(caps, lower, n, Pending<0>{});
-    loads.after_tile(n);
+  while (tile.n < tiles) {
+    issue_scores(upper, tile);
+    issue_output(lower, before);
+    exponentials(caps, upper, tile, before, Pending<0>{});
+    issue_scores(lower, tile);
+    issue_output(upper, tile);
+    exponentials(caps, lower, tile, before, Pending<0>{});
+    loads.after_tile(tile.n);
+    before = tile;
+    tile = tile.next();
   }
 }
 

@@ -15,7 +15,7 @@
 //       P_j, as soon as S_j is there                             while these products still run
 //     O += P V of the last half
 //   Epilogue: O / rowsum and LSE to global memory; the producer prefetches to the L2 what the SM's next block reads.
-//   Where q_hat has all 128 columns and all keys are taken, the consumers take turns in every fourth tile (Stagger).
+//   Where q_hat has all 128 columns, or a tile 256 keys, by TMA, the consumers take turns every 512 keys (Stagger).
 //   Where two blocks share an SM, each has registers for one half's scores: S_j is issued with the product before it,
 //   and both are waited for. In tiles with a mask and in the first without, nothing is issued ahead, and the row max is
 //   online. From then on it is fixed; where q_hat carries the scale, there is none at all (RowMax, softmax.cuh). Where
@@ -42,6 +42,12 @@
 
 namespace distr::cuda::sm90 {
 
+// Whether the first tile is apart from the loop over those with a mask and the first that all rows see, where consumers
+// have fewer registers. Where blocks share an SM the compiler would wait after each product with a branch around one,
+// and beside FuseKeys it would read the thread's number anew in each tile (docs/kernel-log.md, sm90/forward, step 76).
+template <class C>
+inline constexpr bool kPeelsFirst = C::kCtasPerSm > 1 || C::KeyLoader::kLoad == KeyLoad::fuse;
+
 // A consumer's 64 queries in one pass. row: the thread's first. `row_max`: in the tiles without a mask; RowMax::none:
 // in all. Returns which of the thread's two rows are in range, a bit each.
 template <class C>
@@ -50,6 +56,7 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   constexpr Half<C::kHalf> upper;
   constexpr Half<0> lower;
   constexpr int kAhead = C::kScoreBuffers - 1;  // products that may be under way where P of a half is made
+  using Tile = TileInRing<C>;
   const Shared<C>& shared = pass.shared;
   const int tiles = pass.tiles;
   typename C::KeyLoader::template LoadsOfConsumer<C> loads(pass);
@@ -58,27 +65,25 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   ptx::barrier_wait(shared.queries_full(), 0);
   const Queries<C> queries(shared.queries(consumer), 0);
 
-  const auto free_keys = [&](int n) { arrive_warp(shared.keys_empty(pass.state(n).stage)); };
-  const auto free_values = [&](int n) { arrive_warp(shared.values_empty(pass.state(n).stage)); };
+  const auto free_keys = [&](const Tile& tile) { arrive_warp(shared.keys_empty(tile.state().stage)); };
+  const auto free_values = [&](const Tile& tile) { arrive_warp(shared.values_empty(tile.state().stage)); };
   const auto scores_of = [&](auto part) -> auto& { return s[part == upper ? 0 : kAhead]; };
   using Hidden = std::conditional_t<C::kIsListed, HiddenHalves<C>, HiddenOfAll<C>>;
-  const auto hidden_in = [&](auto part, int n) { return Hidden(pass, n, part, consumer); };
+  const auto hidden_in = [&](auto part, const Tile& tile) { return Hidden(pass, tile, part, consumer); };
 
-  const auto issue_scores = [&](auto part, int n) {
-    const auto state = pass.state(n);
+  const auto issue_scores = [&](auto part, const Tile& tile) {
     if constexpr (part == upper) {
-      ptx::barrier_wait(shared.keys_full(state.stage), state.phase);
+      ptx::barrier_wait(shared.keys_full(tile.state().stage), tile.state().phase);
     }
     ptx::wgmma_fence();
-    issue_scores_product<C>(scores_of(part), queries, shared.keys(state.stage), part);
+    issue_scores_product<C>(scores_of(part), queries, shared.keys(tile.state().stage), part);
   };
-  const auto issue_output = [&](auto part, int n) {
-    const auto state = pass.state(n);
+  const auto issue_output = [&](auto part, const Tile& tile) {
     if constexpr (part == upper) {
-      C::Stages::values([&] { ptx::barrier_wait(shared.values_full(state.stage), state.phase); });
+      C::Stages::values([&] { ptx::barrier_wait(shared.values_full(tile.state().stage), tile.state().phase); });
     }
     ptx::wgmma_fence();
-    issue_output_product<C>(o, probabilities, shared.values(state.stage), part);
+    issue_output_product<C>(o, probabilities, shared.values(tile.state().stage), part);
   };
   const Stagger<C> stagger(consumer);
   const ScoreCap& cap = pass.p.score_cap;
@@ -92,76 +97,76 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   };
   const FixedShift<C> shift(shared, softmax);
   // P of a half behind whose scores so many products were issued, first O += P V of the half before.
-  const auto exponentials = [&](auto caps, auto part, int n, auto pending) {
+  const auto exponentials = [&](auto caps, auto part, const Tile& tile, const Tile& before, auto pending) {
     auto& scores = scores_of(part);
-    const Hidden hidden = hidden_in(part, n);
+    const Hidden hidden = hidden_in(part, tile);
+    const float2 fixed_shift = shift.get();  // behind the wait the exponentials would wait for it, and for O += P V
     ptx::wgmma_wait<pending>();
     if constexpr (part == lower) {
-      free_keys(n);
+      free_keys(tile);
     }
     hidden.hide(scores);
     if constexpr (caps) {
-      softmax.capped_exponentials(scores, cap, shift.get());
+      softmax.capped_exponentials(scores, cap, fixed_shift);
     } else {
-      softmax.template exponentials<kFirstPass<C>>(scores, shift.get());
+      softmax.template exponentials<kFirstPass<C>>(scores, fixed_shift);
     }
     if constexpr (pending > 0) {
       ptx::wgmma_wait<pending - 1>();
     }
     if constexpr (pending > 1) {  // another half comes
-      stagger.pass_behind(part, n);
+      stagger.pass_behind(part, tile.n);
     }
     if constexpr (part == upper) {
-      free_values(n - 1);
+      free_values(before);
     }
     pack<C>(scores, probabilities);
   };
+  Tile tile(pass, 0);
+  Tile before = tile;
   // Before the upper half of the first tile there is no product.
-  const auto tile_online = [&](int n, bool is_first) {
-    issue_scores(upper, n);
+  const auto tile_online = [&](bool is_first) {
+    issue_scores(upper, tile);
     if (is_first) {
       ptx::wgmma_wait<0>();
       stagger.pass_at_start();
     } else {
-      issue_output(lower, n - 1);
+      issue_output(lower, before);
       ptx::wgmma_wait<kAhead>();
     }
-    exponentials_online(upper, hidden_in(upper, n));
+    exponentials_online(upper, hidden_in(upper, tile));
     if (!is_first) {
-      free_values(n - 1);
+      free_values(before);
     }
-    issue_scores(lower, n);
-    issue_output(upper, n);
-    const Hidden hidden = hidden_in(lower, n);
+    issue_scores(lower, tile);
+    issue_output(upper, tile);
+    const Hidden hidden = hidden_in(lower, tile);
     ptx::wgmma_wait<kAhead>();
-    free_keys(n);
+    free_keys(tile);
     exponentials_online(lower, hidden);
-    loads.after_tile(n);
+    loads.after_tile(tile.n);
+    before = tile;
+    tile = tile.next();
   };
 
   stagger.wait_at_start();
-  // Tiles with a mask and the first that all rows see. Where consumers have fewer registers, the first tile is apart
-  // from the loop. Where blocks share an SM the compiler would wait after each product with a branch around one, and
-  // beside FuseKeys it would read the thread's number anew in each tile (docs/kernel-log.md, sm90/forward, step 76).
-  constexpr bool kPeelsFirst = C::kCtasPerSm > 1 || C::KeyLoader::kLoad == KeyLoad::fuse;
-  int n = 0;
-  if constexpr (kPeelsFirst) {
-    tile_online(n++, true);
+  if constexpr (kPeelsFirst<C>) {
+    tile_online(true);
   }
   const int online_tiles = row_max == RowMax::online ? tiles : min(tiles, pass.masked + 1);
 #pragma unroll 1
-  for (; n < online_tiles; ++n) {
-    tile_online(n, !kPeelsFirst && n == 0);
+  while (tile.n < online_tiles) {
+    tile_online(!kPeelsFirst<C> && tile.n == 0);
   }
   shift.fix();
   if constexpr (C::kScoreBuffers == 1) {
-    consume_behind<C>(n, tiles, issue_scores, issue_output, exponentials, loads);
-  } else if (n < tiles) {
-    consume_ahead<C>(n, tiles, stagger, cap, issue_scores, issue_output, exponentials);
+    consume_behind<C>(tile, before, tiles, issue_scores, issue_output, exponentials, loads);
+  } else if (tile.n < tiles) {
+    consume_ahead<C>(tile, before, tiles, stagger, cap, issue_scores, issue_output, exponentials);
   }
-  issue_output(lower, tiles - 1);
+  issue_output(lower, before);
   ptx::wgmma_wait<0>();
-  free_values(tiles - 1);
+  free_values(before);
   return row_max == RowMax::online ? kAllRows : rows_in_range<C>(o, softmax, online_tiles == tiles);
 }
 

@@ -164,9 +164,9 @@ template <class C>
 class HiddenHalves {
  public:
   // first: of the part's keys in the tile.
-  __device__ __forceinline__ HiddenHalves(const Pass<C>& pass, int n, int first, int consumer)
-      : consumer_(consumer), has_mask_(n < pass.masked) {
-    const int stage = pass.state(n).stage;
+  __device__ __forceinline__ HiddenHalves(const Pass<C>& pass, const TileInRing<C>& tile, int first, int consumer)
+      : consumer_(consumer), has_mask_(tile.n < pass.masked) {
+    const int stage = tile.state().stage;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
       halves_[i] = ListedHalf(uniform(pass.shared.storage.loader.halves[stage][first / kHalfKeys + i]));

@@ -120,6 +120,40 @@ struct Pass {
   }
 };
 
+// A tile of a pass, and its place in the rings. Loops keep the place: computing it anew for every barrier takes 12 to
+// 25 instructions a tile (docs/kernel-log.md, sm90/forward, step 80). With 16 columns and 256 keys a tile the compiler
+// finds no registers for it, and would wait after every wgmma.
+template <class C>
+class TileInRing {
+ public:
+  __device__ __forceinline__ TileInRing(const Pass<C>& pass, int number)
+      : n(number), used_(pass.used), state_(pass.state(number)) {}
+
+  [[nodiscard]] __device__ __forceinline__ PipelineState<C::kStages> state() const {
+    if constexpr (kKeepsState) {
+      return state_;
+    } else {
+      return PipelineState<C::kStages>(used_ + n);
+    }
+  }
+  [[nodiscard]] __device__ __forceinline__ TileInRing next() const {
+    TileInRing tile = *this;
+    ++tile.n;
+    if constexpr (kKeepsState) {
+      tile.state_.advance();
+    }
+    return tile;
+  }
+
+  int n;
+
+ private:
+  static constexpr bool kKeepsState = C::kColumns > 16 || C::kKeys < 256;
+
+  int used_;
+  PipelineState<C::kStages> state_;
+};
+
 // Tile n of K or V. Where there are runs, keys are neighbours by kNearTile alone. axis: of a batch entry, its last
 // coordinate.
 template <class C, class Tile>

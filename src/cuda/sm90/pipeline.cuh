@@ -18,6 +18,13 @@ struct PipelineState {
   int stage;
   unsigned phase;  // of the stage's full barrier that this use ends, 0 or 1
   __device__ explicit PipelineState(int n) : stage(n % kStages), phase(static_cast<unsigned>(n / kStages) % 2) {}
+  // To the next use.
+  __device__ void advance() {
+    if (++stage == kStages) {
+      stage = 0;
+      phase ^= 1;
+    }
+  }
 };
 
 // The same for all threads of a warp, which the compiler then knows.
