@@ -198,36 +198,32 @@ __device__ __forceinline__ int attend_voted(const Pass<C>& pass, int consumer, i
   const auto tile_in = [&](const VotedStage<C>& stage) {
     return VotedTile(uniform(threadIdx.x % 32 == 0 ? shared.storage.loader.tiles[stage.index()] : 0));
   };
-  // The lower half of a tile, whose scores are under way, beside the product of the upper one.
-  const auto attend_lower = [&](const VotedTile& tile, const VotedStage<C>& stage) {
-    issue_scores(of_upper, stage, upper);
-    ptx::wgmma_wait<1>();
-    ptx::warpgroup_fence_operand(of_lower);
-    attend(of_lower, tile, stage, lower);
-  };
 
   VotedStage<C> stage(shared);
   stage.wait_for_keys();
   issue_scores(of_lower, stage, lower);
 #pragma unroll 1
-  for (int n = 1; n < pass.tiles; ++n) {
+  for (int n = 1; n <= pass.tiles; ++n) {
+    const bool is_last = n == pass.tiles;
     const VotedTile tile = tile_in(stage);
-    attend_lower(tile, stage);
-    const VotedStage<C> next = stage.next(shared);
+    issue_scores(of_upper, stage, upper);
+    ptx::wgmma_wait<1>();
+    ptx::warpgroup_fence_operand(of_lower);
+    attend(of_lower, tile, stage, lower);
+    // Behind the last tile its own scores once more, which nobody reads: one loop for all is shorter.
+    const VotedStage<C> next = is_last ? stage : stage.next(shared);
     next.wait_for_keys();
     issue_scores(of_lower, next, lower);
     ptx::wgmma_wait<1>();
     ptx::warpgroup_fence_operand(of_upper);
     stage.free_keys();
     attend(of_upper, tile, stage, upper);
-    stage.free_values();
+    if (!is_last) {  // else a consumer that skips might free them before others have freed the stage's values before
+      stage.free_values();
+    }
     stage = next;
   }
-  const VotedTile tile = tile_in(stage);
-  attend_lower(tile, stage);
   ptx::wgmma_wait<0>();
-  ptx::warpgroup_fence_operand(of_upper);
-  attend(of_upper, tile, stage, upper);
   return kept;
 }
 
