@@ -177,8 +177,7 @@ class Stagger {
  private:
   static constexpr bool kApplies = C::kCtasPerSm == 1;
   static constexpr KeyLoad kLoad = C::KeyLoader::kLoad;
-  static constexpr bool kHasTurns =
-      kApplies && (kLoad == KeyLoad::tma || kLoad == KeyLoad::runs_tma) && (C::kColumns == 128 || C::kKeys == 256);
+  static constexpr bool kHasTurns = kApplies && kLoad == KeyLoad::tma && (C::kColumns == 128 || C::kKeys == 256);
   static constexpr int kEvery = 512 / C::kKeys;
   static constexpr int kThreads = 2 * kWarpgroup;  // of two neighbours, the last consumer and the first among them
   static constexpr int kFirstBarrier = 2;          // a consumer's; FuseKeys has 1

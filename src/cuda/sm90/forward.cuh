@@ -15,7 +15,7 @@
 //       P_j, as soon as S_j is there                             while these products still run
 //     O += P V of the last half
 //   Epilogue: O / rowsum and LSE to global memory; the producer prefetches to the L2 what the SM's next block reads.
-//   Where q_hat has all 128 columns, or a tile 256 keys, by TMA, the consumers take turns every 512 keys (Stagger).
+//   With TmaKeys, and 128 columns or 256 keys a tile, the consumers take turns every 512 keys (Stagger).
 //   Where two blocks share an SM, each has registers for one half's scores: S_j is issued with the product before it,
 //   and both are waited for. In tiles with a mask and in the first without, nothing is issued ahead, and the row max is
 //   online. From then on it is fixed; where q_hat carries the scale, there is none at all (RowMax, softmax.cuh). Where

@@ -224,6 +224,7 @@ __device__ __forceinline__ int attend_voted(const Pass<C>& pass, int consumer, i
     stage = next;
   }
   ptx::wgmma_wait<0>();
+  ptx::warpgroup_fence_operand(of_lower);  // its registers are others' from here on
   return kept;
 }
 
