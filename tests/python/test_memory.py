@@ -7,11 +7,16 @@ N = 12288
 BOUND = N * N // 2  # bytes: a boolean for every pair would take twice as much
 
 MEASURE = """
+import ctypes
 import sys
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention as sdpa
 import distrattention
+
+# Tensors go back to the system when they are freed (M_MMAP_THRESHOLD). Else the heap keeps fragments of one call, now
+# more and now less, and the next call's peak has them.
+assert ctypes.CDLL(None).mallopt(-3, 1 << 16) == 1
 
 def peak():
     with open("/proc/self/status") as status:
