@@ -122,7 +122,7 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
     }
     pack<C>(scores, probabilities);
   };
-  Tile tile(pass, 0);
+  Tile tile(pass);
   Tile before = tile;
   // Before the upper half of the first tile there is no product.
   const auto tile_online = [&](bool is_first) {

@@ -126,8 +126,8 @@ struct Pass {
 template <class C>
 class TileInRing {
  public:
-  __device__ __forceinline__ TileInRing(const Pass<C>& pass, int number)
-      : n(number), used_(pass.used), state_(pass.state(number)) {}
+  // The first one.
+  __device__ __forceinline__ explicit TileInRing(const Pass<C>& pass) : used_(pass.used), state_(pass.state(0)) {}
 
   [[nodiscard]] __device__ __forceinline__ PipelineState<C::kStages> state() const {
     if constexpr (kKeepsState) {
@@ -145,7 +145,7 @@ class TileInRing {
     return tile;
   }
 
-  int n;
+  int n = 0;
 
  private:
   static constexpr bool kKeepsState = C::kColumns > 16 || C::kKeys < 256;

@@ -108,17 +108,19 @@ class VotedStage {
   using Barriers = typename SharedStorage<C>::Barriers;
 
  public:
-  __device__ __forceinline__ explicit VotedStage(const Shared<C>& shared, int index = 0, unsigned phase = 0)
-      : index_(index), phase_(phase), barriers_(ptx::opaque(shared.keys_full(index))) {}
+  __device__ __forceinline__ explicit VotedStage(const Shared<C>& shared,
+                                                 PipelineState<C::kStages> state = PipelineState<C::kStages>(0))
+      : state_(state), barriers_(ptx::opaque(shared.keys_full(state.stage))) {}
 
   [[nodiscard]] __device__ __forceinline__ VotedStage next(const Shared<C>& shared) const {
-    const bool wraps = index_ + 1 == C::kStages;
-    return VotedStage(shared, wraps ? 0 : index_ + 1, phase_ ^ (wraps ? 1U : 0U));
+    PipelineState<C::kStages> state = state_;
+    state.advance();
+    return VotedStage(shared, state);
   }
-  [[nodiscard]] __device__ int index() const { return index_; }
-  __device__ __forceinline__ void wait_for_keys() const { ptx::barrier_wait(barriers_, phase_); }
+  [[nodiscard]] __device__ int index() const { return state_.stage; }
+  __device__ __forceinline__ void wait_for_keys() const { ptx::barrier_wait(barriers_, state_.phase); }
   __device__ __forceinline__ void wait_for_values() const {
-    ptx::barrier_wait(at(offsetof(Barriers, values_full)), phase_);
+    ptx::barrier_wait(at(offsetof(Barriers, values_full)), state_.phase);
   }
   __device__ __forceinline__ void free_keys() const { arrive_warp(at(offsetof(Barriers, keys_empty))); }
   __device__ __forceinline__ void free_values() const { arrive_warp(at(offsetof(Barriers, values_empty))); }
@@ -128,8 +130,7 @@ class VotedStage {
     return barriers_ + static_cast<std::uint32_t>(offset - offsetof(Barriers, keys_full));
   }
 
-  int index_;
-  unsigned phase_;
+  PipelineState<C::kStages> state_;
   std::uint32_t barriers_;
 };
 
