@@ -15,6 +15,8 @@ namespace distr::cuda {
 
 // Of shared memory, that a thread block may have on every GPU since sm_80.
 inline constexpr int kMaxSharedBytes = 99 * 1024;
+// On compute capability 8.0, 9.0 and 10.0, not on 8.6, 8.9 and 12.0.
+inline constexpr int kMaxSharedBytesOfServers = 163 * 1024;
 
 // A mask broadcast to [batch, heads_q, seq_q, seq_k]: strides of 0 along the axes that repeat.
 struct DeviceMask {

@@ -37,7 +37,8 @@ struct DkDvShape {
   using Element = T;
   static constexpr int kDim = kDim_;
   static constexpr bool kMasks = kServes == Masks::tensors;
-  static constexpr int kWarps = 4;
+  static constexpr bool kAccumulatesDq = kGives == Gradients::all;
+  static constexpr int kWarps = kDim == 128 && kAccumulatesDq ? 8 : 4;  // 8: half as many sums of dQ
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kKeyTiles = kDim <= 64 && !kMasks ? 2 : 1;  // m16 tiles of a warp
   static constexpr int kKeys = kWarps * 16 * kKeyTiles;
@@ -48,10 +49,10 @@ struct DkDvShape {
   // Serves sliding windows with a left end, for which one has no registers left.
   static constexpr bool kWindows = kMasks || kDim != 64;
   static constexpr bool kResident = !kMasks && kDim <= 128;  // K and V stay in registers, else in shared memory
-  static constexpr bool kAccumulatesDq = kGives == Gradients::all;
   using OwnRows = std::conditional_t<kResident, RegisterRows<DkDvShape>, SharedRows<DkDvShape>>;
   using Storage = DkDvStorage<DkDvShape>;
-  static constexpr int kCtasPerSm = kDim == 32 ? 3 : 2;
+  static constexpr int kCtasPerSm = kDim == 32 ? 3 : kWarps == 8 ? 1 : 2;
+  static constexpr int kSharedLimit = kWarps == 8 ? kMaxSharedBytesOfServers : kMaxSharedBytes;
 
   // A warp adds dQ in subtiles of kSumTiles m16 tiles and kSumColumns columns.
   static constexpr int kSumTiles = kResident || kRows == 16 ? 1 : 2;

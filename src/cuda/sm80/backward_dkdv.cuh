@@ -214,7 +214,7 @@ template <class C, class CtaOf>
 __device__ __forceinline__ void differentiate_by_keys(const BackwardParameters& p, const CtaOf& cta_of) {
   using T = typename C::Element;
   extern __shared__ __align__(1024) std::uint8_t shared[];
-  static_assert(sizeof(typename C::Storage) <= kMaxSharedBytes);
+  static_assert(sizeof(typename C::Storage) <= C::kSharedLimit);
   const DeviceProblem& problem = p.problem;
   const auto coord_of = [&](unsigned cta) {
     return TileCoord::of(cta, static_cast<int>(problem.heads_kv), problem.batch,

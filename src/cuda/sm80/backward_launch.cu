@@ -35,6 +35,12 @@ namespace {
 // The order in which dQ is summed; any: by atomic additions.
 enum class DqOrder : std::uint8_t { fixed, any };
 
+// Whether one kernel makes all gradients. Else two kernels do.
+[[nodiscard]] bool adds_dq(const BackwardVariant& variant, DqOrder order) {
+  return order == DqOrder::any && variant.launch_atomics != nullptr &&
+         variant.of_all.shared_bytes <= device_properties().shared_bytes;
+}
+
 // What a call does: it is decided here, and run() decides nothing more.
 class BackwardPlan {
  public:
@@ -58,7 +64,7 @@ class BackwardPlan {
 };
 
 BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder order, WorkspaceLayout& workspace)
-    : dtype_(p.dtype), variant_(*find(p)), dq_order_(variant_.launch_atomics == nullptr ? DqOrder::fixed : order) {
+    : dtype_(p.dtype), variant_(*find(p)), dq_order_(adds_dq(variant_, order) ? DqOrder::any : DqOrder::fixed) {
   const bool packed = p.packed.has_value();
   const std::int64_t batch = packed ? 1 : p.batch;  // of tensors
   const std::int64_t keys = packed ? p.packed->total_k : p.seq_k;

@@ -13,14 +13,21 @@
 
 namespace distr::cuda::sm80 {
 
+// How many thread blocks run at once, where some take longer than others; else 0.
+template <class C>
+[[nodiscard]] std::int64_t resident_ctas(const DeviceProblem& problem) {
+  return problem.causal ? std::int64_t{C::kCtasPerSm} * device_properties().num_sms : 0;
+}
+
 template <class C>
 void launch_dkdv(BackwardParameters p, void* stream) {
   const DeviceProblem& problem = p.problem;
   const std::int64_t heads = problem.batch * problem.heads_kv;
   const std::int64_t ctas = heads * ((problem.seq_k + C::kKeys - 1) / C::kKeys);
   const std::int64_t row_bytes = (problem.head_dim + problem.head_dim_v) * 2 + (C::kAccumulatesDq ? C::kDim * 4 : 0);
-  p.interleaved = interleaved_backward_heads(heads, problem.heads_q / problem.heads_kv * problem.seq_q * row_bytes);
   if (ctas > 0) {
+    p.interleaved = interleaved_backward_heads(heads, problem.heads_q / problem.heads_kv * problem.seq_q * row_bytes,
+                                               ctas * C::kParts, resident_ctas<C>(problem));
     allow_shared_memory<backward_dkdv<C>, sizeof(typename C::Storage)>();
     launch(backward_dkdv<C>, dim3(static_cast<unsigned>(ctas), C::kParts), C::kThreads, sizeof(typename C::Storage),
            stream, p);
@@ -36,7 +43,8 @@ void launch_backward(const BackwardParameters& parameters, void* stream) {
   const std::int64_t heads = problem.batch * problem.heads_q;
   const std::int64_t ctas = heads * ((problem.seq_q + Queries::kRows - 1) / Queries::kRows);
   if (ctas > 0) {
-    p.interleaved = interleaved_backward_heads(heads, problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2);
+    p.interleaved = interleaved_backward_heads(heads, problem.seq_k * (problem.head_dim + problem.head_dim_v) * 2, ctas,
+                                               resident_ctas<Queries>(problem));
     allow_shared_memory<backward_dq<Queries>, sizeof(typename Queries::Storage)>();
     launch(backward_dq<Queries>, dim3(static_cast<unsigned>(ctas)), Queries::kThreads,
            sizeof(typename Queries::Storage), stream, p);

@@ -99,10 +99,22 @@ struct SplitSizes {
 }
 
 // How many of `heads` a backward kernel interleaves (cuda/backward_scheduler.cuh): as many as read no more than the L2
-// holds beside what is written (docs/kernel-log.md, sm80/backward).
-[[nodiscard]] inline int interleaved_backward_heads(std::int64_t heads, std::int64_t bytes_per_head) {
+// holds beside what is written. Where attention is causal and there are few thread blocks, the longest blocks of the
+// last heads would begin late and outlast all others. There so many heads are interleaved that the last ones have two
+// blocks for each that the GPU runs at once (docs/kernel-log.md, sm80/backward, step 5).
+// ctas: thread blocks, of all heads. resident_ctas: how many run at once; 0: all take as long.
+[[nodiscard]] constexpr int interleaved_backward_heads(std::int64_t heads, std::int64_t bytes_per_head,
+                                                       std::int64_t ctas, std::int64_t resident_ctas) noexcept {
   constexpr std::int64_t kCacheBytes = std::int64_t{24} << 20;
-  return static_cast<int>(std::clamp(kCacheBytes / std::max(bytes_per_head, std::int64_t{1}), std::int64_t{1}, heads));
+  constexpr std::int64_t kManyRounds = 12;
+  const std::int64_t cached =
+      std::clamp(kCacheBytes / std::max(bytes_per_head, std::int64_t{1}), std::int64_t{1}, heads);
+  if (ctas >= kManyRounds * resident_ctas) {
+    return static_cast<int>(cached);
+  }
+  const std::int64_t enough = std::max(cached, common::ceil_div(2 * resident_ctas * heads, ctas));
+  const std::int64_t sets = std::max(heads / enough, std::int64_t{1});
+  return static_cast<int>(common::ceil_div(heads, sets));  // none of them much smaller than the others
 }
 
 }  // namespace distr::cuda::sm80
