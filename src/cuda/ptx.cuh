@@ -62,6 +62,32 @@ __device__ inline uint4 load_shared_16(std::uint32_t shared) {
   return x;
 }
 
+// A barrier of some of a block's warps, and to arrive there without waiting; id 0 is __syncthreads().
+__device__ inline void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+__device__ inline void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// Whether one of the threads that meet at a named barrier holds something.
+__device__ inline bool named_barrier_or(int id, int threads, bool holds) {
+  unsigned any;
+  asm volatile(
+      "{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\nbarrier.cta.red.or.pred.aligned p, %1, %2, p;\nselp.u32 %0, 1, 0, p;\n}"
+      : "=r"(any)
+      : "r"(id), "r"(threads), "r"(static_cast<unsigned>(holds))
+      : "memory");
+  return any != 0;
+}
+
+// The larger one; NaN where one is.
+__device__ inline float max_nan(float x, float y) {
+  float max;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(max) : "f"(x), "f"(y));
+  return max;
+}
+
 // Adds to fp32 in global memory, which other threads add to at the same time; nothing comes back.
 __device__ inline void red_add(float* global, float x) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(global), "f"(x) : "memory");

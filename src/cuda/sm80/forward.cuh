@@ -163,7 +163,8 @@ __device__ __forceinline__ void exponentiate(
     if (j >= state.unmasked || j < first_whole_tile<C>(p.problem, state.work)) {
 #pragma unroll
       for (int part = 0; part < C::kParts; ++part) {
-        apply_mask<C>(s[part], p, state.work, warp_row, j * C::kKeys + part * C::kPartKeys);
+        apply_mask<C>(s[part], p, state.work, warp_row, j * C::kKeys + part * C::kPartKeys,
+                      static_cast<int>(threadIdx.x) % 32);
       }
     }
     if (j < state.online_end) {

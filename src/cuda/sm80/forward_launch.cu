@@ -78,16 +78,6 @@ template <class Preferred>
   return grouped == nullptr || (exact != nullptr && exact->dim < grouped->dim);
 }
 
-// Pairs of a query and a key that see each other, of all heads, for each SM.
-[[nodiscard]] double scores_per_sm(const Problem& p, std::int64_t row_begin, std::int64_t row_end) {
-  const auto keys = [&](std::int64_t row) {
-    const common::KeySpan span = common::visible_keys(p, row);
-    return std::max(span.end - span.first, std::int64_t{0});
-  };
-  const double mean = static_cast<double>(keys(row_begin) + keys(row_end - 1)) / 2;
-  return mean * static_cast<double>(p.batch * p.heads_q * (row_end - row_begin)) / device_properties().num_sms;
-}
-
 // One launch of a kernel: which rows it takes, and which of them are split over the keys.
 struct Launch {
   const Variant* variant;
@@ -184,7 +174,7 @@ ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& gr
   parameters_.problem.q = q_.strides();
   parameters_.problem.v = v_.strides();
   const auto launch_for = [&](bool exact, std::int64_t row_begin, std::int64_t row_end) {
-    const double scores = scores_per_sm(p, row_begin, row_end);
+    const double scores = scores_per_sm(p, row_begin, row_end, device_properties().num_sms);
     const Variant* const variant = find(variants, request(p, grouping, exact), [&](const Variant& v) -> std::int64_t {
       return tile_rows > 0 ? tile_rows : chosen_rows(v.dim, v.groups, v.members, p.causal != Causal::none, scores);
     });
@@ -310,7 +300,7 @@ std::string forward_supports(const Problem& problem, const Grouping& grouping) {
 
 KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& grouping, const Execution& execution) {
   if (common::has_near_keys(grouping)) {
-    return plan_near_forward(problem, grouping);
+    return plan_near_forward(problem, grouping, execution);
   }
   return plan_forward_among(variants_of(problem.dtype), problem, grouping, execution);
 }

@@ -9,6 +9,7 @@
 #include <limits>
 
 #include "common/element.h"
+#include "common/mask.h"
 #include "cuda/heuristics.h"
 #include "cuda/sm80/split_kv.h"
 
@@ -41,6 +42,23 @@ inline constexpr std::array kCrossovers = {
     }
   }
   return 128;
+}
+
+// Pairs of a query and a key that see each other, of all heads, for each SM.
+[[nodiscard]] inline double scores_per_sm(const Problem& p, std::int64_t row_begin, std::int64_t row_end,
+                                          std::int64_t num_sms) {
+  const auto keys = [&](std::int64_t row) {
+    const common::KeySpan span = common::visible_keys(p, row);
+    return std::max(span.end - span.first, std::int64_t{0});
+  };
+  const double mean = static_cast<double>(keys(row_begin) + keys(std::max(row_end, std::int64_t{1}) - 1)) / 2;
+  return mean * static_cast<double>(p.batch * p.heads_q * (row_end - row_begin)) / static_cast<double>(num_sms);
+}
+
+// Rows of a thread block with near keys, where both are compiled. scores: for each SM (docs/kernel-log.md,
+// sm80/forward, blocks of 128 rows).
+[[nodiscard]] constexpr std::int64_t near_rows_of(bool causal, double scores) noexcept {
+  return scores <= (causal ? 800e3 : 200e3) ? 64 : 128;
 }
 
 struct SplitSizes {

@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // What a call of the sm_80 forward with near keys does: K^T and packed copies where they are needed, then one launch of
 // the kernel. The kernel is compiled for each element and for d and dv to 64 and to 128; how many columns the grouping
-// keeps is known when it runs. A thread block owns 64 rows of a head (near.cuh says what its warps do, and what is in
-// shared memory). Keys are not split among thread blocks: L_i, which far scores are held against, would have to come
-// first, by a launch of its own, and where rows are so few that a split would pay little is far.
+// keeps is known when it runs. A thread block owns 64 or 128 rows of a head (near.cuh says what its warps do, and what
+// is in shared memory). Keys are not split among thread blocks: L_i, which far scores are held against, would have to
+// come first, by a launch of its own, and where rows are so few that a split would pay little is far.
 #include "cuda/sm80/near_launch.h"
 
 #include <algorithm>
@@ -13,12 +13,11 @@
 #include "cuda/launch.h"
 #include "cuda/prepare/operand.h"
 #include "cuda/prepare/transpose.h"
+#include "cuda/sm80/heuristics.h"
 #include "cuda/sm80/near.cuh"
 
 namespace distr::cuda::sm80 {
 namespace {
-
-constexpr int kRows = 64;
 
 // Positions that Q and K^T have in shared memory (near.cuh).
 std::int64_t positions(const Problem& problem, const Grouping& grouping) {
@@ -27,7 +26,7 @@ std::int64_t positions(const Problem& problem, const Grouping& grouping) {
   return std::max({steps(kept) + steps(problem.head_dim - kept), steps(problem.head_dim), problem.head_dim_v});
 }
 
-template <class T, int kDim>
+template <class T, int kDim, int kRows>
 void launch_near(const NearParameters& parameters, void* stream) {
   using C = Config<T, kDim, kDim, kRows, 1>;
   allow_shared_memory<near_forward<C>, sizeof(NearStorage<C>)>();
@@ -37,23 +36,35 @@ void launch_near(const NearParameters& parameters, void* stream) {
 
 struct NearVariant {
   DType dtype;
-  int dim;
+  int dim, rows;  // d and dv up to it; of a thread block
+  bool masks;     // and windows' left ends
   std::int64_t shared_bytes;
   void (*launch)(const NearParameters& parameters, void* stream);
 };
 
-template <class T, int kDim>
+template <class T, int kDim, int kRows>
 constexpr NearVariant variant() {
-  return {kDTypeOf<T>, kDim, sizeof(NearStorage<Config<T, kDim, kDim, kRows, 1>>), launch_near<T, kDim>};
+  using C = Config<T, kDim, kDim, kRows, 1>;
+  return {kDTypeOf<T>, kDim, kRows, C::kMasks, sizeof(NearStorage<C>), launch_near<T, kDim, kRows>};
 }
 
-constexpr std::array kNearVariants = {variant<__half, 64>(), variant<__half, 128>(), variant<__nv_bfloat16, 64>(),
-                                      variant<__nv_bfloat16, 128>()};
+// Those of more rows before the others. Of d = 64 blocks of 128 rows are no quicker (log, sm80/forward).
+constexpr std::array kNearVariants = {variant<__half, 64, 64>(), variant<__half, 128, 64>(),
+                                      variant<__nv_bfloat16, 64, 64>(), variant<__nv_bfloat16, 128, 128>(),
+                                      variant<__nv_bfloat16, 128, 64>()};
 
-const NearVariant* find(const Problem& problem, const Grouping& grouping) {
+// Whether all rows of a thread block have the same columns and near keys.
+bool share_keys(const Problem& problem, const Grouping& grouping, std::int64_t rows) {
+  return grouping.block % rows == 0 || grouping.block >= problem.seq_q;
+}
+
+// rows: those of a thread block at most.
+const NearVariant* find(const Problem& problem, const Grouping& grouping, std::int64_t rows) {
   const std::int64_t needed = positions(problem, grouping);
+  const bool masks = changes_scores(problem) || problem.window_left.has_value();
   const auto* const found = std::find_if(kNearVariants.begin(), kNearVariants.end(), [&](const NearVariant& v) {
-    return v.dtype == problem.dtype && v.dim >= needed;
+    return v.dtype == problem.dtype && v.dim >= needed && (v.masks || !masks) && v.rows <= rows &&
+           share_keys(problem, grouping, v.rows);
   });
   return found == kNearVariants.end() ? nullptr : found;
 }
@@ -67,20 +78,24 @@ std::string near_unsupported_reason(const Problem& problem, const Grouping& grou
   if (!is_exact(grouping) && common::members_of(grouping) > 1) {
     return "has near keys where groups are columns, not sums of them";
   }
-  if (grouping.block % kRows != 0 && grouping.block < problem.seq_q) {
+  if (!share_keys(problem, grouping, common::kSkipRows)) {
     return "has near keys for blocks that 64 divides";
   }
-  if (find(problem, grouping) == nullptr) {
+  if (find(problem, grouping, common::kSkipRows) == nullptr) {
     return "has near keys for head_dim_v up to 128, and as many columns, where kept and dropped ones are each counted "
            "in 16s";
   }
   return "";
 }
 
-KernelPlan<ForwardTensors> plan_near_forward(const Problem& problem, const Grouping& grouping) {
+KernelPlan<ForwardTensors> plan_near_forward(const Problem& problem, const Grouping& grouping,
+                                             const Execution& execution) {
   constexpr int kThreads = 128;
   KernelPlan<ForwardTensors> result;
-  const NearVariant& variant = *find(problem, grouping);
+  const double scores = scores_per_sm(problem, 0, problem.seq_q, device_properties().num_sms);
+  const std::int64_t rows =
+      execution.tile_rows > 0 ? execution.tile_rows : near_rows_of(problem.causal != Causal::none, scores);
+  const NearVariant& variant = *find(problem, grouping, rows);
   const Extent k_extent{problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim};
   const Input q = Input::for_cp_async("Q", problem.q, {problem.batch, problem.heads_q, problem.seq_q, problem.head_dim},
                                       result.workspace);
@@ -94,10 +109,10 @@ KernelPlan<ForwardTensors> plan_near_forward(const Problem& problem, const Group
   forward.problem.v = v.strides();
   forward.column_stride = transposed_stride(problem.seq_k);
   forward.row_end = problem.seq_q;
-  const std::int64_t tiles = TileScheduler::of_head(0, problem.seq_q, kRows);
+  const std::int64_t tiles = TileScheduler::of_head(0, problem.seq_q, variant.rows);
   const int interleaved = interleaved_heads(problem, tiles, std::int64_t{device_properties().num_sms} * 2);
-  forward.scheduler = TileScheduler(forward.problem, interleaved, 0, problem.seq_q, kRows);
-  const TileShape tile{kRows, common::kSkipKeys, variant.dim,
+  forward.scheduler = TileScheduler(forward.problem, interleaved, 0, problem.seq_q, variant.rows);
+  const TileShape tile{variant.rows, common::kSkipKeys, variant.dim,
                        is_exact(grouping) ? variant.dim : num_groups(problem, grouping)};
   result.tiles = {tile};
   result.launches = {{tile, std::int64_t{forward.scheduler.count()}, kThreads, variant.shared_bytes}};

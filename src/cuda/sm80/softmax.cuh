@@ -44,8 +44,7 @@ struct Softmax {
 
   // Takes the scores of a tile into the row max; rescales O and the row sum where it changes.
   __device__ void update_row_max(const ScoreFragment<C> (&s)[C::kParts], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
-    float tile_max[C::kRowTiles][2];
-    bool any_rescales = false;
+    float maxima[C::kRowTiles][2];
 #pragma unroll
     for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
@@ -58,7 +57,21 @@ struct Softmax {
             largest = fmaxf(largest, fmaxf(part.of[tile][n][half * 2], part.of[tile][n][half * 2 + 1]));
           }
         }
-        tile_max[tile][half] = quad_max(largest) * scale;
+        maxima[tile][half] = largest;
+      }
+    }
+    update_row_max(maxima, o);
+  }
+
+  // The same, of this lane's largest scores of each row.
+  __device__ void update_row_max(const float (&maxima)[C::kRowTiles][2], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
+    float tile_max[C::kRowTiles][2];
+    bool any_rescales = false;
+#pragma unroll
+    for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half) {
+        tile_max[tile][half] = quad_max(maxima[tile][half]) * scale;
         any_rescales |= needs_rescale(tile_max, tile, half);
       }
     }
@@ -226,9 +239,8 @@ __device__ __forceinline__ void apply_tensor(float (&s)[C::kPartKeys / 8][4], co
 
 template <class C>
 __device__ __forceinline__ void apply_mask(ScoreFragment<C>& s, const ForwardParameters& p, const Work& work,
-                                           int warp_row, int first) {
+                                           int warp_row, int first, int lane) {
   const DeviceProblem& problem = p.problem;
-  const int lane = static_cast<int>(threadIdx.x) % 32;
 #pragma unroll
   for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll

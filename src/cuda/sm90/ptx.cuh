@@ -110,32 +110,6 @@ __device__ inline void bulk_wait() {
 __device__ inline void fence_proxy_async() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
 __device__ inline void fence_proxy_async_global() { asm volatile("fence.proxy.async.global;" ::: "memory"); }
 
-// The larger one; NaN where one is.
-__device__ inline float max_nan(float x, float y) {
-  float max;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(max) : "f"(x), "f"(y));
-  return max;
-}
-
-// A barrier of some of a block's warps, and to arrive there without waiting; id 0 is __syncthreads().
-__device__ inline void named_barrier_sync(int id, int threads) {
-  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-__device__ inline void named_barrier_arrive(int id, int threads) {
-  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// Whether one of the threads that meet at a named barrier holds something.
-__device__ inline bool named_barrier_or(int id, int threads, bool holds) {
-  unsigned any;
-  asm volatile(
-      "{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\nbarrier.cta.red.or.pred.aligned p, %1, %2, p;\nselp.u32 %0, 1, 0, p;\n}"
-      : "=r"(any)
-      : "r"(id), "r"(threads), "r"(static_cast<unsigned>(holds))
-      : "memory");
-  return any != 0;
-}
-
 // Four 8 x 8 matrices of 16-bit elements; lane i gives the address of row i % 8 of matrix i / 8.
 __device__ inline void stmatrix_x4(std::uint32_t shared, const std::uint32_t (&r)[4]) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared::cta.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared), "r"(r[0]),

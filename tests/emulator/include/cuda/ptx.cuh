@@ -57,6 +57,12 @@ inline uint2 load_shared_8(std::uint32_t shared) { return emulator::load_shared<
 inline void store_shared_16(std::uint32_t shared, uint4 x) { emulator::store_shared(shared, x); }
 inline uint4 load_shared_16(std::uint32_t shared) { return emulator::load_shared<uint4>(shared); }
 
+inline float max_nan(float x, float y) { return std::isnan(x) || std::isnan(y) ? NAN : x < y ? y : x; }
+
+inline void named_barrier_sync(int id, int threads) { emulator::named_barrier_sync(id, threads); }
+inline bool named_barrier_or(int id, int threads, bool holds) { return emulator::named_barrier_or(id, threads, holds); }
+inline void named_barrier_arrive(int id, int threads) { emulator::named_barrier_arrive(id, threads); }
+
 inline void red_add(float* global, float x) { *global += x; }
 inline void red_add_4(float* global, const float (&x)[4]) {
   if (reinterpret_cast<std::uintptr_t>(global) % 16 != 0) {

@@ -29,12 +29,6 @@ inline void barrier_wait(std::uint32_t barrier, unsigned parity) { emulator::bar
 inline void fence_proxy_async() { ++emulator::thread_block().thread().proxy_fences; }
 inline void fence_proxy_async_global() {}
 
-inline float max_nan(float x, float y) { return std::isnan(x) || std::isnan(y) ? NAN : x < y ? y : x; }
-
-inline void named_barrier_sync(int id, int threads) { emulator::named_barrier_sync(id, threads); }
-inline bool named_barrier_or(int id, int threads, bool holds) { return emulator::named_barrier_or(id, threads, holds); }
-inline void named_barrier_arrive(int id, int threads) { emulator::named_barrier_arrive(id, threads); }
-
 inline void stmatrix_x4(std::uint32_t shared, const std::uint32_t (&r)[4]) { emulator::store_matrices(r, shared); }
 
 // Looks at memory that another block writes, and lets the others go on.

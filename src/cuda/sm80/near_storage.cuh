@@ -1,0 +1,55 @@
+// SPDX-License-Identifier: Apache-2.0
+// What near_forward takes, and its shared memory (near.cuh).
+#pragma once
+
+#include <cstdint>
+
+#include "cuda/sm80/config.h"
+#include "cuda/sm80/near_keys.cuh"
+#include "cuda/sm80/storage.cuh"
+
+namespace distr::cuda::sm80 {
+
+struct NearParameters {
+  ForwardParameters forward;  // k holds K^T
+  const float* key_means;     // [B, Hkv, means, d], where far scores keep them
+  std::int32_t* halves;       // [B, Hq, ceil(Nq / 64), 2], or null
+};
+
+// Of 64 rows: the far halves that they kept and saw, and which ones they see.
+struct HalfCounts {
+  int kept, seen;
+  int first, end;
+};
+
+// What every thread needs of its block's work, and has no registers for.
+struct NearState {
+  Work work;
+  Positions positions;
+  KeySegments segments;
+  const std::uint16_t *keys, *values;  // K^T and V of the KV head
+  bool repeats;                        // rows for which the first pass did not do
+};
+
+template <class C>
+struct NearStorage {
+  struct Stages {
+    SharedTile<C::kDim, C::kKeys> keys[2];  // K^T
+    SharedTile<C::kKeys, C::kDim> values[2];
+  };
+  SharedTile<C::kRows, C::kDim> queries;
+  union {
+    Stages stages;
+    SharedTile<C::kRows, C::kDim> query_copy;
+  };
+  std::int32_t columns[C::kDim];  // at each position of Q and K^T, or -1
+  // Of the rows of K^T that positions p have, in bytes: [p % 16][p / 16].
+  alignas(16) std::uint32_t row_offsets[16][C::kDim / 16];
+  float dropped[C::kRows];  // what means of dropped columns add to far scores, as logarithms to the base 2
+  float limits[C::kRows];   // a far half without scores above them is skipped
+  HalfCounts counts[C::kRows / common::kSkipRows];
+  std::uint8_t rows[C::kThreads];  // a thread's rows that are not written yet, a bit each
+  NearState state;
+};
+
+}  // namespace distr::cuda::sm80

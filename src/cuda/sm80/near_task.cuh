@@ -1,0 +1,285 @@
+// SPDX-License-Identifier: Apache-2.0
+// What a thread block of near_forward does with a half: copies, scores, P and O += P V (near.cuh).
+#pragma once
+
+#include "cuda/sm80/forward.cuh"
+#include "cuda/sm80/near_vote.cuh"
+
+namespace distr::cuda::sm80 {
+
+// The state of one thread block.
+template <class C>
+class NearTask {
+ public:
+  using Storage = NearStorage<C>;
+  using Scores = ScoreFragment<C>[C::kParts];
+  using Output = float[C::kRowTiles][C::kDim / 8][4];
+
+  __device__ NearTask(const NearParameters& parameters, Storage& storage)
+      : parameters_(parameters), storage_(storage) {}
+
+  // This warp's first row of the thread block's.
+  [[nodiscard]] __device__ static int first_row() { return thread() / 32 * 16 * C::kRowTiles; }
+
+  // Q with its columns in order. All threads call it.
+  __device__ void load_queries() {
+    using T = typename C::Element;
+    const ForwardParameters& p = parameters_.forward;
+    const DeviceProblem& problem = p.problem;
+    const Tile<C::kDim> ordered{ptx::shared_address(&storage_)};
+    const Tile<C::kDim> raw{ptx::shared_address(&storage_.query_copy)};
+    copy_tile<C::kRows, C::kDim, C::kThreads>(raw, query_rows<C>(p, state().work), problem.q.row,
+                                              rows_left(state().work.row, p.row_end), problem.head_dim);
+    ptx::cp_async_commit();
+    const std::int32_t* order = p.order + order_index(problem, state().work.batch, state().work.head, state().work.row);
+    for (int position = thread(); position < C::kDim; position += C::kThreads) {
+      const int rank = state().positions.rank(position, problem.head_dim);
+      const int column = rank < 0 ? -1 : state().positions.exact ? rank : order[rank];
+      storage_.columns[position] = column;
+      // Below 2^32, as the sequence is below 2^22. Behind the last column there is a row of zeros.
+      storage_.row_offsets[position % 16][position / 16] =
+          static_cast<std::uint32_t>((column < 0 ? problem.head_dim : column) * p.column_stride * 2);
+    }
+    ptx::cp_async_wait<0>();
+    __syncthreads();
+    const auto at = [&](const Tile<C::kDim>& tile, int row, int column) -> T& {
+      auto* const bytes = reinterpret_cast<std::uint8_t*>(&storage_) + (tile.at(row, column / kChunk) - ordered.base);
+      return reinterpret_cast<T*>(bytes)[column % kChunk];
+    };
+    static_assert(C::kThreads % C::kDim == 0);  // so a thread has one position of Q, in each kApart-th row
+    constexpr int kApart = C::kThreads / C::kDim;
+    constexpr int kBatch = 8;  // rows whose latencies overlap
+    const int position = thread() % C::kDim;
+    const int column = storage_.columns[position];
+    for (int row = thread() / C::kDim; row < C::kRows; row += kBatch * kApart) {
+      T q[kBatch];
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        q[i] = column < 0 ? T(0.0F) : at(raw, row + i * kApart, column);
+      }
+#pragma unroll
+      for (int i = 0; i < kBatch; ++i) {
+        at(ordered, row + i * kApart, position) = q[i];
+      }
+    }
+    __syncthreads();
+  }
+
+  // Stores what the means of dropped columns add to far scores of this warp's rows.
+  __device__ void store_dropped() {
+    const DeviceProblem& problem = parameters_.forward.problem;
+    const bool has_means = problem.near.has_means && !state().positions.exact;
+    const auto block = static_cast<unsigned>(state().work.row) / problem.rows_of_block;
+    const float* means = parameters_.key_means + key_means_at(problem, state().work.batch, state().work.head_kv, block);
+    const int lane = thread() % 32;
+    const Tile<C::kDim> tile{0};
+    for (int row = first_row() + lane / 4; row < first_row() + 16 * C::kRowTiles; row += 8) {
+      float sum = 0;
+      for (int position = state().positions.kept_steps * 16 + lane % 4;
+           has_means && position < state().positions.all_steps * 16; position += 4) {
+        const int column = storage_.columns[position];
+        const auto* chunk =
+            reinterpret_cast<const typename C::Element*>(storage_.queries.bytes + tile.at(row, position / kChunk));
+        sum = column < 0 ? sum : fmaf(static_cast<float>(chunk[position % kChunk]), means[column], sum);
+      }
+      sum = quad_sum(sum);
+      if (lane % 4 == 0) {
+        storage_.dropped[row] = sum * problem.scale_log2;
+      }
+    }
+  }
+
+  // Issues the copies of K^T, of 64 keys and the first 16 steps positions.
+  __device__ void copy_keys(int half, int stage, int steps) const {
+    const int row = thread() / kRowChunks;
+    const int chunk = thread() % kRowChunks;
+    const auto* const from = reinterpret_cast<const char*>(state().keys + half * C::kKeys + chunk * kChunk);
+    const std::uint32_t to = keys(stage).at(row, chunk);
+    static_assert(C::kThreads / kRowChunks == 16);
+#pragma unroll
+    for (int first = 0; first < C::kDim / 16; first += 4) {
+      if (first < steps) {
+        const uint4 offsets = *reinterpret_cast<const uint4*>(&storage_.row_offsets[row][first]);
+        const std::uint32_t of[4] = {offsets.x, offsets.y, offsets.z, offsets.w};
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+          if (first + i < steps) {
+            ptx::cp_async_16(Tile<C::kKeys>::move(to, (first + i) * 16, 0), from + of[i], true);
+          }
+        }
+      }
+    }
+  }
+
+  __device__ void copy_values(int half, int stage) const {
+    const DeviceProblem& problem = parameters_.forward.problem;
+    const int key = half * C::kKeys;
+    copy_tile<C::kKeys, C::kDim, C::kThreads>(values(stage), row_of(state().values, problem.v.row, key), problem.v.row,
+                                              rows_left(key, problem.seq_k), problem.head_dim_v);
+  }
+
+  // S += Q K^T over the positions 16 first .. 16 (first + kSteps) - 1.
+  template <int kSteps>
+  __device__ void add_scores(Scores& s, int stage, int first) const {
+    const int lane = thread() % 32;
+    const std::uint32_t q = Tile<C::kDim>{ptx::shared_address(&storage_)}.at(first_row() + lane % 16, lane / 16);
+    const std::uint32_t k = keys(stage).at(lane % 16, lane / 16);
+#pragma unroll
+    for (int step = 0; step < kSteps; ++step) {
+      add_step(s, Tile<C::kDim>::move(q, 0, (first + step) * 2), Tile<C::kKeys>::move(k, (first + step) * 16, 0));
+    }
+  }
+
+  // The same over the positions 16 first .. 16 end - 1.
+  __device__ void add_scores(Scores& s, int stage, int first, int end) const {
+    constexpr int kAll = C::kDim / 16;
+    if (end - first == kAll) {
+      add_scores<kAll>(s, stage, first);
+    } else if (end - first == kAll / 2) {
+      add_scores<kAll / 2>(s, stage, first);
+    } else {
+#pragma unroll 2
+      for (; first < end; ++first) {
+        add_scores<1>(s, stage, first);
+      }
+    }
+  }
+
+  // S += Q K^T of 16 positions, of which this lane's parts of Q and K^T begin at q and k.
+  __device__ void add_step(Scores& s, std::uint32_t q, std::uint32_t k) const {
+    std::uint32_t a[C::kRowTiles][4];
+#pragma unroll
+    for (int m = 0; m < C::kRowTiles; ++m) {
+      ptx::ldmatrix_x4(a[m], Tile<C::kDim>::move(q, m * 16, 0));
+    }
+#pragma unroll
+    for (int part = 0; part < C::kParts; ++part) {
+#pragma unroll
+      for (int n = 0; n < C::kPartKeys / 16; ++n) {
+        std::uint32_t b[4];
+        ptx::ldmatrix_x4_trans(b, Tile<C::kKeys>::move(k, 0, part * C::kPartKeys / 8 + n * 2));
+#pragma unroll
+        for (int m = 0; m < C::kRowTiles; ++m) {
+          ptx::mma_16x8x16(s[part].of[m][2 * n], a[m], b[0], b[1], typename C::Element{});
+          ptx::mma_16x8x16(s[part].of[m][2 * n + 1], a[m], b[2], b[3], typename C::Element{});
+        }
+      }
+    }
+  }
+
+  // Makes scores of hidden keys -inf, and applies a mask.
+  __device__ void hide_scores(Scores& s, int half, bool is_whole) const {
+    if (is_whole) {
+      return;
+    }
+#pragma unroll
+    for (int part = 0; part < C::kParts; ++part) {
+      if (has_mask()) {
+        scale_scores(s[part], parameters_.forward.problem.scale_log2);
+      }
+      apply_mask<C>(s[part], parameters_.forward, state().work, first_row(), half * C::kKeys + part * C::kPartKeys,
+                    thread() % 32);
+    }
+  }
+
+  // S from the first 16 steps positions, hidden keys -inf.
+  __device__ void scores(Scores& s, int half, int stage, int steps, bool is_whole) const {
+#pragma unroll
+    for (ScoreFragment<C>& part : s) {
+      part = {};
+    }
+    add_scores(s, stage, 0, steps);
+    hide_scores(s, half, is_whole);
+  }
+
+  // Scores of a far half from all columns, behind those that are there already.
+  __device__ void finish(Scores& s, int half, int stage, bool is_whole) const {
+    if (has_mask()) {  // it changed them
+      scores(s, half, stage, state().positions.all_steps, is_whole);
+    } else {
+      add_scores(s, stage, state().positions.kept_steps, state().positions.all_steps);
+      hide_scores(s, half, is_whole);
+    }
+  }
+
+  // Takes a half into O. In halves of which nothing is hidden and with a fixed row max, at G = 2, the compiler can mix
+  // exponentials with products.
+  __device__ __forceinline__ void visit(const HalfPlace& place, Output& o, Softmax<C>& softmax) {
+    const KeySegment& segment = state().segments.of[place.segment()];
+    const int stage = place.stage();
+    constexpr int kAll = C::kDim / 16;
+    if (!segment.is_online && segment.is_whole && !state().repeats && segment.steps == kAll / 2) {
+      add_plain<kAll / 2>(o, softmax, stage);
+      return;
+    }
+    Scores s;
+    scores(s, place.half(), stage, segment.steps, segment.is_whole);
+    float maxima[C::kRowTiles][2];
+    maxima_of<C>(maxima, s);
+    if (segment.is_far && parameters_.forward.problem.near.skips) {
+      const bool keeps = vote<C>(maxima, [&](int row) { return storage_.limits[row]; });
+      if (parameters_.halves != nullptr) {
+        count_half<C>(parameters_, storage_, has_mask(), place.half(), keeps, maxima);
+      }
+      if (!keeps) {
+        return;
+      }
+      if (segment.steps < segment.copied_steps) {
+        finish(s, place.half(), stage, segment.is_whole);
+        maxima_of<C>(maxima, s);
+      }
+    }
+    softmax.update_row_max(maxima, o);
+    add_probabilities(o, s, softmax, stage);
+  }
+
+  // A far half of which nothing is hidden or skipped, with a fixed row max.
+  template <int kSteps>
+  __device__ __forceinline__ void add_plain(Output& o, Softmax<C>& softmax, int stage) const {
+    Scores s = {};
+#pragma unroll 2
+    for (int step = 0; step < kSteps; ++step) {
+      add_scores<1>(s, stage, step);
+    }
+    add_probabilities(o, s, softmax, stage);
+  }
+
+  // P of the scores, and O += P V.
+  __device__ __forceinline__ void add_probabilities(Output& o, const Scores& s, Softmax<C>& softmax, int stage) const {
+    std::uint32_t probabilities[C::kParts][C::kPartKeys / 16][C::kRowTiles][4];
+#pragma unroll
+    for (int part = 0; part < C::kParts; ++part) {
+      softmax.exponentials(s[part], probabilities[part]);
+    }
+    const int lane = thread() % 32;
+    const std::uint32_t value = values(stage).at(lane % 16, lane / 16);
+#pragma unroll
+    for (int part = 0; part < C::kParts; ++part) {
+      accumulate<C, C::kPartKeys / 16>(o, probabilities[part], value, part * C::kPartKeys, 0);
+    }
+  }
+
+  [[nodiscard]] __device__ bool has_mask() const {
+    return C::kMasks && parameters_.forward.problem.mask.kind != MaskKind::none;
+  }
+
+ private:
+  static constexpr int kRowChunks = C::kKeys / kChunk;  // of a row of K^T
+
+  [[nodiscard]] __device__ static int thread() { return static_cast<int>(ptx::opaque(threadIdx.x)); }
+  [[nodiscard]] __device__ Tile<C::kKeys> keys(int stage) const {
+    return {ptx::shared_address(&storage_.stages.keys[0]) +
+            static_cast<std::uint32_t>(stage) * static_cast<std::uint32_t>(sizeof(storage_.stages.keys[0]))};
+  }
+  [[nodiscard]] __device__ Tile<C::kDim> values(int stage) const {
+    return {ptx::shared_address(&storage_.stages.values[0]) +
+            static_cast<std::uint32_t>(stage) * static_cast<std::uint32_t>(sizeof(storage_.stages.values[0]))};
+  }
+
+  [[nodiscard]] __device__ const NearState& state() const { return storage_.state; }
+
+  const NearParameters& parameters_;
+  Storage& storage_;
+};
+
+}  // namespace distr::cuda::sm80
