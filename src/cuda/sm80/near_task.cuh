@@ -202,15 +202,21 @@ class NearTask {
     }
   }
 
-  // Takes a half into O. In halves of which nothing is hidden and with a fixed row max, at G = 2, the compiler can mix
-  // exponentials with products.
+  // Takes a half into O. In halves of which nothing is hidden and with a fixed row max, at G = 2 and 4, the compiler
+  // can mix exponentials with products.
   __device__ __forceinline__ void visit(const HalfPlace& place, Output& o, Softmax<C>& softmax) {
     const KeySegment& segment = state().segments.of[place.segment()];
     const int stage = place.stage();
     constexpr int kAll = C::kDim / 16;
-    if (!segment.is_online && segment.is_whole && !state().repeats && segment.steps == kAll / 2) {
-      add_plain<kAll / 2>(o, softmax, stage);
-      return;
+    if (!segment.is_online && segment.is_whole && !state().repeats) {
+      if (segment.steps == kAll / 2) {
+        add_plain<kAll / 2>(o, softmax, stage);
+        return;
+      }
+      if (C::kRowTiles == 1 && segment.steps == kAll / 4) {  // else registers are too few
+        add_plain<kAll / 4>(o, softmax, stage);
+        return;
+      }
     }
     Scores s;
     scores(s, place.half(), stage, segment.steps, segment.is_whole);
