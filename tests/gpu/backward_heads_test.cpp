@@ -39,8 +39,8 @@ double makespan(std::int64_t heads, std::int64_t tiles, std::int64_t interleaved
 TEST(BackwardHeads, FewHeadsAtATimeWouldBeSlow) { EXPECT_GT(makespan(10, 128, 2), 1.19); }
 
 TEST(BackwardHeads, TheLastHeadsLongBlocksDoNotOutlastTheOthers) {
-  for (const std::int64_t heads : {10, 13, 16, 40}) {
-    for (const std::int64_t tiles : {64, 128, 256}) {
+  for (const std::int64_t heads : {7, 10, 13, 16, 21, 40}) {
+    for (const std::int64_t tiles : {64, 128, 140, 192, 256}) {
       for (const std::int64_t bytes_per_head : {kMegabyte, 8 * kMegabyte, 64 * kMegabyte}) {
         if (heads * tiles >= 4 * kResident) {
           EXPECT_LE(makespan(heads, tiles, interleaved_backward_heads(heads, bytes_per_head, heads * tiles, kResident)),

@@ -2,6 +2,7 @@
 #include "gpu/properties.h"
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -309,6 +310,27 @@ std::string infinities_stay_in_their_head(const ForwardKernel& kernel, DType dty
   return second_head(instance) == before ? "" : "an infinity in the first head's K changes the second head";
 }
 
+// A kernel that is asked for tiles of so many rows as it has not answers with those that it has, all of them, so that
+// the error can name them (Plan).
+std::string names_its_tiles(const ForwardKernel& kernel, DType dtype) {
+  const Case test_case = with_dtype(find("near, energy, window 127, sinks, wide heads, bottom right"), dtype);
+  const auto rows_with = [&](int tile_rows) {
+    Execution with;
+    with.tile_rows = tile_rows;
+    std::vector<std::int64_t> rows;
+    for (const TileShape& tile : kernel.plan(test_case.problem, test_case.grouping, with).tiles) {
+      rows.push_back(tile.rows);
+    }
+    std::ranges::sort(rows);
+    return rows;
+  };
+  if (!kernel.supports(test_case.problem, test_case.grouping).empty()) {
+    return kNotAsked;
+  }
+  const auto differs = [&](int tile_rows) { return rows_with(tile_rows) != rows_with(0); };
+  return std::ranges::any_of(std::array{1, 32, 100, 1000}, differs) ? "other tiles for rows that there are not" : "";
+}
+
 bool reaches_everything(const Instance& instance) {
   const Case& test_case = instance.test_case;
   return test_case.problem.causal == Causal::none && test_case.problem.mask.kind == MaskKind::none &&
@@ -321,6 +343,7 @@ std::vector<Property<ForwardKernel>> properties() {
           {"masks of any strides", masks_of_any_strides},
           {"rows far apart", check_large_strides},
           {"an infinity stays in its head", infinities_stay_in_their_head},
+          {"names its tiles", names_its_tiles},
           {"causal with previous never sees the future", causal_never_sees_the_future},
           {"long sums lose little",
            [](const ForwardKernel& kernel, DType dtype) { return long_sums_lose_little(kernel, dtype); }},

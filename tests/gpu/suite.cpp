@@ -79,6 +79,9 @@ class Checker {
       for (const ForwardKernel& kernel : cuda_backend().forward) {
         check(kernel, instance);
       }
+      for (const ForwardKernel& kernel : forced_tiles()) {
+        check(kernel, instance);
+      }
     }
     for (const Instance& instance : magnified(test_case, Use::backward)) {
       const Watchdog::Guard guard(watchdog_, label(instance.test_case));

@@ -56,7 +56,7 @@ inline constexpr std::array kCrossovers = {
 }
 
 // Rows of a thread block with near keys, where both are compiled. scores: for each SM (docs/kernel-log.md,
-// sm80/forward, blocks of 128 rows).
+// sm80/near_forward, step 35).
 [[nodiscard]] constexpr std::int64_t near_rows_of(bool causal, double scores) noexcept {
   return scores <= (causal ? 800e3 : 200e3) ? 64 : 128;
 }
@@ -131,8 +131,12 @@ struct SplitSizes {
     return static_cast<int>(cached);
   }
   const std::int64_t enough = std::max(cached, common::ceil_div(2 * resident_ctas * heads, ctas));
-  const std::int64_t sets = std::max(heads / enough, std::int64_t{1});
-  return static_cast<int>(common::ceil_div(heads, sets));  // none of them much smaller than the others
+  std::int64_t sets = std::max(heads / enough, std::int64_t{1});
+  const auto last = [&] { return heads - common::ceil_div(heads, sets) * (sets - 1); };
+  while (sets > 1 && last() < enough) {
+    --sets;
+  }
+  return static_cast<int>(common::ceil_div(heads, sets));
 }
 
 }  // namespace distr::cuda::sm80

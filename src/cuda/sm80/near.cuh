@@ -8,12 +8,11 @@
 //     vote         64 rows without a score above L_i + log2 p leave a far half at that: no exponentials, no V
 //     P, O += P V  with `finish` behind scores from all columns
 //   What the means of dropped columns add to a row's far scores is a constant: it is taken from the row max before the
-//   first far half, and given back at the end. Where nothing is skipped the row max is fixed behind the near keys, else
-//   it is online. Rows for which a fixed one does not do, and those whose O is not finite, are taken once more, with an
-//   online row max and kHeadroom for V.
-//   Shared memory: NearStorage (near_storage.cuh).
-//   Pipeline: while half n is computed cp.async copies half n + 1. There is one barrier for each half, and one of the
-//   warps that vote.
+//   first far half, and given back at the end. The row max is online, but in far halves of which nothing is hidden or
+//   skipped, at G = 2 and 4, it is what near keys have left. Rows for which that does not do, whose scores are very
+//   large or whose O is not finite are taken once more, with scores scaled beforehand, an online row max and kHeadroom
+//   for V. Shared memory: NearStorage (near_storage.cuh). Pipeline: while half n is computed cp.async copies half n
+//   + 1. There is one barrier for each half, and one of the warps that vote.
 #pragma once
 
 #include "cuda/sm80/near_task.cuh"
@@ -61,7 +60,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kDim > 64 ? 2 : 4)
   bool again = false;
   do {
     float o[C::kRowTiles][C::kDim / 8][4] = {};
-    Softmax<C> softmax(task.has_mask() ? 1.0F : problem.scale_log2);
+    Softmax<C> softmax(task.scales_scores() ? 1.0F : problem.scale_log2);
     if (counts_halves<C>(parameters)) {
       begin_counts<C>(storage.counts[voters_of<C>(ptx::opaque(threadIdx.x))], p, state.work);
     }
@@ -89,8 +88,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kDim > 64 ? 2 : 4)
       each_row<C>([&](int tile, int eight, int row) { softmax.row_max[tile][eight] += storage.dropped[row]; });
     }
     const bool repeats = state.repeats;
-    const int online_end = problem.near.skips || !has_far || task.has_mask() ? kAllTiles : 0;
-    const unsigned in_range = repeats ? kAllRows<C> : rows_in_range<C>(o, softmax, online_end, kAllTiles);
+    const unsigned in_range = repeats ? kAllRows<C> : rows_in_range<C>(o, softmax, task.has_mask() ? kAllTiles : 1, 1);
     const unsigned rows = storage.rows[ptx::opaque(threadIdx.x)];
     store<C>(p, state.work, task.first_row(), rows & in_range, o, softmax, repeats ? kHeadroom<C> : 1.0F);
     storage.rows[ptx::opaque(threadIdx.x)] = static_cast<std::uint8_t>(rows & ~in_range);

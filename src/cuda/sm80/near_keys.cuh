@@ -19,7 +19,7 @@ struct Positions {
         kept_steps((kept + 15) / 16),
         all_steps(kept_steps + (problem.head_dim - kept + 15) / 16) {}
 
-  // In the order of the columns; -1 where there is none.
+  // The position's number in the order of the columns; -1 where there is none.
   [[nodiscard]] __device__ int rank(int position, int head_dim) const {
     const int dropped = kept + position - kept_steps * 16;
     return position < kept_steps * 16 ? (position < kept ? position : -1) : (dropped < head_dim ? dropped : -1);
@@ -51,7 +51,7 @@ class HalfPlace {
 // The halves that a thread block meets, one segment after another: near ones, then far ones, each in ascending order.
 // Behind the last there is one that begins below 0.
 struct KeySegments {
-  static constexpr int kMost = 12;  // two runs of each kind, each with keys before and behind what every row sees
+  static constexpr int kMost = 6;  // two runs of each kind, of which two may be cut where not every row sees all keys
   KeySegment of[kMost + 1];
 
   // tiles: those of which `halves` halves count. Every row sees all keys of the halves first_whole .. whole_end - 1.

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 #include "cuda/heuristics.h"
 #include "cuda/launch.h"
@@ -48,7 +49,7 @@ constexpr NearVariant variant() {
   return {kDTypeOf<T>, kDim, kRows, C::kMasks, sizeof(NearStorage<C>), launch_near<T, kDim, kRows>};
 }
 
-// Those of more rows before the others. Of d = 64 blocks of 128 rows are no quicker (log, sm80/forward).
+// Those of more rows before the others. At d = 64 blocks of 128 rows are no quicker (log, sm80/near_forward).
 constexpr std::array kNearVariants = {variant<__half, 64, 64>(), variant<__half, 128, 64>(),
                                       variant<__nv_bfloat16, 64, 64>(), variant<__nv_bfloat16, 128, 128>(),
                                       variant<__nv_bfloat16, 128, 64>()};
@@ -58,15 +59,36 @@ bool share_keys(const Problem& problem, const Grouping& grouping, std::int64_t r
   return grouping.block % rows == 0 || grouping.block >= problem.seq_q;
 }
 
-// rows: those of a thread block at most.
-const NearVariant* find(const Problem& problem, const Grouping& grouping, std::int64_t rows) {
+// Those that serve a problem.
+std::vector<const NearVariant*> all_of(const Problem& problem, const Grouping& grouping) {
   const std::int64_t needed = positions(problem, grouping);
   const bool masks = changes_scores(problem) || problem.window_left.has_value();
-  const auto* const found = std::find_if(kNearVariants.begin(), kNearVariants.end(), [&](const NearVariant& v) {
-    return v.dtype == problem.dtype && v.dim >= needed && (v.masks || !masks) && v.rows <= rows &&
-           share_keys(problem, grouping, v.rows);
-  });
-  return found == kNearVariants.end() ? nullptr : found;
+  std::vector<const NearVariant*> result;
+  for (const NearVariant& v : kNearVariants) {
+    if (v.dtype == problem.dtype && v.dim >= needed && (v.masks || !masks) && share_keys(problem, grouping, v.rows) &&
+        (result.empty() || v.dim == result.front()->dim)) {
+      result.push_back(&v);
+    }
+  }
+  return result;
+}
+
+// The one of them to take. tile_rows: the caller's, or 0.
+const NearVariant& choose(const std::vector<const NearVariant*>& variants, const Problem& problem,
+                          std::int64_t tile_rows) {
+  const auto resident = [](const NearVariant& v) {
+    constexpr int kReservedBytes = 1024;  // by the system, for every thread block
+    return std::min<std::int64_t>(device_properties().shared_bytes_per_sm / (v.shared_bytes + kReservedBytes), 2);
+  };
+  const double scores = scores_per_sm(problem, 0, problem.seq_q, device_properties().num_sms);
+  for (const NearVariant* v : variants) {
+    const bool pays =
+        v->rows <= near_rows_of(problem.causal != Causal::none, scores) && resident(*v) == resident(*variants.back());
+    if (tile_rows > 0 ? v->rows == tile_rows : pays) {
+      return *v;
+    }
+  }
+  return *variants.back();
 }
 
 }  // namespace
@@ -81,7 +103,7 @@ std::string near_unsupported_reason(const Problem& problem, const Grouping& grou
   if (!share_keys(problem, grouping, common::kSkipRows)) {
     return "has near keys for blocks that 64 divides";
   }
-  if (find(problem, grouping, common::kSkipRows) == nullptr) {
+  if (all_of(problem, grouping).empty()) {
     return "has near keys for head_dim_v up to 128, and as many columns, where kept and dropped ones are each counted "
            "in 16s";
   }
@@ -92,10 +114,8 @@ KernelPlan<ForwardTensors> plan_near_forward(const Problem& problem, const Group
                                              const Execution& execution) {
   constexpr int kThreads = 128;
   KernelPlan<ForwardTensors> result;
-  const double scores = scores_per_sm(problem, 0, problem.seq_q, device_properties().num_sms);
-  const std::int64_t rows =
-      execution.tile_rows > 0 ? execution.tile_rows : near_rows_of(problem.causal != Causal::none, scores);
-  const NearVariant& variant = *find(problem, grouping, rows);
+  const std::vector<const NearVariant*> variants = all_of(problem, grouping);
+  const NearVariant& variant = choose(variants, problem, execution.tile_rows);
   const Extent k_extent{problem.batch, problem.heads_kv, problem.seq_k, problem.head_dim};
   const Input q = Input::for_cp_async("Q", problem.q, {problem.batch, problem.heads_q, problem.seq_q, problem.head_dim},
                                       result.workspace);
@@ -112,9 +132,16 @@ KernelPlan<ForwardTensors> plan_near_forward(const Problem& problem, const Group
   const std::int64_t tiles = TileScheduler::of_head(0, problem.seq_q, variant.rows);
   const int interleaved = interleaved_heads(problem, tiles, std::int64_t{device_properties().num_sms} * 2);
   forward.scheduler = TileScheduler(forward.problem, interleaved, 0, problem.seq_q, variant.rows);
-  const TileShape tile{variant.rows, common::kSkipKeys, variant.dim,
-                       is_exact(grouping) ? variant.dim : num_groups(problem, grouping)};
+  const auto tile_of = [&](const NearVariant& of) {
+    return TileShape{of.rows, common::kSkipKeys, of.dim, is_exact(grouping) ? of.dim : num_groups(problem, grouping)};
+  };
+  const TileShape tile = tile_of(variant);
   result.tiles = {tile};
+  for (const NearVariant* other : variants) {  // those that could take its place
+    if (other != &variant) {
+      result.tiles.push_back(tile_of(*other));
+    }
+  }
   result.launches = {{tile, std::int64_t{forward.scheduler.count()}, kThreads, variant.shared_bytes}};
   result.run = [=, launch = variant.launch, caller_k = problem.k](const ForwardTensors& tensors,
                                                                   const Execution& with) {

@@ -42,9 +42,9 @@ struct NearStorage {
     Stages stages;
     SharedTile<C::kRows, C::kDim> query_copy;
   };
-  std::int32_t columns[C::kDim];  // at each position of Q and K^T, or -1
-  // Of the rows of K^T that positions p have, in bytes: [p % 16][p / 16].
-  alignas(16) std::uint32_t row_offsets[16][C::kDim / 16];
+  // At each position p of Q and K^T, [p % 16][p / 16]; d where there is none: K^T has a row of zeros there. Bytes, as
+  // two blocks of 64 rows at d = 128 just fit into an SM of 164 KB.
+  std::uint8_t columns[16][C::kDim / 16];
   float dropped[C::kRows];  // what means of dropped columns add to far scores, as logarithms to the base 2
   float limits[C::kRows];   // a far half without scores above them is skipped
   HalfCounts counts[C::kRows / common::kSkipRows];

@@ -34,11 +34,8 @@ class NearTask {
     const std::int32_t* order = p.order + order_index(problem, state().work.batch, state().work.head, state().work.row);
     for (int position = thread(); position < C::kDim; position += C::kThreads) {
       const int rank = state().positions.rank(position, problem.head_dim);
-      const int column = rank < 0 ? -1 : state().positions.exact ? rank : order[rank];
-      storage_.columns[position] = column;
-      // Below 2^32, as the sequence is below 2^22. Behind the last column there is a row of zeros.
-      storage_.row_offsets[position % 16][position / 16] =
-          static_cast<std::uint32_t>((column < 0 ? problem.head_dim : column) * p.column_stride * 2);
+      const int column = rank < 0 ? static_cast<int>(problem.head_dim) : state().positions.exact ? rank : order[rank];
+      storage_.columns[position % 16][position / 16] = static_cast<std::uint8_t>(column);
     }
     ptx::cp_async_wait<0>();
     __syncthreads();
@@ -50,12 +47,12 @@ class NearTask {
     constexpr int kApart = C::kThreads / C::kDim;
     constexpr int kBatch = 8;  // rows whose latencies overlap
     const int position = thread() % C::kDim;
-    const int column = storage_.columns[position];
+    const int column = column_at(position);
     for (int row = thread() / C::kDim; row < C::kRows; row += kBatch * kApart) {
       T q[kBatch];
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
-        q[i] = column < 0 ? T(0.0F) : at(raw, row + i * kApart, column);
+        q[i] = column == problem.head_dim ? T(0.0F) : at(raw, row + i * kApart, column);
       }
 #pragma unroll
       for (int i = 0; i < kBatch; ++i) {
@@ -77,10 +74,10 @@ class NearTask {
       float sum = 0;
       for (int position = state().positions.kept_steps * 16 + lane % 4;
            has_means && position < state().positions.all_steps * 16; position += 4) {
-        const int column = storage_.columns[position];
+        const int column = column_at(position);
         const auto* chunk =
             reinterpret_cast<const typename C::Element*>(storage_.queries.bytes + tile.at(row, position / kChunk));
-        sum = column < 0 ? sum : fmaf(static_cast<float>(chunk[position % kChunk]), means[column], sum);
+        sum = column == problem.head_dim ? sum : fmaf(static_cast<float>(chunk[position % kChunk]), means[column], sum);
       }
       sum = quad_sum(sum);
       if (lane % 4 == 0) {
@@ -96,15 +93,16 @@ class NearTask {
     const auto* const from = reinterpret_cast<const char*>(state().keys + half * C::kKeys + chunk * kChunk);
     const std::uint32_t to = keys(stage).at(row, chunk);
     static_assert(C::kThreads / kRowChunks == 16);
+    const auto row_bytes = static_cast<std::uint32_t>(parameters_.forward.column_stride * 2);
 #pragma unroll
     for (int first = 0; first < C::kDim / 16; first += 4) {
       if (first < steps) {
-        const uint4 offsets = *reinterpret_cast<const uint4*>(&storage_.row_offsets[row][first]);
-        const std::uint32_t of[4] = {offsets.x, offsets.y, offsets.z, offsets.w};
+        const std::uint32_t columns = *reinterpret_cast<const std::uint32_t*>(&storage_.columns[row][first]);
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-          if (first + i < steps) {
-            ptx::cp_async_16(Tile<C::kKeys>::move(to, (first + i) * 16, 0), from + of[i], true);
+          if (first + i < steps) {  // offsets are below 2^32, as the sequence is below 2^22
+            ptx::cp_async_16(Tile<C::kKeys>::move(to, (first + i) * 16, 0), from + (columns >> 8 * i & 255) * row_bytes,
+                             true);
           }
         }
       }
@@ -167,20 +165,9 @@ class NearTask {
     }
   }
 
-  // Makes scores of hidden keys -inf, and applies a mask.
-  __device__ void hide_scores(Scores& s, int half, bool is_whole) const {
-    if (is_whole) {
-      return;
-    }
-#pragma unroll
-    for (int part = 0; part < C::kParts; ++part) {
-      if (has_mask()) {
-        scale_scores(s[part], parameters_.forward.problem.scale_log2);
-      }
-      apply_mask<C>(s[part], parameters_.forward, state().work, first_row(), half * C::kKeys + part * C::kPartKeys,
-                    thread() % 32);
-    }
-  }
+  // Whether scores become logarithms to the base 2 before they are compared: for a mask, and where they may be so large
+  // that their product with the scale is rounded by more than P allows (softmax.cuh).
+  [[nodiscard]] __device__ bool scales_scores() const { return has_mask() || state().repeats; }
 
   // S from the first 16 steps positions, hidden keys -inf.
   __device__ void scores(Scores& s, int half, int stage, int steps, bool is_whole) const {
@@ -189,12 +176,30 @@ class NearTask {
       part = {};
     }
     add_scores(s, stage, 0, steps);
+    if (scales_scores()) {
+#pragma unroll
+      for (ScoreFragment<C>& part : s) {
+        scale_scores(part, parameters_.forward.problem.scale_log2);
+      }
+    }
     hide_scores(s, half, is_whole);
+  }
+
+  // Makes scores of hidden keys -inf, and applies a mask.
+  __device__ void hide_scores(Scores& s, int half, bool is_whole) const {
+    if (is_whole) {
+      return;
+    }
+#pragma unroll
+    for (int part = 0; part < C::kParts; ++part) {
+      apply_mask<C>(s[part], parameters_.forward, state().work, first_row(), half * C::kKeys + part * C::kPartKeys,
+                    thread() % 32);
+    }
   }
 
   // Scores of a far half from all columns, behind those that are there already.
   __device__ void finish(Scores& s, int half, int stage, bool is_whole) const {
-    if (has_mask()) {  // it changed them
+    if (scales_scores()) {
       scores(s, half, stage, state().positions.all_steps, is_whole);
     } else {
       add_scores(s, stage, state().positions.kept_steps, state().positions.all_steps);
@@ -281,6 +286,8 @@ class NearTask {
     return {ptx::shared_address(&storage_.stages.values[0]) +
             static_cast<std::uint32_t>(stage) * static_cast<std::uint32_t>(sizeof(storage_.stages.values[0]))};
   }
+
+  [[nodiscard]] __device__ int column_at(int position) const { return storage_.columns[position % 16][position / 16]; }
 
   [[nodiscard]] __device__ const NearState& state() const { return storage_.state; }
 

@@ -71,11 +71,16 @@ template <class C>
 template <class C, class LimitOf>
 [[nodiscard]] __device__ __forceinline__ bool vote(const float (&maxima)[C::kRowTiles][2], const LimitOf& limit_of) {
   bool above = false;
-  each_row<C>([&](int tile, int eight, int row) { above |= !(maxima[tile][eight] <= limit_of(row)); });
+  each_row<C>([&](int tile, int eight, int row) {
+    const float largest = maxima[tile][eight];
+    above |=
+        !(largest <= limit_of(row)) && largest != -INFINITY;  // -inf: the row sees no key, and its limit may be NaN
+  });
   return ptx::named_barrier_or(1 + voters_of<C>(ptx::opaque(threadIdx.x)), kVoters<C>, above);
 }
 
-// The first thread of each 64 rows calls the functions below, which count halves, if the caller wants to know.
+// Whether this thread, the first of its 64 rows, counts halves; and the functions for that, of which all threads call
+// count_half.
 template <class C>
 [[nodiscard]] __device__ inline bool counts_halves(const NearParameters& parameters) {
   return parameters.halves != nullptr && ptx::opaque(threadIdx.x) % kVoters<C> == 0;
