@@ -96,12 +96,12 @@ __device__ inline void begin_counts(HalfCounts& counts, const ForwardParameters&
 template <class C>
 __device__ inline void count_half(const NearParameters& parameters, NearStorage<C>& storage, bool has_mask, int half,
                                   bool keeps, const float (&maxima)[C::kRowTiles][2]) {
-  HalfCounts& counts = storage.counts[voters_of<C>(ptx::opaque(threadIdx.x))];
-  bool sees = half >= counts.first && half < counts.end;  // the first row or the last does
-  if (has_mask) {
-    sees = vote<C>(maxima, [&](int row) { return storage.limits[row] == INFINITY ? INFINITY : -INFINITY; });
-  }
+  const bool sees_any =
+      has_mask && vote<C>(maxima, [&](int row) { return storage.limits[row] == INFINITY ? INFINITY : -INFINITY; });
   if (counts_halves<C>(parameters)) {
+    HalfCounts& counts = storage.counts[voters_of<C>(ptx::opaque(threadIdx.x))];
+    const bool sees =
+        has_mask ? sees_any : half >= counts.first && half < counts.end;  // the first row or the last does
     counts.seen += sees ? 1 : 0;
     counts.kept += keeps ? 1 : 0;
   }
