@@ -40,6 +40,12 @@ struct DeviceProperties {
 // Of the current device. CUDA is asked once for each device. Throws Error(device_failure) if there is none.
 const DeviceProperties& device_properties();
 
+// How many thread blocks of so much shared memory fit into one of its SMs.
+[[nodiscard]] inline std::int64_t fitting_ctas(std::int64_t shared_bytes) {
+  constexpr std::int64_t kReservedBytes = 1024;  // by the system, for every block
+  return device_properties().shared_bytes_per_sm / (shared_bytes + kReservedBytes);
+}
+
 // Why no kernel of this build can run on the current device (no driver, older than sm_80); empty: they can.
 std::string unusable_reason();
 

@@ -94,14 +94,11 @@ struct Launch {
 
 [[nodiscard]] Launch launch_of(const Variant& variant, const Problem& p, const DeviceProblem& sizes,
                                std::int64_t row_begin, std::int64_t row_end) {
-  constexpr int kReservedBytes = 1024;  // of shared memory, by the system, for every block
-  const DeviceProperties& device = device_properties();
-  const std::int64_t fitting = device.shared_bytes_per_sm / (variant.shared_bytes + kReservedBytes);
   SplitSizes split{};
   const std::int64_t tiles_of_head = TileScheduler::of_head(row_begin, row_end, variant.rows);
   split.tiles = p.batch * p.heads_q * tiles_of_head;
-  split.num_sms = device.num_sms;
-  split.resident = std::clamp(fitting, std::int64_t{1}, std::int64_t{variant.ctas_per_sm});
+  split.num_sms = device_properties().num_sms;
+  split.resident = std::clamp(fitting_ctas(variant.shared_bytes), std::int64_t{1}, std::int64_t{variant.ctas_per_sm});
   const bool windowed = common::has_window(p);  // then tiles of queries see about as many keys each
   split.causal = p.causal != Causal::none && !windowed;
   const common::Band band = common::band_of(p);

@@ -76,10 +76,7 @@ std::vector<const NearVariant*> all_of(const Problem& problem, const Grouping& g
 // The one of them to take. tile_rows: the caller's, or 0.
 const NearVariant& choose(const std::vector<const NearVariant*>& variants, const Problem& problem,
                           std::int64_t tile_rows) {
-  const auto resident = [](const NearVariant& v) {
-    constexpr int kReservedBytes = 1024;  // by the system, for every thread block
-    return std::min<std::int64_t>(device_properties().shared_bytes_per_sm / (v.shared_bytes + kReservedBytes), 2);
-  };
+  const auto resident = [](const NearVariant& v) { return std::min(fitting_ctas(v.shared_bytes), std::int64_t{2}); };
   const double scores = scores_per_sm(problem, 0, problem.seq_q, device_properties().num_sms);
   for (const NearVariant* v : variants) {
     const bool pays =

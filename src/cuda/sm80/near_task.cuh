@@ -226,7 +226,7 @@ class NearTask {
     Scores s;
     scores(s, place.half(), stage, segment.steps, segment.is_whole);
     float maxima[C::kRowTiles][2];
-    maxima_of<C>(maxima, s);
+    maxima_of<C>(maxima, s, ptx::max_nan);
     if (segment.is_far && parameters_.forward.problem.near.skips) {
       const bool keeps = vote<C>(maxima, [&](int row) { return storage_.limits[row]; });
       if (parameters_.halves != nullptr) {
@@ -237,7 +237,7 @@ class NearTask {
       }
       if (segment.steps < segment.copied_steps) {
         finish(s, place.half(), stage, segment.is_whole);
-        maxima_of<C>(maxima, s);
+        maxima_of<C>(maxima, s, ptx::max_nan);
       }
     }
     softmax.update_row_max(maxima, o);

@@ -7,26 +7,6 @@
 
 namespace distr::cuda::sm80 {
 
-// The largest of a thread's scores of each of its rows; NaN if one is.
-template <class C>
-__device__ __forceinline__ void maxima_of(float (&maxima)[C::kRowTiles][2], const ScoreFragment<C> (&s)[C::kParts]) {
-#pragma unroll
-  for (int tile = 0; tile < C::kRowTiles; ++tile) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      float largest = -INFINITY;
-#pragma unroll
-      for (const ScoreFragment<C>& part : s) {
-#pragma unroll
-        for (int n = 0; n < C::kPartKeys / 8; ++n) {
-          largest = ptx::max_nan(largest, ptx::max_nan(part.of[tile][n][half * 2], part.of[tile][n][half * 2 + 1]));
-        }
-      }
-      maxima[tile][half] = largest;
-    }
-  }
-}
-
 // Visits this thread's rows, one in each eight of its m16 tiles: visit(tile, eight, row); `row` is the thread block's.
 template <class C, class Visit>
 __device__ __forceinline__ void each_row(const Visit& visit) {

@@ -39,14 +39,11 @@ namespace {
 // By the longest lengths there may be. A split takes its share of the keys that there are, so shorter ones leave no SM
 // idle that longer ones do not.
 [[nodiscard]] SplitSizes sizes_of(const Variant& variant, const Problem& p) {
-  constexpr std::int64_t kReservedBytes = 1024;  // of shared memory, by the system, for every block
-  const DeviceProperties& device = device_properties();
   const std::int64_t rows = p.seq_q * heads_of_row(p);
-  const std::int64_t fitting = device.shared_bytes_per_sm / (variant.shared_bytes + kReservedBytes);
   SplitSizes sizes{};
   sizes.tiles = p.batch * p.heads_kv * common::ceil_div(rows, std::int64_t{variant.rows});
-  sizes.num_sms = device.num_sms;
-  sizes.resident = std::clamp(fitting, std::int64_t{1}, std::int64_t{variant.ctas_per_sm});
+  sizes.num_sms = device_properties().num_sms;
+  sizes.resident = std::clamp(fitting_ctas(variant.shared_bytes), std::int64_t{1}, std::int64_t{variant.ctas_per_sm});
   sizes.causal = p.causal != Causal::none;
   const std::int64_t keys = common::visible_keys(p, 0, p.seq_q).end;
   sizes.key_tiles = common::ceil_div(keys, std::int64_t{variant.keys});

@@ -12,6 +12,27 @@
 
 namespace distr::cuda::sm80 {
 
+// The largest of this lane's scores of each of its rows. larger(x, y) says what becomes of NaN.
+template <class C, class Larger>
+__device__ __forceinline__ void maxima_of(float (&maxima)[C::kRowTiles][2], const ScoreFragment<C> (&s)[C::kParts],
+                                          const Larger& larger) {
+#pragma unroll
+  for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+    for (int half = 0; half < 2; ++half) {
+      float largest = -INFINITY;
+#pragma unroll
+      for (const ScoreFragment<C>& part : s) {
+#pragma unroll
+        for (int n = 0; n < C::kPartKeys / 8; ++n) {
+          largest = larger(largest, larger(part.of[tile][n][half * 2], part.of[tile][n][half * 2 + 1]));
+        }
+      }
+      maxima[tile][half] = largest;
+    }
+  }
+}
+
 // P = 2^(scale * S - row_max). The row max is that of the first tile, scaled, and then one of two:
 //   online: it follows the scores of later tiles, but only when they have grown by kRescaleThreshold, so that O is
 //   hardly
@@ -45,21 +66,7 @@ struct Softmax {
   // Takes the scores of a tile into the row max; rescales O and the row sum where it changes.
   __device__ void update_row_max(const ScoreFragment<C> (&s)[C::kParts], float (&o)[C::kRowTiles][C::kDim / 8][4]) {
     float maxima[C::kRowTiles][2];
-#pragma unroll
-    for (int tile = 0; tile < C::kRowTiles; ++tile) {
-#pragma unroll
-      for (int half = 0; half < 2; ++half) {
-        float largest = -INFINITY;
-#pragma unroll
-        for (const ScoreFragment<C>& part : s) {
-#pragma unroll
-          for (int n = 0; n < C::kPartKeys / 8; ++n) {
-            largest = fmaxf(largest, fmaxf(part.of[tile][n][half * 2], part.of[tile][n][half * 2 + 1]));
-          }
-        }
-        maxima[tile][half] = largest;
-      }
-    }
+    maxima_of<C>(maxima, s, [](float x, float y) { return fmaxf(x, y); });
     update_row_max(maxima, o);
   }
 
