@@ -88,6 +88,11 @@ __device__ inline float max_nan(float x, float y) {
   return max;
 }
 
+// The bits of a number: of numbers above 0 they are in order, of others they are below these. NaN is above all where it
+// has no sign, as that of wgmma has none (tests/python/test_cuda.py).
+__device__ inline int ordered_bits(float x) { return __float_as_int(x); }
+__device__ inline int max3(int x, int y, int z) { return __vimax3_s32(x, y, z); }
+
 // Adds to fp32 in global memory, which other threads add to at the same time; nothing comes back.
 __device__ inline void red_add(float* global, float x) {
   asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(global), "f"(x) : "memory");

@@ -19,7 +19,8 @@ inline constexpr const char* kMagnified[] = {"one more than a tile",
                                              "lsh, G 4",
                                              "lsh, one block",
                                              "energy, wide heads, blocks of 64 rows",
-                                             "near, energy, window 127, sinks, wide heads, bottom right"};
+                                             "near, energy, window 127, sinks, wide heads, bottom right",
+                                             "skip, exact, nothing is skipped"};
 
 // One case for each way that a kernel on a GPU sums values, for --filter "large values", and where nothing is left out.
 inline constexpr const char* kWithLargeValues[] = {"one more than a tile",

@@ -38,11 +38,15 @@ void TextbookRows::decide(std::int64_t first, std::int64_t end) {
   const double eps = rounding_of_scores(p.dtype);
   for (std::int64_t n = first; n < end; ++n) {
     const TextbookRow row = rows.unskipped_row(n);
-    double sum = 0;
+    double max = -kInfinity;
     for (std::size_t j = 0; j < row.s.size(); ++j) {
-      sum += row.is_near[j] != 0 && row.s[j] != -kInfinity ? std::exp(row.s[j]) : 0;
+      max = row.is_near[j] != 0 ? std::max(max, row.s[j]) : max;
     }
-    const double threshold = sum == 0 ? -kInfinity : std::log(sum * instance_.test_case.grouping.skip);
+    double sum = 0;  // of exponentials, of which the largest is 1: scores may be beyond what has one
+    for (std::size_t j = 0; j < row.s.size(); ++j) {
+      sum += row.is_near[j] != 0 && row.s[j] != -kInfinity ? std::exp(row.s[j] - max) : 0;
+    }
+    const double threshold = sum == 0 ? -kInfinity : max + std::log(sum) + std::log(instance_.test_case.grouping.skip);
     for (std::size_t j = 0; j < row.s.size(); ++j) {
       if (row.is_near[j] != 0 || row.s[j] == -kInfinity) {
         continue;

@@ -128,9 +128,16 @@ struct Config {
   static constexpr int kHalf = kKeys / 2;
   static constexpr int kScoreBuffers = kCtasPerSm == 1 ? 2 : 1;  // as many as there are registers for, and so is kHalf
   // q_hat stays in shared memory where there are no registers for it.
-  static constexpr bool kQueriesInShared = kCtasPerSm > 1 || (kConsumers == 3 && kColumns > (kVotes ? 64 : 32)) ||
+  static constexpr bool kQueriesInShared = kCtasPerSm > 1 || (kConsumers == 3 && kColumns > 32) ||
                                            (kIsListed && kKeys == 256);
   static constexpr int kStages = KeyLoader::stages(kValues);
+  static constexpr int kValueStages = [] {
+    if constexpr (kVotes) {
+      return KeyLoader::value_stages(kValues);
+    } else {
+      return kStages;
+    }
+  }();
   static constexpr int kProducers = KeyLoader::kProducers;        // warpgroups
   static constexpr int kFirstConsumer = std::min(kProducers, 1);  // its warpgroup; a second producer is the last
   static constexpr int kWarpgroups = kProducers + kConsumers;
@@ -139,7 +146,7 @@ struct Config {
   static_assert(kProducers > 0 || kCtasPerSm > 1);
   static_assert(kProducers == 0 ||
                 kRegisters.producer + kConsumers * kRegisters.consumer + kRegisters.second_producer <=
-                    registers_at_entry(kThreads) * kWarpgroups);
+                    registers_at_entry(kThreads * kCtasPerSm) * kWarpgroups);
 
   // Whether a thread makes the i-th exponential of a half by a polynomial. At d = 64 a tile waits for the unit that
   // makes the others; more polynomials cost more than they save (docs/kernel-log.md, sm90/forward, step 39).
@@ -164,16 +171,16 @@ template <class C>
 struct SharedStorage {
   SharedTile<typename C::QueryTile> queries[C::kConsumers];
   SharedTile<typename C::KeyTile> keys[C::kStages];
-  SharedTile<typename C::ValueTile> values[C::kStages];
+  SharedTile<typename C::ValueTile> values[C::kValueStages];
   typename C::KeyLoader::template Storage<C> loader;
   struct Barriers {
     Barrier queries_full;
     Barrier keys_full[C::kStages], keys_empty[C::kStages];
-    Barrier values_full[C::kStages], values_empty[C::kStages];
+    Barrier values_full[C::kValueStages], values_empty[C::kValueStages];
     typename C::KeyLoader::Barriers loader;
   } barriers;
   std::conditional_t<C::kTakesLengths, BatchEntry, NoEntry> entry;
-  float2 shifts[C::kThreads / 4];  // FixedShift's, of four threads that share two rows
+  float2 shifts[C::kConsumers * kWarpgroup / 4];  // FixedShift's or Vote's, of four threads that share two rows
 };
 
 // What near keys gave: O of them alone, and the row max and sum of the softmax. dv padded as the kernels pad it.

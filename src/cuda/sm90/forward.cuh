@@ -36,7 +36,6 @@
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/ptx.cuh"
 #include "cuda/sm90/softmax.cuh"
-#include "cuda/sm90/voting_consumer.cuh"
 #include "cuda/softcap.cuh"
 #include "cuda/tile_scheduler.cuh"
 
@@ -170,19 +169,6 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   return row_max == RowMax::online ? kAllRows : rows_in_range<C>(o, softmax, online_tiles == tiles);
 }
 
-template <class C>
-__device__ inline void init_barriers(const Shared<C>& shared) {
-  ptx::barrier_init(shared.queries_full(), 1);
-  for (int stage = 0; stage < C::kStages; ++stage) {
-    ptx::barrier_init(shared.keys_full(stage), C::KeyLoader::kArrivals);
-    ptx::barrier_init(shared.values_full(stage), C::KeyLoader::kValueArrivals);
-    ptx::barrier_init(shared.keys_empty(stage), 4 * C::kConsumers);  // a warp of a consumer each
-    ptx::barrier_init(shared.values_empty(stage), 4 * C::kConsumers);
-  }
-  C::KeyLoader::init_barriers(shared);
-  ptx::barrier_fence();
-}
-
 // The tiles that a thread block takes, before its first pass.
 template <class C>
 __device__ __forceinline__ void count_tiles(Pass<C>& pass) {
@@ -192,12 +178,6 @@ __device__ __forceinline__ void count_tiles(Pass<C>& pass) {
     const KeyList list(p, pass.work);
     pass.tiles = tiles(list.count(0));
     pass.masked = tiles(list.count_masked(p, pass.work));
-  } else if constexpr (C::kVotes) {
-    auto& loader = pass.shared.storage.loader;
-    loader.rows.fill(p, pass.work);
-    if (threadIdx.x == 0) {
-      loader.block = VotedTiles(p, pass.work, C::kRows);
-    }
   } else {
     if constexpr (C::kIsRuns) {
       pass.keys = KeyRuns<C::kKeys>(p.problem, p.listed.set, pass.work, C::kRows, p.row_end);
@@ -296,10 +276,6 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
     count_tiles(pass);  // what is kept is another launch's result
   }
   __syncthreads();
-  if constexpr (C::kVotes) {
-    pass.keys = shared.storage.loader.block;
-    pass.tiles = uniform(pass.keys.count());
-  }
   if (C::kProducers > 0 && threadIdx.x < kWarpgroup) {
     ptx::setmaxnreg_dec<C::kRegisters.producer>();
     produce_all<C>(pass, [](const Pass<C>& each) { Loader::produce(each); });
@@ -315,12 +291,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
     if constexpr (C::kProducers > 0) {
       ptx::setmaxnreg_inc<C::kRegisters.consumer>();
     }
-    if constexpr (C::kVotes) {
-      consume_voted<C>(pass);
-      __syncthreads_or(0);  // there is one pass
-    } else {
-      consume_all<C>(pass);
-    }
+    consume_all<C>(pass);
   }
 }
 

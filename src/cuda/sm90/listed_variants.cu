@@ -3,8 +3,8 @@
 //   d = 64    r = 64                Q K^T, Q~ K^T
 //   d = 128   r = 128; r = 64       Q K^T, Q~ K^T; k_hat gathered
 // and in bf16 of near keys by blocks that share an SM, and of all far keys with the scale in q_hat; and, for exact
-// attention that skips far keys, d = 64 and 128 by three consumers that vote. Columns are padded with zeros, so each
-// serves every smaller r, d and dv as well.
+// attention that skips far keys, d = 64 by blocks of two consumers that vote and share an SM, and d = 128 by three.
+// Columns are padded with zeros, so each serves every smaller r, d and dv as well.
 #include <array>
 
 #include "cuda/sm90/listed_keys.cuh"
@@ -20,8 +20,8 @@ template <class T, int kColumns, int kValues, class KeyLoader, ScaleIn kScaleIn 
 constexpr Variant kListedVariant = variant<Config<T, kColumns, kValues, 2, kScaleIn, KeyLoader, kCtasPerSm, Stages>>();
 
 template <class T, int kColumns>
-constexpr Variant kVotedVariant =
-    variant<Config<T, kColumns, kColumns, 3, ScaleIn::softmax, VotedTmaKeys, 1, Stages>>();
+constexpr Variant kVotedVariant = variant<Config<T, kColumns, kColumns, kColumns <= 64 ? 2 : 3, ScaleIn::softmax,
+                                                 VotedTmaKeys, kColumns <= 64 ? 2 : 1, Stages>>();
 
 constexpr std::array kListedVariants = {
     kListedVariant<__half, 64, 64, ListedTmaKeys>,

@@ -13,7 +13,6 @@
 #include "cuda/sm90/key_band.cuh"
 #include "cuda/sm90/key_runs.cuh"
 #include "cuda/sm90/pipeline.cuh"
-#include "cuda/sm90/voted_tiles.cuh"
 #include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
@@ -61,9 +60,10 @@ class Shared : public KeyRing<C, SharedStorage<C>> {
   [[nodiscard]] __device__ std::uint32_t values_empty(int stage) const {
     return this->barrier(offsetof(Barriers, values_empty), stage);
   }
-  // Of this thread's FixedShift.
+  // Of this thread's FixedShift or Vote.
   [[nodiscard]] __device__ std::uint32_t shift() const {
-    return this->tile(offsetof(Storage, shifts), sizeof(float2), static_cast<int>(threadIdx.x) / 4);
+    constexpr std::size_t kOfProducer = C::kFirstConsumer * kWarpgroup / 4 * sizeof(float2);
+    return this->tile(offsetof(Storage, shifts) - kOfProducer, sizeof(float2), static_cast<int>(threadIdx.x) / 4);
   }
   // Of what is `offset` bytes behind the beginning of the key loader's storage or barriers.
   [[nodiscard]] __device__ std::uint32_t loader_tile(std::size_t offset, int bytes, int stage) const {
@@ -74,11 +74,31 @@ class Shared : public KeyRing<C, SharedStorage<C>> {
   }
 };
 
+template <class C>
+__device__ inline void init_barriers(const Shared<C>& shared) {
+  ptx::barrier_init(shared.queries_full(), 1);
+  for (int stage = 0; stage < C::kStages; ++stage) {
+    ptx::barrier_init(shared.keys_full(stage), C::KeyLoader::kArrivals);
+    ptx::barrier_init(shared.keys_empty(stage), 4 * C::kConsumers);  // a warp of a consumer each
+  }
+  for (int stage = 0; stage < C::kValueStages; ++stage) {
+    ptx::barrier_init(shared.values_full(stage), C::KeyLoader::kValueArrivals);
+    ptx::barrier_init(shared.values_empty(stage), 4 * C::kConsumers);
+  }
+  C::KeyLoader::init_barriers(shared);
+  ptx::barrier_fence();
+}
+
+// Of tiles that are voted on (voted_tiles.cuh): the first ones that are near a row, and those that are special.
+struct VotedCounts {
+  int near = 0, special = 0;
+};
+
 // One pass over the tiles of keys, those with a mask first.
 template <class C>
 struct Pass {
   using BandOrFirst = std::conditional_t<C::kWindows == Windows::taken, KeyBand<C::kKeys>, FirstKeys<C::kKeys>>;
-  using AllKeys = std::conditional_t<C::kVotes, VotedTiles, BandOrFirst>;
+  using AllKeys = std::conditional_t<C::kVotes, VotedCounts, BandOrFirst>;
   using Keys = std::conditional_t<C::kIsRuns, KeyRuns<C::kKeys>, AllKeys>;
 
   const ForwardParameters& p;

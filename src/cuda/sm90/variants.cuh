@@ -5,13 +5,21 @@
 #include "cuda/dependent_launch.cuh"
 #include "cuda/sm90/forward.cuh"
 #include "cuda/sm90/variants.h"
+#include "cuda/sm90/voted_forward.cuh"
 
 namespace distr::cuda::sm90 {
 
 template <class C>
 void launch_variant(const ForwardParameters& p, void* stream) {
-  allow_shared_memory<forward<C>, sizeof(SharedStorage<C>)>();
-  launch_dependent(forward<C>, dim3(p.scheduler.count()), C::kThreads, sizeof(SharedStorage<C>), stream, p);
+  constexpr auto kKernel = [] {
+    if constexpr (C::kVotes) {
+      return &forward_voted<C>;
+    } else {
+      return &forward<C>;
+    }
+  }();
+  allow_shared_memory<kKernel, sizeof(SharedStorage<C>)>();
+  launch_dependent(kKernel, dim3(p.scheduler.count()), C::kThreads, sizeof(SharedStorage<C>), stream, p);
 }
 
 template <class C>

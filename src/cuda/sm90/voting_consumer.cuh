@@ -2,13 +2,13 @@
 // The consumer of exact attention that skips far halves of tiles (method, 8), 64 queries of it.
 //
 //   for the halves of the tiles of near keys, then of far ones, 64 keys each:
-//     S of the next half = Q K^T       on the tensor cores during what follows
-//     keep the half where one of its scores is above L + ln p, by a vote of the four warps
+//     S = Q K^T
+//     keep the half where one of its scores is above L + ln p, by a vote of the four warps (vote.cuh)
 //     if it is kept: row max, P, O += P V
 //
-// L, the log-sum-exp of a row's near scores, is there when the first far tile is. A near half is kept where some row
-// sees a key. The votes take maxima that the row max needs as well, so that is online in all tiles, and O is rescaled
-// where it grows by 2^8. Three consumers hide each other's votes, exponentials and O += P V.
+// The votes take maxima that the row max needs as well, so that is online in all tiles. What a consumer waits for, S,
+// its vote and O += P V, is hidden by the others, three in a block or four in two blocks that share an SM. Three have
+// registers for two halves' scores: S of the next half is on the tensor cores during a vote.
 #pragma once
 
 #include <cstddef>
@@ -22,59 +22,11 @@
 #include "cuda/sm90/pass.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/softmax.cuh"
+#include "cuda/sm90/vote.cuh"
 #include "cuda/sm90/voted_keys.cuh"
+#include "cuda/sm90/voted_softmax.cuh"
 
 namespace distr::cuda::sm90 {
-
-// What P is smaller by where it is multiplied by V, as in other kernels' repeated passes (kHeadroom). There is one pass
-// here, so it is a compromise: sums of 2^20 values leave fp32's range where values are near its end, and values below
-// 2^-115 lose digits.
-template <class C>
-inline constexpr float kVotedHeadroom = kHeadroom<C> == 1 ? 1.0F : 0x1p20F;
-
-// The largest of a thread's scores of each of its two rows; NaN where one is.
-template <int kCount>
-__device__ __forceinline__ void largest_of(const float (&s)[kCount], float (&largest)[2]) {
-  float max[4] = {s[0], s[1], s[2], s[3]};  // chains that do not wait for each other
-#pragma unroll
-  for (int i = 4; i < kCount; ++i) {
-    max[i % 4] = ptx::max_nan(max[i % 4], s[i]);
-  }
-  largest[0] = ptx::max_nan(max[0], max[1]);
-  largest[1] = ptx::max_nan(max[2], max[3]);
-}
-
-// A vote of a consumer's four warps on whether its 64 queries keep a half of a tile.
-template <class C>
-class Vote {
- public:
-  __device__ __forceinline__ Vote(const Pass<C>& pass, int consumer)
-      : problem_(pass.p.problem), barrier_(kFirstBarrier + consumer) {}
-
-  // From the first far tile on: what a score has to be above.
-  __device__ __forceinline__ void set_thresholds(const Softmax<C>& softmax) {
-#pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      const float sum = quad_sum(softmax.row_sum[half]) * kVotedHeadroom<C>;
-      const float threshold = softmax.row_max[half] + (log2f(sum) + problem_.near.skip_log2) / softmax.scale;
-      threshold_[half] = sum == 0.0F ? kLowest : fmaxf(threshold, kLowest);
-    }
-  }
-
-  // largest: of this thread's two rows. NaN keeps.
-  [[nodiscard]] __device__ __forceinline__ bool cast(const float (&largest)[2]) const {
-    const bool keeps = !(ptx::max_nan(largest[0] - threshold_[0], largest[1] - threshold_[1]) <= 0.0F);
-    return __any_sync(~0U, ptx::named_barrier_or(barrier_, kWarpgroup, keeps)) != 0;  // the compiler sees one answer
-  }
-
- private:
-  static constexpr int kFirstBarrier = 2;
-  static constexpr float kLowest = -0x1.fffffep127F;  // above that of a row that sees no key, -inf
-
-  const DeviceProblem& problem_;
-  int barrier_;
-  float threshold_[2] = {kLowest, kLowest};
-};
 
 // How many far halves 64 rows see, of which the first is `row`.
 [[nodiscard]] __device__ inline int count_far_halves(const ForwardParameters& p, std::int64_t row) {
@@ -101,131 +53,159 @@ __device__ __forceinline__ void hide_keys(float (&s)[C::kHalf / 2], const Forwar
   }
 }
 
-// A stage of both rings. Its barriers are at constant distances from the first of them: computed anew, they have no
-// registers of their own.
+// A tile's stage of both rings, which are one where they have as many stages.
 template <class C>
 class VotedStage {
   using Barriers = typename SharedStorage<C>::Barriers;
+  using OfKeys = PipelineState<C::kStages>;
+  using OfValues = PipelineState<C::kValueStages>;
 
  public:
-  __device__ __forceinline__ explicit VotedStage(const Shared<C>& shared,
-                                                 PipelineState<C::kStages> state = PipelineState<C::kStages>(0))
-      : state_(state), barriers_(ptx::opaque(shared.keys_full(state.stage))) {}
+  __device__ __forceinline__ explicit VotedStage(const Shared<C>& shared, OfKeys keys = OfKeys(0),
+                                                 OfValues values = OfValues(0))
+      : keys_(keys),
+        values_(values),
+        keys_full_(ptx::opaque(shared.keys_full(keys.stage))),
+        values_full_(kIsOneRing ? 0 : ptx::opaque(shared.values_full(values.stage))) {}
 
   [[nodiscard]] __device__ __forceinline__ VotedStage next(const Shared<C>& shared) const {
-    PipelineState<C::kStages> state = state_;
-    state.advance();
-    return VotedStage(shared, state);
+    OfKeys keys = keys_;
+    OfValues values = values_;
+    keys.advance();
+    values.advance();
+    return VotedStage(shared, keys, values);
   }
-  [[nodiscard]] __device__ int index() const { return state_.stage; }
-  __device__ __forceinline__ void wait_for_keys() const { ptx::barrier_wait(barriers_, state_.phase); }
+  [[nodiscard]] __device__ int of_keys() const { return keys_.stage; }
+  [[nodiscard]] __device__ int of_values() const { return kIsOneRing ? keys_.stage : values_.stage; }
+  __device__ __forceinline__ void wait_for_keys() const { ptx::barrier_wait(keys_full_, keys_.phase); }
   __device__ __forceinline__ void wait_for_values() const {
-    ptx::barrier_wait(at(offsetof(Barriers, values_full)), state_.phase);
+    ptx::barrier_wait(values_full(), kIsOneRing ? keys_.phase : values_.phase);
   }
-  __device__ __forceinline__ void free_keys() const { arrive_warp(at(offsetof(Barriers, keys_empty))); }
-  __device__ __forceinline__ void free_values() const { arrive_warp(at(offsetof(Barriers, values_empty))); }
+  __device__ __forceinline__ void free_keys() const {
+    arrive_warp(keys_full_ + distance(offsetof(Barriers, keys_full), offsetof(Barriers, keys_empty)));
+  }
+  __device__ __forceinline__ void free_values() const {
+    arrive_warp(values_full() + distance(offsetof(Barriers, values_full), offsetof(Barriers, values_empty)));
+  }
 
  private:
-  [[nodiscard]] __device__ std::uint32_t at(std::size_t offset) const {
-    return barriers_ + static_cast<std::uint32_t>(offset - offsetof(Barriers, keys_full));
+  static constexpr bool kIsOneRing = C::kStages == C::kValueStages;
+
+  [[nodiscard]] __device__ static constexpr std::uint32_t distance(std::size_t from, std::size_t to) {
+    return static_cast<std::uint32_t>(to - from);
+  }
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t values_full() const {
+    return kIsOneRing ? keys_full_ + distance(offsetof(Barriers, keys_full), offsetof(Barriers, values_full))
+                      : values_full_;
   }
 
-  PipelineState<C::kStages> state_;
-  std::uint32_t barriers_;
+  OfKeys keys_;
+  OfValues values_;
+  // Barriers. Others are at constant distances from these: computed anew, they have no registers of their own.
+  std::uint32_t keys_full_, values_full_;
 };
 
-// A consumer's queries, which have a tile at least. row: the thread's first. Returns how many halves they keep, of far
-// keys where there are any.
-template <class C>
-__device__ __forceinline__ int attend_voted(const Pass<C>& pass, int consumer, int row, float (&o)[C::kValues / 2],
-                                            Softmax<C>& softmax) {
-  using Scores = float[C::kHalf / 2];
+// A consumer's queries, which have a tile at least. row(): the thread's first. Returns how many halves they keep, of
+// far keys where there are any.
+template <class C, class Row>
+__device__ __forceinline__ int attend_voted(const Pass<C>& pass, int consumer, const Row& row,
+                                            float (&o)[C::kValues / 2], VotedSoftmax<C>& softmax) {
   constexpr Half<C::kHalf> upper;
   constexpr Half<0> lower;
+  constexpr bool kIsAhead = C::kScoreBuffers == 2;  // whether S of the next half is under way during a vote
   static_assert(C::kKeys == common::kNearTile && C::kHalf == common::kSkipKeys);
   static_assert(C::kStages >= 2);  // values are freed behind the next tile's keys
-  constexpr float kHeadroomLog2 = kVotedHeadroom<C> == 1 ? 0.0F : 20.0F;
   const Shared<C>& shared = pass.shared;
-  Vote<C> vote(pass, consumer);
-  Scores of_lower;
-  Scores of_upper;
+  Vote<C> vote(shared, consumer);
+  float s[C::kScoreBuffers][C::kHalf / 2];
   int kept = 0;
   ptx::barrier_wait(shared.queries_full(), 0);
   const Queries<C> queries(shared.queries(consumer), 0);
 
-  const auto issue_scores = [&](Scores& s, const VotedStage<C>& stage, auto part) {
+  const auto scores_of = [&](auto part) -> auto& { return s[part == upper ? C::kScoreBuffers - 1 : 0]; };
+  const auto issue_scores = [&](const VotedStage<C>& stage, auto part) {
     ptx::wgmma_fence();
-    issue_scores_product<C>(s, queries, shared.keys(stage.index()), part);
+    issue_scores_product<C>(scores_of(part), queries, shared.keys(stage.of_keys()), part);
   };
-  const auto raise_row_max = [&](const float(&largest)[2]) {
-    if (__any_sync(~0U, softmax.is_above(largest[0], 0) || softmax.is_above(largest[1], 1))) {
-      const float of_rows[2] = {quad_max(largest[0]), quad_max(largest[1])};
-      float factor[2];
-      softmax.raise_row_max(of_rows, factor);
-      rescale(o, factor);
-    }
+  const auto wait_for_scores = [&](auto part) {
+    ptx::wgmma_wait<kIsAhead ? 1 : 0>();
+    ptx::warpgroup_fence_operand(scores_of(part));
   };
-  // Half a tile whose scores are there.
-  const auto attend = [&](Scores& s, const VotedTile& tile, const VotedStage<C>& stage, auto part) {
-    if (!tile.is_plain()) {
-      if (part == lower && tile.is_first_far()) {
-        vote.set_thresholds(softmax);
+  // What is known of tile n, if it is special. Read by the lane that frees the stage's keys, behind which the producer
+  // writes the next tile's.
+  const auto tile_in = [&](int n, const VotedStage<C>& stage) {
+    const auto read = [&] { return threadIdx.x % 32 == 0 ? shared.storage.loader.tiles[stage.of_keys()] : 0; };
+    return VotedTile(n < pass.keys.special ? uniform(read()) : 0);
+  };
+  // Half a tile whose scores are there, of tile n.
+  const auto attend = [&](int n, const VotedTile& tile, const VotedStage<C>& stage, auto part) {
+    auto& scores = scores_of(part);
+    if (n < pass.keys.special) {
+      if (part == lower && n == pass.keys.near) {
+        vote.set_thresholds(softmax, pass.p.problem.near.skip_log2);
         kept = 0;
       }
       if (!tile.is_taken_by(consumer)) {
         return;
       }
       if (tile.has_mask()) {
-        hide_keys<C>(s, pass.p, row, tile.first_key() + part);
+        hide_keys<C>(scores, pass.p, row(), tile.first_key() + part);
       }
     }
     float largest[2];
-    largest_of(s, largest);
-    if (!vote.cast(largest)) {
+    if (!vote.cast(scores, largest)) {
       return;
     }
     ++kept;
+    if (__any_sync(~0U, softmax.is_exceeded_by(largest))) {
+      const float of_rows[2] = {quad_max(largest[0]), quad_max(largest[1])};
+      float factor[2];
+      softmax.raise(of_rows, factor);
+      rescale(o, factor);
+    }
     std::uint32_t probabilities[C::kHalf / 16][4];
-    raise_row_max(largest);
-    softmax.subtract_row_max(s);
-    softmax.template exponentials<RowMax::online>(s, make_float2(kHeadroomLog2, kHeadroomLog2));
-    pack<C>(s, probabilities);
+    softmax.exponentials(scores);
+    pack<C>(scores, probabilities);
     C::Stages::values([&] { stage.wait_for_values(); });
     ptx::wgmma_fence();
-    issue_output_product<C>(o, probabilities, shared.values(stage.index()), part);
+    issue_output_product<C>(o, probabilities, shared.values(stage.of_values()), part);
     ptx::wgmma_wait<0>();  // the compiler lets no product be under way where a branch ends that goes round it
-  };
-  // Read by the lane that frees the stage's keys, behind which the producer writes the next tile's.
-  const auto tile_in = [&](const VotedStage<C>& stage) {
-    return VotedTile(uniform(threadIdx.x % 32 == 0 ? shared.storage.loader.tiles[stage.index()] : 0));
   };
 
   VotedStage<C> stage(shared);
   stage.wait_for_keys();
-  issue_scores(of_lower, stage, lower);
+  issue_scores(stage, lower);
 #pragma unroll 1
-  for (int n = 1; n <= pass.tiles; ++n) {
-    const bool is_last = n == pass.tiles;
-    const VotedTile tile = tile_in(stage);
-    issue_scores(of_upper, stage, upper);
-    ptx::wgmma_wait<1>();
-    ptx::warpgroup_fence_operand(of_lower);
-    attend(of_lower, tile, stage, lower);
+  for (int n = 0; n < pass.tiles; ++n) {
+    const bool is_last = n == pass.tiles - 1;
+    const VotedTile tile = tile_in(n, stage);
+    if constexpr (kIsAhead) {
+      issue_scores(stage, upper);
+    }
+    wait_for_scores(lower);
+    attend(n, tile, stage, lower);
+    if constexpr (!kIsAhead) {
+      issue_scores(stage, upper);
+    }
     // Behind the last tile its own scores once more, which nobody reads: one loop for all is shorter.
     const VotedStage<C> next = is_last ? stage : stage.next(shared);
     next.wait_for_keys();
-    issue_scores(of_lower, next, lower);
-    ptx::wgmma_wait<1>();
-    ptx::warpgroup_fence_operand(of_upper);
+    if constexpr (kIsAhead) {
+      issue_scores(next, lower);
+    }
+    wait_for_scores(upper);
     stage.free_keys();
-    attend(of_upper, tile, stage, upper);
+    attend(n, tile, stage, upper);
+    if constexpr (!kIsAhead) {
+      issue_scores(next, lower);
+    }
     if (!is_last) {  // else a consumer that skips might free them before others have freed the stage's values before
       stage.free_values();
     }
     stage = next;
   }
   ptx::wgmma_wait<0>();
-  ptx::warpgroup_fence_operand(of_lower);  // its registers are others' from here on
+  ptx::warpgroup_fence_operand(scores_of(lower));  // its registers are others' from here on
   return kept;
 }
 
@@ -234,26 +214,26 @@ template <class C>
 __device__ __forceinline__ void consume_voted(const Pass<C>& pass) {
   const ForwardParameters& p = pass.p;
   const int consumer = uniform(static_cast<int>(threadIdx.x) / kWarpgroup) - C::kFirstConsumer;
-  const int first_row = pass.work.row + consumer * 64;
-  const int row =
-      first_row + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+  // Computed where they are wanted, as there are no registers for them.
+  const auto first_row = [&] { return pass.work.row + consumer * 64; };
+  const auto row = [&] {
+    return first_row() + static_cast<int>(threadIdx.x) % kWarpgroup / 32 * 16 + static_cast<int>(threadIdx.x) % 32 / 4;
+  };
   float o[C::kValues / 2];
 #pragma unroll
   for (float& x : o) {
     x = ptx::opaque(0.0F);
   }
-  Softmax<C> softmax(p.problem.scale_log2);
+  VotedSoftmax<C> softmax(p.problem.scale_log2);
   int kept = 0;
   if (pass.tiles > 0) {
     kept = attend_voted<C>(pass, consumer, row, o, softmax);
   }
-  softmax.row_sum[0] *= kVotedHeadroom<C>;
-  softmax.row_sum[1] *= kVotedHeadroom<C>;
-  store<C>(pass, row, kAllRows, o, softmax, kVotedHeadroom<C>);
-  if (p.listed.halves != nullptr && first_row < p.row_end && threadIdx.x % kWarpgroup == 0) {
+  store<C>(pass, row(), kAllRows, o, softmax.result(), VotedSoftmax<C>::kHeadroom);
+  if (p.listed.halves != nullptr && first_row() < p.row_end && threadIdx.x % kWarpgroup == 0) {
     std::int32_t* const to = p.listed.halves + 2 * skip_group(p.problem, pass.work, consumer);
-    to[0] = pass.tiles > pass.shared.storage.loader.block.count_near() ? kept : 0;
-    to[1] = count_far_halves(p, first_row);
+    to[0] = pass.tiles > pass.keys.near ? kept : 0;
+    to[1] = count_far_halves(p, first_row());
   }
 }
 

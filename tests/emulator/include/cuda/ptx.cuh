@@ -59,6 +59,9 @@ inline uint4 load_shared_16(std::uint32_t shared) { return emulator::load_shared
 
 inline float max_nan(float x, float y) { return std::isnan(x) || std::isnan(y) ? NAN : x < y ? y : x; }
 
+inline int ordered_bits(float x) { return std::bit_cast<int>(std::isnan(x) ? std::fabs(x) : x); }
+inline int max3(int x, int y, int z) { return std::max({x, y, z}); }
+
 inline void named_barrier_sync(int id, int threads) { emulator::named_barrier_sync(id, threads); }
 inline bool named_barrier_or(int id, int threads, bool holds) { return emulator::named_barrier_or(id, threads, holds); }
 inline void named_barrier_arrive(int id, int threads) { emulator::named_barrier_arrive(id, threads); }
