@@ -28,10 +28,10 @@ Problem problem_of(std::int64_t seq_q, std::int64_t seq_k, Causal causal, std::o
 }
 
 template <int kConsumers>
-void check_block(const Problem& problem, const Grouping& grouping, int first_row) {
+void check_block(const Problem& problem, const Grouping& grouping, int first_row, std::int64_t row_end) {
   ForwardParameters parameters{};
   parameters.problem = device_problem(problem, grouping);
-  parameters.row_end = problem.seq_q;
+  parameters.row_end = row_end;
   VotedTiles<kConsumers> tiles;
   tiles.fill(parameters, {0, 0, 0, first_row});
 
@@ -49,8 +49,8 @@ void check_block(const Problem& problem, const Grouping& grouping, int first_row
       }
       for (int i = 0; i < 64; ++i) {
         const std::int64_t row = first_row + 64 * consumer + i;
-        const auto seen = common::visible_keys(problem, std::min(row, problem.seq_q - 1));
-        const bool sees_all = row < problem.seq_q && seen.first <= key && key + common::kNearTile <= seen.end;
+        const auto seen = common::visible_keys(problem, std::min(row, row_end - 1));
+        const bool sees_all = row < row_end && seen.first <= key && key + common::kNearTile <= seen.end;
         ASSERT_TRUE(sees_all || (described.has_mask() && n < tiles.count_special())) << "row " << row;
       }
     }
@@ -58,8 +58,8 @@ void check_block(const Problem& problem, const Grouping& grouping, int first_row
   ASSERT_EQ(count, tiles.count());
   ASSERT_EQ(tiles.count_special() > tiles.count_near(), count > tiles.count_near());
   for (int consumer = 0; consumer < kConsumers; ++consumer) {
-    for (std::int64_t row = first_row + 64 * consumer; row < problem.seq_q && row < first_row + 64 * (consumer + 1);
-         ++row) {
+    for (std::int64_t row = first_row + 64 * consumer;
+         row < std::min<std::int64_t>(row_end, first_row + 64 * (consumer + 1)); ++row) {
       const common::NearTiles near = common::near_tiles(problem, grouping, row);
       const auto seen = common::visible_keys(problem, row);
       for (std::int64_t tile = seen.first / common::kNearTile; tile * common::kNearTile < seen.end; ++tile) {
@@ -73,25 +73,36 @@ void check_block(const Problem& problem, const Grouping& grouping, int first_row
   }
 }
 
+// All blocks of the rows before row_end.
+template <int kConsumers>
+void check_rows(const Problem& problem, const Grouping& grouping, std::int64_t row_end) {
+  for (int row = 0; row < row_end; row += 64 * kConsumers) {
+    check_block<kConsumers>(problem, grouping, row, row_end);
+    if (testing::Test::HasFatalFailure()) {
+      FAIL() << kConsumers << " consumers, rows from " << row << " of " << row_end << ", " << problem.seq_k
+             << " keys, causal " << static_cast<int>(problem.causal) << ", sliding window "
+             << problem.window_left.value_or(-1) << ", window " << grouping.window.value_or(-1) << ", sinks "
+             << grouping.sinks << ", block " << grouping.block;
+    }
+  }
+}
+
 template <int kConsumers>
 void check_all() {
   for (const auto& [seq_q, seq_k] : {std::pair{700, 900}, {300, 1300}, {64, 640}, {513, 513}}) {
     for (const Causal causal : {Causal::none, Causal::top_left, Causal::bottom_right}) {
       for (const auto& sliding : {std::optional<std::int64_t>{}, {200}}) {
+        const Problem problem = problem_of(seq_q, seq_k, causal, sliding);
+        Grouping grouping;
+        grouping.skip = 0.0025;
         for (const auto& window : {std::optional<std::int64_t>{}, {0}, {1}, {129}, {400}, {kFar}}) {
+          grouping.window = window;
           for (const std::int64_t sinks : {std::int64_t{0}, std::int64_t{129}, kFar}) {
-            const Problem problem = problem_of(seq_q, seq_k, causal, sliding);
-            Grouping grouping;
-            grouping.window = window;
             grouping.sinks = sinks;
-            grouping.skip = 0.0025;
-            for (int row = 0; row < seq_q; row += 64 * kConsumers) {
-              check_block<kConsumers>(problem, grouping, row);
-              if (testing::Test::HasFatalFailure()) {
-                FAIL() << kConsumers << " consumers, rows from " << row << " of " << seq_q << ", " << seq_k
-                       << " keys, causal " << static_cast<int>(causal) << ", sliding window " << sliding.value_or(-1)
-                       << ", window " << window.value_or(-1) << ", sinks " << sinks;
-              }
+            for (const std::int64_t block : {128, 256, 384}) {
+              grouping.block = block;
+              check_rows<kConsumers>(problem, grouping, seq_q);
+              check_rows<kConsumers>(problem, grouping, std::min(block, problem.seq_q));
             }
           }
         }

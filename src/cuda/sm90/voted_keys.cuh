@@ -63,6 +63,7 @@ struct VotedTmaKeys : TmaKeys {
       C::Stages::values([&] { ptx::barrier_wait(pass.shared.values_full(state.stage), state.phase); });
     }
   }
+
   template <class C>
   __device__ __forceinline__ static void load(const Pass<C>& pass, int n, int tile) {
     const auto state = pass.state(n);
