@@ -157,7 +157,7 @@ def explain(
     operation: "grouping", "forward" or "backward". fields: of Settings, instead of `settings`. Returns a dict:
     "strategy" and "order_from", what these came to; "choice", a sentence that says so and why; "kernel", the name of
     the kernel that would run ("" for none); "kernels", for each kernel of the device why it would not serve ("" if it
-    would). Raises as scaled_dot_product_attention().
+    would). Raises as scaled_dot_product_attention(), but for what is refused where gradients are recorded.
     """
     require_name("operation", operation, OPERATIONS)
     settings = chosen(settings, fields)
