@@ -110,6 +110,7 @@ const FaultyKernel kWrong[] = {
     {"EndsEarly", run_pipeline, Fault::ends_early, "ends while its products are under way"},
     {"OverwritesBarrier", run_pipeline, Fault::overwrites_barrier, "a barrier whose memory was overwritten"},
     {"TakesTooManyRegisters", run_pipeline, Fault::takes_too_many_registers, "registers; allowed: up to 6"},
+    {"WaitsForWhatMayPass", run_pipeline, Fault::waits_for_what_may_pass, "no thread can go on"},
     {"OmitsProxyFence", run_store, Fault::omits_proxy_fence, "without a proxy fence since"},
     {"OmitsSync", run_store, Fault::omits_sync, "which a read under way may not have seen"},
     {"OverwritesBeforeRead", run_store, Fault::overwrites_before_read, "which a read under way may not have seen"},

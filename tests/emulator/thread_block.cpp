@@ -85,6 +85,7 @@ void ThreadBlock::start(const Launch& of_launch, std::uint64_t index) {
     warp.runnable = warp.lanes;
     warp.weight = random_.below(3) == 0 ? 1 : 16;
   }
+  starved_ = random_.below(2) == 0 ? random_.below(static_cast<int>(warps_.size())) : -1;
   const auto x = static_cast<unsigned>(index % of_launch.grid.x);
   const auto y = static_cast<unsigned>(index / of_launch.grid.x % of_launch.grid.y);
   blockIdx = {x, y, static_cast<unsigned>(index / of_launch.grid.x / of_launch.grid.y)};
@@ -123,11 +124,15 @@ inline Thread* ThreadBlock::choose_lane(int of_warp, std::uint64_t draw) {
   return threads_[static_cast<std::size_t>(of_warp * 32 + lane)].get();
 }
 
+inline bool ThreadBlock::leaves_warp(std::uint64_t draw) {
+  return warp().runnable == 0 || current_->warp == starved_ || changes_warp(draw);
+}
+
 // The thread to go on with; null: all have ended, or one has failed.
 inline Thread* ThreadBlock::choose() {
   const std::uint64_t draw = random_.next();  // one number decides all, by its bits
   const bool may_complete = !late_ && !transfers_.empty();
-  if (warp().runnable == 0 || (completes(draw) && may_complete) || lets_others_run(draw) || changes_warp(draw)) {
+  if (leaves_warp(draw) || (completes(draw) && may_complete) || lets_others_run(draw)) {
     return choose_rarely(draw);
   }
   return choose_lane(current_->warp, draw);
@@ -142,11 +147,20 @@ Thread* ThreadBlock::choose_rarely(std::uint64_t draw) {
   }
   while (true) {
     int chosen = current_->warp;
-    if (warp().runnable == 0 || changes_warp(draw)) {
-      int all = 0;
-      for (const Warp& warp : warps_) {
-        all += warp.runnable != 0 ? warp.weight : 0;
-      }
+    if (leaves_warp(draw)) {
+      const auto weight = [&](std::size_t n, bool feeds) {
+        const bool waits = static_cast<int>(n) == starved_ && !feeds;
+        return warps_[n].runnable != 0 && !waits ? warps_[n].weight : 0;
+      };
+      const auto sum = [&](bool feeds) {
+        int all = 0;
+        for (std::size_t n = 0; n < warps_.size(); ++n) {
+          all += weight(n, feeds);
+        }
+        return all;
+      };
+      const bool feeds = sum(false) == 0;
+      const int all = sum(feeds);
       if (all == 0) {
         if (left_ == 0) {
           check_end();
@@ -167,7 +181,7 @@ Thread* ThreadBlock::choose_rarely(std::uint64_t draw) {
       }
       int ticket = random_.below(all);
       for (std::size_t n = 0; n < warps_.size(); ++n) {
-        ticket -= warps_[n].runnable != 0 ? warps_[n].weight : 0;
+        ticket -= weight(n, feeds);
         if (ticket < 0) {
           chosen = static_cast<int>(n);
           break;

@@ -148,6 +148,7 @@ class ThreadBlock {
   Thread* choose();
   Thread* choose_rarely(std::uint64_t draw);
   Thread* choose_lane(int of_warp, std::uint64_t draw);
+  [[nodiscard]] bool leaves_warp(std::uint64_t draw);
   bool complete_one();
   void check_end();
   bool wake_polling();
@@ -159,6 +160,7 @@ class ThreadBlock {
   const Launch* launch_ = nullptr;
   std::uint64_t index_ = 0;
   Random random_;
+  int starved_ = -1;  // a warp that goes on where no other can, in half of the blocks: it finds barriers far ahead
   Fiber home_;
   std::vector<std::unique_ptr<Thread>> threads_;  // those of earlier blocks are kept for reuse
   int count_ = 0;
