@@ -131,6 +131,7 @@ struct Config {
   static constexpr bool kQueriesInShared = kCtasPerSm > 1 || (kConsumers == 3 && kColumns > 32) ||
                                            (kIsListed && kKeys == 256);
   static constexpr int kStages = KeyLoader::stages(kValues);
+  // Of V's ring. Where consumers vote there may be fewer of them than of keys, which are wanted sooner.
   static constexpr int kValueStages = [] {
     if constexpr (kVotes) {
       return KeyLoader::value_stages(kValues);
