@@ -2,7 +2,6 @@
 #include "gpu/properties.h"
 
 #include <algorithm>
-#include <array>
 #include <cmath>
 #include <limits>
 #include <span>
@@ -13,6 +12,7 @@
 #include "gpu/large_strides.h"
 #include "gpu/lengths_property.h"
 #include "gpu/sums_property.h"
+#include "gpu/tiles_property.h"
 #include "support/oracle.h"
 
 namespace distr::test {
@@ -308,27 +308,6 @@ std::string infinities_stay_in_their_head(const ForwardKernel& kernel, DType dty
   const std::vector<double> before = second_head(instance);
   set_row(instance.k, kFarKey, p.head_dim, kInfinity);
   return second_head(instance) == before ? "" : "an infinity in the first head's K changes the second head";
-}
-
-// A kernel that is asked for tiles of so many rows as it has not answers with those that it has, all of them, so that
-// the error can name them (Plan).
-std::string names_its_tiles(const ForwardKernel& kernel, DType dtype) {
-  const Case test_case = with_dtype(find("near, energy, window 127, sinks, wide heads, bottom right"), dtype);
-  const auto rows_with = [&](int tile_rows) {
-    Execution with;
-    with.tile_rows = tile_rows;
-    std::vector<std::int64_t> rows;
-    for (const TileShape& tile : kernel.plan(test_case.problem, test_case.grouping, with).tiles) {
-      rows.push_back(tile.rows);
-    }
-    std::ranges::sort(rows);
-    return rows;
-  };
-  if (!kernel.supports(test_case.problem, test_case.grouping).empty()) {
-    return kNotAsked;
-  }
-  const auto differs = [&](int tile_rows) { return rows_with(tile_rows) != rows_with(0); };
-  return std::ranges::any_of(std::array{1, 32, 100, 1000}, differs) ? "other tiles for rows that there are not" : "";
 }
 
 bool reaches_everything(const Instance& instance) {

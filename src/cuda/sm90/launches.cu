@@ -46,9 +46,11 @@ LaunchShape shape_of(const Launch& of) noexcept {
 
 Launches launches_of(std::span<const Variant> variants, const Problem& p, const DeviceProblem& sizes,
                      const KernelRequest& request, std::int64_t begin, std::int64_t end, std::int64_t tile_rows) {
-  const Variant* const three = find(variants, p, request, kRowsOfThree);
   const Variant* const two = find(variants, p, request, kRowsOfTwo);
   const Variant* const sharing = find(variants, p, request, kRowsOfTwo, 2);
+  // Where blocks that share an SM are the only ones of two, one of three is for wider heads.
+  const bool only_shares = two == nullptr && sharing != nullptr;
+  const Variant* const three = only_shares ? nullptr : find(variants, p, request, kRowsOfThree);
   const bool has_only_three = two == nullptr && sharing == nullptr;
   if (has_only_three && three == nullptr) {  // the library's own serve every size that forward_supports()
     throw Error(Status::unsupported, "no compiled shape takes these sizes");
@@ -60,7 +62,7 @@ Launches launches_of(std::span<const Variant> variants, const Problem& p, const 
                     p.causal != Causal::none && !has_window};
   const bool shares =
       sharing != nullptr &&
-      (two == nullptr || (sharing->columns == two->columns && tile_rows != kRowsOfThree && waves.is_quicker_sharing()));
+      (only_shares || (sharing->columns == two->columns && tile_rows != kRowsOfThree && waves.is_quicker_sharing()));
   // Capped scores of narrow heads have a shape of three consumers alone; that of two is for wider heads.
   const bool three_is_narrower = two != nullptr && three != nullptr && three->columns < two->columns;
   const std::int64_t rows_of_three = has_only_three                                          ? end - begin

@@ -4,7 +4,6 @@
 #pragma once
 
 #include <cmath>
-#include <type_traits>
 
 #include "cuda/ptx.cuh"
 #include "cuda/sm90/softmax.cuh"
