@@ -81,6 +81,16 @@ __device__ inline bool named_barrier_or(int id, int threads, bool holds) {
   return any != 0;
 }
 
+// How many of the threads that meet at a named barrier hold something.
+__device__ inline unsigned named_barrier_count(int id, int threads, bool holds) {
+  unsigned count;
+  asm volatile("{\n.reg .pred p;\nsetp.ne.u32 p, %3, 0;\nbarrier.cta.red.popc.aligned.u32 %0, %1, %2, p;\n}"
+               : "=r"(count)
+               : "r"(id), "r"(threads), "r"(static_cast<unsigned>(holds))
+               : "memory");
+  return count;
+}
+
 // The larger one; NaN where one is.
 __device__ inline float max_nan(float x, float y) {
   float max;

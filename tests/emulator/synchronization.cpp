@@ -107,11 +107,11 @@ bool arrive_at(NamedBarrier& barrier, int number, int threads) {
 
 }  // namespace
 
-bool named_barrier_or(int number, int threads, bool holds) {
+unsigned named_barrier_count(int number, int threads, bool holds) {
   NamedBarrier& barrier = thread_block().named[number];
   const std::uint64_t phase = barrier.phase;
-  bool& result = barrier.result[phase % 2];  // the next phase does not end before all have read it
-  result = (barrier.arrived > 0 && result) || holds;
+  unsigned& result = barrier.result[phase % 2];  // the next phase does not end before all have read it
+  result = (barrier.arrived > 0 ? result : 0) + (holds ? 1 : 0);
   if (arrive_at(barrier, number, threads)) {
     thread_block().yield();
     return result;
@@ -122,7 +122,7 @@ bool named_barrier_or(int number, int threads, bool holds) {
   return result;
 }
 
-void named_barrier_sync(int number, int threads) { named_barrier_or(number, threads, false); }
+void named_barrier_sync(int number, int threads) { named_barrier_count(number, threads, false); }
 
 void named_barrier_arrive(int number, int threads) {
   arrive_at(thread_block().named[number], number, threads);
@@ -133,11 +133,11 @@ void named_barrier_arrive(int number, int threads) {
 bool block_sync(Vote vote, bool holds) {
   NamedBarrier& barrier = thread_block().named[0];
   const std::uint64_t phase = barrier.phase;
-  bool& result = barrier.result[phase % 2];  // the next phase does not end before all have read it
+  unsigned& result = barrier.result[phase % 2];  // the next phase does not end before all have read it
   if (barrier.arrived == 0) {
-    result = vote != Vote::any;
+    result = vote != Vote::any ? 1 : 0;
   }
-  result = vote == Vote::any ? result || holds : result && holds;
+  result = (vote == Vote::any ? result != 0 || holds : result != 0 && holds) ? 1 : 0;
   ++barrier.arrived;
   while (barrier.phase == phase) {
     if (barrier.arrived == static_cast<std::uint32_t>(thread_block().threads_left())) {
@@ -149,7 +149,7 @@ bool block_sync(Vote vote, bool holds) {
       thread_block().sleep(&barrier, "__syncthreads", 0);
     }
   }
-  return result;
+  return result != 0;
 }
 
 }  // namespace distr::emulator

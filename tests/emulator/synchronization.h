@@ -13,8 +13,8 @@ void barrier_complete(std::uint32_t barrier, std::int64_t bytes, const char* use
 void barrier_wait(std::uint32_t barrier, unsigned parity);
 
 void named_barrier_sync(int number, int threads);
-// Whether one of the threads holds something.
-bool named_barrier_or(int number, int threads, bool holds);
+// How many of the threads hold something.
+unsigned named_barrier_count(int number, int threads, bool holds);
 void named_barrier_arrive(int number, int threads);
 // Waits for the kernels before this one. The emulator has already run them, so it only records the call.
 void wait_on_dependent_grids();

@@ -81,7 +81,7 @@ struct MemoryBarrier {
 struct NamedBarrier {
   std::uint32_t expected = 0, arrived = 0;
   std::uint64_t phase = 0;
-  bool result[2] = {};  // the vote's result, by the phase's parity
+  unsigned result[2] = {};  // how many threads hold something, by the phase's parity
 };
 
 struct WarpgroupProducts;

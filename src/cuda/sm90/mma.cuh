@@ -81,10 +81,10 @@ template <class C>
 using Queries = std::conditional_t<C::kQueriesInShared, SharedOperandRows<typename C::QueryTile>,
                                    RegisterOperand<typename C::QueryTile>>;
 
-// Issues S = q_hat k_hat^T for half a tile.
-template <class C>
-__device__ __forceinline__ void issue_scores_product(float (&s)[C::kHalf / 2], const Queries<C>& queries,
-                                                     std::uint32_t tile, int first) {
+// Issues S = q_hat k_hat^T for half a tile or a whole one.
+template <class C, int kSums>
+__device__ __forceinline__ void issue_scores_product(float (&s)[kSums], const Queries<C>& queries, std::uint32_t tile,
+                                                     int first) {
   using T = typename C::Element;
   const SharedOperand<typename C::KeyTile> keys(tile);
 #pragma unroll

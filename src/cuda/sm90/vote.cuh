@@ -44,6 +44,10 @@ __device__ __forceinline__ void largest_above_zero(const float (&s)[kCount], flo
   }
 }
 
+struct KeptHalves {
+  bool lower, upper;
+};
+
 template <class C>
 class Vote {
  public:
@@ -68,17 +72,35 @@ class Vote {
 
   // Whether the half is kept. largest: of the thread's scores of its two rows, where it is. NaN keeps.
   [[nodiscard]] __device__ __forceinline__ bool cast(const float (&s)[C::kHalf / 2], float (&largest)[2]) const {
+    return __any_sync(~0U, ptx::named_barrier_or(barrier_, kWarpgroup, keeps(s, largest))) != 0;  // one answer to see
+  }
+  // Which of a tile's halves are, in one vote.
+  [[nodiscard]] __device__ __forceinline__ KeptHalves cast(const float (&lower)[C::kHalf / 2],
+                                                           const float (&upper)[C::kHalf / 2], float (&of_lower)[2],
+                                                           float (&of_upper)[2]) const {
+    const bool keeps_lower = __any_sync(~0U, keeps(lower, of_lower)) != 0;
+    const bool keeps_upper = __any_sync(~0U, keeps(upper, of_upper)) != 0;
+    // One barrier counts both: a warp that keeps the lower half holds one thing, one that keeps the upper one eight.
+    const unsigned lane = threadIdx.x % 32;
+    const bool holds = lane == 0 ? keeps_lower : lane <= kWeight && keeps_upper;
+    const unsigned count = ptx::named_barrier_count(barrier_, kWarpgroup, holds);
+    return {__any_sync(~0U, count % kWeight != 0) != 0, __any_sync(~0U, count >= kWeight) != 0};
+  }
+
+ private:
+  static constexpr unsigned kWeight = 8;  // more than there are warps
+
+  // Whether one of the thread's scores keeps the half.
+  [[nodiscard]] __device__ __forceinline__ bool keeps(const float (&s)[C::kHalf / 2], float (&largest)[2]) const {
     const uint2 threshold = ptx::load_shared_8(thresholds_);
     if (are_above_zero_) {
       largest_above_zero(s, largest);
     } else {
       largest_of(s, largest);
     }
-    const bool keeps = !(largest[0] <= __uint_as_float(threshold.x)) || !(largest[1] <= __uint_as_float(threshold.y));
-    return __any_sync(~0U, ptx::named_barrier_or(barrier_, kWarpgroup, keeps)) != 0;  // the compiler sees one answer
+    return !(largest[0] <= __uint_as_float(threshold.x)) || !(largest[1] <= __uint_as_float(threshold.y));
   }
 
- private:
   static constexpr int kFirstBarrier = 2;
   static constexpr float kLowest = -0x1.fffffep127F;  // above that of a row that sees no key, -inf
 

@@ -8,7 +8,7 @@
 //
 // The votes take maxima that the row max needs as well, so that is online in all tiles. What a consumer waits for, S,
 // its vote and O += P V, is hidden by the others, three in a block or four in two blocks that share an SM. Three have
-// registers for two halves' scores: S of the next half is on the tensor cores during a vote.
+// registers for a whole tile's scores: its S is one product, which reads Q once, and its halves have one vote.
 #pragma once
 
 #include <cstddef>
@@ -50,6 +50,18 @@ __device__ __forceinline__ void hide_keys(float (&s)[C::kHalf / 2], const Forwar
 #pragma unroll
   for (int i = 0; i < C::kHalf / 2; ++i) {
     s[i] = row + i / 2 % 2 * 8 < p.row_end ? s[i] : -INFINITY;
+  }
+}
+
+// Before P of scores of which these are the thread's largest, of its two rows.
+template <class C>
+__device__ __forceinline__ void raise_references(const float (&largest)[2], float (&o)[C::kValues / 2],
+                                                 VotedSoftmax<C>& softmax) {
+  if (__any_sync(~0U, softmax.is_exceeded_by(largest))) {
+    const float of_rows[2] = {quad_max(largest[0]), quad_max(largest[1])};
+    float factor[2];
+    softmax.raise(of_rows, factor);
+    rescale(o, factor);
   }
 }
 
@@ -112,24 +124,26 @@ __device__ __forceinline__ int attend_voted(const Pass<C>& pass, int consumer, c
                                             float (&o)[C::kValues / 2], VotedSoftmax<C>& softmax) {
   constexpr Half<C::kHalf> upper;
   constexpr Half<0> lower;
-  constexpr bool kIsAhead = C::kScoreBuffers == 2;  // whether S of the next half is under way during a vote
-  static_assert(C::kKeys == common::kNearTile && C::kHalf == common::kSkipKeys);
-  static_assert(C::kStages >= 2);  // values are freed behind the next tile's keys
+  constexpr bool kIsWhole = C::kScoreBuffers == 2;  // whether S of both halves is one product
+  static_assert(C::kKeys == common::kNearTile && C::kHalf == common::kSkipKeys && C::kStages >= 2);
   const Shared<C>& shared = pass.shared;
   Vote<C> vote(shared, consumer);
-  float s[C::kScoreBuffers][C::kHalf / 2];
+  float s[C::kScoreBuffers * C::kHalf / 2];
   int kept = 0;
   ptx::barrier_wait(shared.queries_full(), 0);
   const Queries<C> queries(shared.queries(consumer), 0);
 
-  const auto scores_of = [&](auto part) -> auto& { return s[part == upper ? C::kScoreBuffers - 1 : 0]; };
+  const auto scores_of = [&](auto part) -> auto& {
+    return reinterpret_cast<float(&)[C::kHalf / 2]>(s[kIsWhole ? part / 2 : 0]);
+  };
+  // From that half on.
   const auto issue_scores = [&](const VotedStage<C>& stage, auto part) {
     ptx::wgmma_fence();
-    issue_scores_product<C>(scores_of(part), queries, shared.keys(stage.of_keys()), part);
+    issue_scores_product<C>(s, queries, shared.keys(stage.of_keys()), part);
   };
-  const auto wait_for_scores = [&](auto part) {
-    ptx::wgmma_wait<kIsAhead ? 1 : 0>();
-    ptx::warpgroup_fence_operand(scores_of(part));
+  const auto wait_for_scores = [&] {
+    ptx::wgmma_wait<0>();
+    ptx::warpgroup_fence_operand(s);
   };
   // What is known of tile n, if it is special. Read by the lane that frees the stage's keys, behind which the producer
   // writes the next tile's.
@@ -137,39 +151,60 @@ __device__ __forceinline__ int attend_voted(const Pass<C>& pass, int consumer, c
     const auto read = [&] { return threadIdx.x % 32 == 0 ? shared.storage.loader.tiles[stage.of_keys()] : 0; };
     return VotedTile(n < pass.keys.special ? uniform(read()) : 0);
   };
-  // Half a tile whose scores are there, of tile n.
-  const auto attend = [&](int n, const VotedTile& tile, const VotedStage<C>& stage, auto part) {
-    auto& scores = scores_of(part);
-    if (n < pass.keys.special) {
-      if (part == lower && n == pass.keys.near) {
-        vote.set_thresholds(softmax, pass.p.problem.near.skip_log2);
-        kept = 0;
-      }
-      if (!tile.is_taken_by(consumer)) {
-        return;
-      }
-      if (tile.has_mask()) {
-        hide_keys<C>(scores, pass.p, row(), tile.first_key() + part);
-      }
+  // Whether the consumer takes halves of tile n whose scores are there. What its rows do not see is hidden.
+  const auto takes = [&](int n, const VotedTile& tile, auto... parts) {
+    if (n >= pass.keys.special) {
+      return true;
     }
+    if (((parts == lower) || ...) && n == pass.keys.near) {
+      vote.set_thresholds(softmax, pass.p.problem.near.skip_log2);
+      kept = 0;
+    }
+    if (!tile.is_taken_by(consumer)) {
+      return false;
+    }
+    if (tile.has_mask()) {
+      (hide_keys<C>(scores_of(parts), pass.p, row(), tile.first_key() + parts), ...);
+    }
+    return true;
+  };
+  // Halves that are kept, of which largest are the largest scores. P of the upper one is made while O += P V of the
+  // lower one is under way.
+  const auto keep = [&](const VotedStage<C>& stage, const float(&largest)[2], auto... parts) {
+    kept += static_cast<int>(sizeof...(parts));
+    raise_references<C>(largest, o, softmax);
+    std::uint32_t probabilities[C::kScoreBuffers][C::kHalf / 16][4];
+    const auto add = [&](auto part) {
+      auto& of_part = probabilities[kIsWhole ? part / C::kHalf : 0];
+      softmax.exponentials(scores_of(part));
+      pack<C>(scores_of(part), of_part);
+      C::Stages::values([&] { stage.wait_for_values(); });
+      ptx::wgmma_fence();
+      issue_output_product<C>(o, of_part, shared.values(stage.of_values()), part);
+    };
+    (add(parts), ...);
+    ptx::wgmma_wait<0>();  // the compiler lets no product be under way where a branch ends that goes round it
+  };
+  const auto attend = [&](int n, const VotedTile& tile, const VotedStage<C>& stage, auto part) {
     float largest[2];
-    if (!vote.cast(scores, largest)) {
+    if (takes(n, tile, part) && vote.cast(scores_of(part), largest)) {
+      keep(stage, largest, part);
+    }
+  };
+  const auto attend_whole = [&](int n, const VotedTile& tile, const VotedStage<C>& stage) {
+    if (!takes(n, tile, lower, upper)) {
       return;
     }
-    ++kept;
-    if (__any_sync(~0U, softmax.is_exceeded_by(largest))) {
-      const float of_rows[2] = {quad_max(largest[0]), quad_max(largest[1])};
-      float factor[2];
-      softmax.raise(of_rows, factor);
-      rescale(o, factor);
+    float largest[2][2];
+    const KeptHalves halves = vote.cast(scores_of(lower), scores_of(upper), largest[0], largest[1]);
+    if (halves.lower && halves.upper) {
+      keep(stage, {ptx::max_nan(largest[0][0], largest[1][0]), ptx::max_nan(largest[0][1], largest[1][1])}, lower,
+           upper);
+    } else if (halves.lower) {
+      keep(stage, largest[0], lower);
+    } else if (halves.upper) {
+      keep(stage, largest[1], upper);
     }
-    std::uint32_t probabilities[C::kHalf / 16][4];
-    softmax.exponentials(scores);
-    pack<C>(scores, probabilities);
-    C::Stages::values([&] { stage.wait_for_values(); });
-    ptx::wgmma_fence();
-    issue_output_product<C>(o, probabilities, shared.values(stage.of_values()), part);
-    ptx::wgmma_wait<0>();  // the compiler lets no product be under way where a branch ends that goes round it
   };
 
   VotedStage<C> stage(shared);
@@ -179,33 +214,29 @@ __device__ __forceinline__ int attend_voted(const Pass<C>& pass, int consumer, c
   for (int n = 0; n < pass.tiles; ++n) {
     const bool is_last = n == pass.tiles - 1;
     const VotedTile tile = tile_in(n, stage);
-    if constexpr (kIsAhead) {
-      issue_scores(stage, upper);
-    }
-    wait_for_scores(lower);
-    attend(n, tile, stage, lower);
-    if constexpr (!kIsAhead) {
-      issue_scores(stage, upper);
-    }
     // Behind the last tile its own scores once more, which nobody reads: one loop for all is shorter.
     const VotedStage<C> next = is_last ? stage : stage.next(shared);
-    next.wait_for_keys();
-    if constexpr (kIsAhead) {
-      issue_scores(next, lower);
+    wait_for_scores();
+    if constexpr (kIsWhole) {
+      stage.free_keys();
+      attend_whole(n, tile, stage);
+      next.wait_for_keys();
+    } else {
+      attend(n, tile, stage, lower);
+      issue_scores(stage, upper);
+      next.wait_for_keys();
+      wait_for_scores();
+      stage.free_keys();
+      attend(n, tile, stage, upper);
     }
-    wait_for_scores(upper);
-    stage.free_keys();
-    attend(n, tile, stage, upper);
-    if constexpr (!kIsAhead) {
-      issue_scores(next, lower);
-    }
+    issue_scores(next, lower);
     if (!is_last) {  // else a consumer that skips might free them before others have freed the stage's values before
       stage.free_values();
     }
     stage = next;
   }
   ptx::wgmma_wait<0>();
-  ptx::warpgroup_fence_operand(scores_of(lower));  // its registers are others' from here on
+  ptx::warpgroup_fence_operand(s);  // its registers are others' from here on
   return kept;
 }
 

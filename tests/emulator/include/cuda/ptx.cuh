@@ -63,7 +63,10 @@ inline int ordered_bits(float x) { return std::bit_cast<int>(std::isnan(x) ? std
 inline int max3(int x, int y, int z) { return std::max({x, y, z}); }
 
 inline void named_barrier_sync(int id, int threads) { emulator::named_barrier_sync(id, threads); }
-inline bool named_barrier_or(int id, int threads, bool holds) { return emulator::named_barrier_or(id, threads, holds); }
+inline unsigned named_barrier_count(int id, int threads, bool holds) {
+  return emulator::named_barrier_count(id, threads, holds);
+}
+inline bool named_barrier_or(int id, int threads, bool holds) { return named_barrier_count(id, threads, holds) != 0; }
 inline void named_barrier_arrive(int id, int threads) { emulator::named_barrier_arrive(id, threads); }
 
 inline void red_add(float* global, float x) { *global += x; }
