@@ -54,6 +54,7 @@ SETTINGS = (
     EXACT, near("exact", skip=0.0025), ENERGY, near("energy", 2), near("energy", 2, 0.0025), near("energy", 4, 0.0025),
     near("energy", 4, 0.0025, True),
 )  # fmt: skip
+ONLY_EXACT = SETTINGS[:2]
 # On real data also what docs/choosing.md compares.
 OF_CAPTURED = (
     *SETTINGS, Settings("energy", 4), *(near("energy", 2, window=window) for window in (128, 256, 1024)),
@@ -66,7 +67,7 @@ ALLOWED = 0.02  # of a head's kept share, from what is planted
 
 @dataclass
 class Case:
-    """q [B, Hq, N, d], k and v [B, H, N, d] in bf16; of those planted, what is kept by head and 64 rows, int64
+    """q [B, Hq, N, d], k and v [B, H, N, d]; of those planted, what is kept by head and 64 rows, int64
     [Hq, N / 64]."""
 
     name: str
@@ -81,8 +82,8 @@ class Case:
         batch, heads, n, d = self.q.shape
         return f"{self.name} B{batch} H{heads} d{d} N{n}{' causal' if self.causal else ''}"
 
-    def to(self, device):
-        self.q, self.k, self.v = (tensor.to(device) for tensor in (self.q, self.k, self.v))
+    def to(self, device, dtype=torch.bfloat16):
+        self.q, self.k, self.v = (tensor.to(device, dtype) for tensor in (self.q, self.k, self.v))
         return self
 
     def attend(self, settings, **options):
@@ -172,9 +173,10 @@ def halves_of(case, settings):
 @torch.no_grad()
 def measure(case, options):
     """The rows of a case, and what is wrong with it."""
-    contenders = [Contender("distr", settings) for settings in (OF_CAPTURED if case.kept is None else SETTINGS)]
+    of_planted = ONLY_EXACT if options.only_exact else SETTINGS
+    contenders = [Contender("distr", settings) for settings in (OF_CAPTURED if case.kept is None else of_planted)]
     if options.device == "cuda":
-        contenders += map(Contender, PEERS)
+        contenders += map(Contender, ["sdpa_cudnn"] if options.only_exact else PEERS)
     calls = {contender: contender.call(case) for contender in contenders}
     exact = case.attend(EXACT).float()
     errors, rows, wrong = {}, [], []
@@ -185,14 +187,15 @@ def measure(case, options):
     times = (times_on_cuda if options.device == "cuda" else times_on_cpu)(calls, options.rounds)
     batch, heads, n, d = case.q.shape
     sizes = {"batch": batch, "heads": heads, "kv_heads": case.k.shape[1], "seq": n, "head_dim": d}
+    sizes["dtype"] = str(case.q.dtype).removeprefix("torch.")
     for contender in contenders:
         settings, mine = contender.settings, times[contender]
         row = {"input": case.name, "impl": contender.impl, "kernel": None, **sizes, "causal": case.causal}
         row |= {"setting": str(contender), "ms": statistics.median(mine) * 1e3}
         row |= {"ms_min": min(mine) * 1e3, "ms_max": max(mine) * 1e3, "rounds": len(mine)}
         for name, other in (("time_of_exact", EXACT), ("time_of_energy", ENERGY)):
-            others = times[Contender("distr", other)]
-            row[name] = statistics.median(here / there for here, there in zip(mine, others))
+            if others := times.get(Contender("distr", other)):
+                row[name] = statistics.median(here / there for here, there in zip(mine, others))
         if settings:
             facts = explain(case.q, case.k, case.v, is_causal=case.causal, settings=settings)
             row["kernel"] = facts["kernel"]
@@ -236,6 +239,8 @@ def parse_arguments():
     parser.add_argument("--batch", type=int, default=1, help="of planted inputs")
     parser.add_argument("--heads", type=int, help="of planted inputs [4, up to N = 8192, above it fewer; on CUDA 10]")
     parser.add_argument("--seq", type=integers, help="of planted inputs [4096,8192,16384; on CUDA 16384]")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16"), default="bfloat16")
+    parser.add_argument("--only-exact", action="store_true", help="of planted inputs, and beside cuDNN alone")
     parser.add_argument("--rounds", type=int, help="[3; on CUDA 30]")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
     parser.add_argument("--commit", help="for the result file")
@@ -253,7 +258,7 @@ def main():
         torch.set_num_threads(1)
     result, failures, begin = {"meta": meta(options), "inputs": [], "rows": []}, [], time.perf_counter()
     for case in itertools.chain(captured_cases(options.captured) if options.captured else (), planted_cases(options)):
-        rows, wrong = measure(case.to(options.device), options)
+        rows, wrong = measure(case.to(options.device, getattr(torch, options.dtype)), options)
         failures += wrong
         result["inputs"].append({"input": str(case), **case.about})
         result["rows"] += rows
@@ -261,7 +266,8 @@ def main():
         print(f"{time.perf_counter() - begin:4.0f} s  {case}", flush=True)
         for row in rows:
             kept = f"  kept {row['kept_share']:.3f}" if "kept_share" in row else ""
-            times = f"{row['ms']:9.3f} ms  {row['time_of_exact']:.3f} of exact  {row['time_of_energy']:.3f} of energy"
+            of = [f"  {row[key]:.3f} of {key[8:]}" for key in ("time_of_exact", "time_of_energy") if key in row]
+            times = f"{row['ms']:9.3f} ms{''.join(of)}"
             print(f"        {row['setting']:52} {times}{kept}", flush=True)
     print(*failures, sep="\n", end="\n" if failures else "", file=sys.stderr)
     return 1 if failures else 0

@@ -72,6 +72,26 @@ def near_gpu() -> str:
     return times_near("h100/near.json", "h100/near_b4_h16.json")
 
 
+def near_exact() -> str:
+    """Exact attention with `skip` by length, relative to the same without and to cuDNN."""
+    lines, sources = [], []
+    for name in ("h100/near_exact_bfloat16.json", "h100/near_exact_float16.json"):
+        meta, rows = (load(name)[part] for part in ("meta", "rows"))
+        sources.append(source(name, meta, f'torch {meta["torch"]}'))
+        cases = {}
+        for row in rows:
+            case = row["dtype"], row["seq"], row["causal"]
+            cases.setdefault(case, {}).setdefault(row["head_dim"], {})[row["setting"]] = row
+        for (dtype, seq, causal), of_dims in cases.items():
+            cells = []
+            for dim in (64, 128):
+                exact, skip, cudnn = of_dims[dim].values()
+                cells += [f'{skip["time_of_exact"]:.2f}', f'{skip["ms"] / cudnn["ms"]:.2f}']
+            lines.append([dtype, str(seq), "yes" if causal else "no", f'{skip["kept_share"]:.0%}', *cells])
+    head = ["dtype", "N", "causal", "kept", "d = 64: of exact", "of cuDNN", "d = 128: of exact", "of cuDNN"]
+    return markdown(head, lines) + "\n\n" + "\n".join(sources)
+
+
 def near_small_models() -> str:
     """What near keys cost small models, causal and both ways."""
     names = (f"{folder}/small_model_near.json" for folder in ("h200", "cpu"))
