@@ -5,6 +5,7 @@
 // common/heuristics.h.
 #include <algorithm>
 #include <cmath>
+#include <sstream>
 #include <string>
 
 #include "common/block.h"
@@ -111,6 +112,22 @@ std::string choice_of(const Problem& problem, const Grouping& decided) {
   return is_one_exact_block ? "exact, as the only block has none before it for an order to come from" : "as asked for";
 }
 
+// What near keys and `skip` do, behind the choice of a strategy.
+std::string near_text(const Grouping& decided) {
+  std::ostringstream text;
+  if (decided.window.has_value()) {
+    text << "; near keys, up to " << *decided.window << " from a block's rows and the first " << decided.sinks
+         << ", are exact";
+  } else if (decided.sinks > 0) {
+    text << "; the first " << decided.sinks << " keys are exact";
+  }
+  if (decided.skip > 0) {
+    text << "; far keys are skipped, 64 at a time, where none has a probability of " << decided.skip
+         << " beside the near ones" << (decided.finish ? ", and others finished" : "");
+  }
+  return text.str();
+}
+
 // Options that have nothing to act on: near keys where all are exact and none is skipped, and the offset of no window.
 void drop_idle_options(Grouping& decided) {
   if (is_exact(decided)) {
@@ -144,6 +161,7 @@ Resolved resolve(const Problem& problem, const Grouping& grouping, Device device
   if (groups && grouping.order_from == OrderFrom::automatic && decided.order_from == OrderFrom::previous) {
     result.choice += "; orders come from the block before, as the call is causal";
   }
+  result.choice += near_text(decided);
   return result;
 }
 

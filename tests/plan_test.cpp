@@ -172,6 +172,25 @@ TEST(Plan, SaysThatACausalPromptOfOneBlockIsExact) {
             "as asked for; orders come from the block before, as the call is causal");
 }
 
+TEST(Plan, SaysWhatIsNearAndWhatIsSkipped) {
+  Problem problem;
+  problem.seq_q = problem.seq_k = 2048;
+  problem.head_dim = problem.head_dim_v = 64;
+  const auto choice = [&](const Grouping& grouping) { return plan(Operation::forward, problem, grouping).choice(); };
+  Grouping grouping{.strategy = Strategy::energy, .group_size = 4, .sinks = 128};
+  EXPECT_EQ(choice(grouping), "as asked for; the first 128 keys are exact");
+  grouping.window = 512;
+  const std::string near = "as asked for; near keys, up to 512 from a block's rows and the first 128, are exact";
+  EXPECT_EQ(choice(grouping), near);
+  grouping.skip = 0.0025;
+  const std::string skipped =
+      near + "; far keys are skipped, 64 at a time, where none has a probability of 0.0025 beside the near ones";
+  EXPECT_EQ(choice(grouping), skipped);
+  grouping.finish = true;
+  EXPECT_EQ(choice(grouping), skipped + ", and others finished");
+  EXPECT_EQ(choice({.strategy = Strategy::exact, .window = 512, .sinks = 128}), "as asked for");
+}
+
 // Every row of the table stands where the enumeration has it, under a name of its own.
 TEST(Strategies, AreListedInOrder) {
   for (std::size_t n = 0; n < kStrategies.size(); ++n) {

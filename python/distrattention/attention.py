@@ -145,6 +145,7 @@ def explain(
     is_causal: bool = False,
     scale: float | None = None,
     *,
+    enable_gqa: bool = True,
     operation: str = "forward",
     window_size: tuple[int, int] | None = None,
     key_offset: int | None = None,
@@ -154,14 +155,15 @@ def explain(
 ) -> dict[str, Any]:
     """What scaled_dot_product_attention() would do with these tensors, without doing it: their data are not read.
 
-    operation: "grouping", "forward" or "backward". fields: of Settings, instead of `settings`. Returns a dict:
-    "strategy" and "order_from", what these came to; "choice", a sentence that says so and why; "kernel", the name of
+    enable_gqa=False refuses a KV head for several query heads, as the call would. operation: "grouping", "forward" or
+    "backward". fields: of Settings, instead of `settings`. Returns a dict: "strategy" and "order_from", what these came
+    to; "choice", a sentence that says so and why, and what is near and skipped; "kernel", the name of
     the kernel that would run ("" for none); "kernels", for each kernel of the device why it would not serve ("" if it
     would). Raises as scaled_dot_product_attention(), but for what is refused where gradients are recorded.
     """
     require_name("operation", operation, OPERATIONS)
     settings = chosen(settings, fields)
-    *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, True)
+    *tensors, causal = _prepare(query, key, value, attn_mask, is_causal, scale, enable_gqa)
     _check_key_offset(key_offset, causal)
     others = (core.sides_of(window_size), core.softcap_of(softcap))
     return core.explain(*tensors, causal, scale, settings, operation, key_offset, *others)

@@ -226,6 +226,16 @@ def test_a_key_offset_is_where_a_causal_corner_is():
         scaled_dot_product_attention(q, k, v, key_offset=1.5, **settings)
 
 
+def test_explain_says_what_is_near_and_skipped():
+    q, k, v = tensors(1200, heads_kv=1)
+    skipping = Settings("exact", window=0, sinks=1, skip=0.05)
+    found = distrattention.explain(q, k, v, is_causal=True, enable_gqa=True, settings=skipping)
+    assert found["choice"].startswith("as asked for; near keys, up to") and "far keys are skipped" in found["choice"]
+    assert "near" not in distrattention.explain(q, k, v, is_causal=True, strategy="exact")["choice"]
+    with pytest.raises(ValueError, match="enable_gqa"):
+        distrattention.explain(q, *(tensor.expand(1, 3, 1200, 16) for tensor in (k, v)), enable_gqa=False)
+
+
 def test_a_given_order_takes_means():
     q, k, v = tensors(100, 300)
     order, means = ops.make_grouping(q, k, "none", "energy", 2, 32, "own", 0, False, 0, 1)
