@@ -85,7 +85,7 @@ void wait_on_dependent_grids() { thread_block().has_waited = true; }
 namespace {
 
 // Whether the phase ended with this thread.
-bool arrive_at(NamedBarrier& barrier, int number, int threads) {
+bool arrive_at(NamedBarrier& barrier, int number, int threads, bool holds) {
   const auto expected = static_cast<std::uint32_t>(threads);
   if (barrier.arrived > 0 && barrier.expected != expected) {
     thread_block().fail("named barrier " + std::to_string(number) + " is for " + std::to_string(threads) +
@@ -95,6 +95,10 @@ bool arrive_at(NamedBarrier& barrier, int number, int threads) {
     thread_block().fail("named barrier for " + std::to_string(threads) + " threads, not a multiple of 32");
   }
   barrier.expected = expected;
+  if (barrier.arrived == 0) {
+    barrier.result[barrier.phase % 2] = 0;  // the next phase does not end before all have read it
+  }
+  barrier.result[barrier.phase % 2] += holds ? 1 : 0;
   ++barrier.arrived;
   if (barrier.arrived < barrier.expected) {
     return false;
@@ -110,22 +114,20 @@ bool arrive_at(NamedBarrier& barrier, int number, int threads) {
 unsigned named_barrier_count(int number, int threads, bool holds) {
   NamedBarrier& barrier = thread_block().named[number];
   const std::uint64_t phase = barrier.phase;
-  unsigned& result = barrier.result[phase % 2];  // the next phase does not end before all have read it
-  result = (barrier.arrived > 0 ? result : 0) + (holds ? 1 : 0);
-  if (arrive_at(barrier, number, threads)) {
+  if (arrive_at(barrier, number, threads, holds)) {
     thread_block().yield();
-    return result;
+    return barrier.result[phase % 2];
   }
   while (barrier.phase == phase) {
     thread_block().sleep(&barrier, "named barrier", static_cast<std::uint64_t>(number));
   }
-  return result;
+  return barrier.result[phase % 2];
 }
 
 void named_barrier_sync(int number, int threads) { named_barrier_count(number, threads, false); }
 
 void named_barrier_arrive(int number, int threads) {
-  arrive_at(thread_block().named[number], number, threads);
+  arrive_at(thread_block().named[number], number, threads, false);
   thread_block().yield();
 }
 

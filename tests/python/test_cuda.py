@@ -134,16 +134,19 @@ def test_what_is_skipped_is_what_the_cpu_skips(dtype, finish, problem):
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
 def test_what_is_not_a_number_is_kept(dtype, dim, sign):
-    """A far key that is NaN, of either sign, where all thresholds are above 0 and no other far key is kept."""
+    """A far key that is NaN, of either sign, where all thresholds are above 0, with and without another far key that is
+    kept, in the other half of its tile."""
     q = torch.ones(1, 1, 512, dim, dtype=dtype, device=DEVICE)
     k = torch.zeros(1, 1, 2048, dim, dtype=dtype, device=DEVICE)
     k[:, :, :128] = 4  # sinks, scores of 32 or 45
-    for number, kept in ((torch.tensor(float("nan")).copysign(torch.tensor(sign)), 1), (0, 0)):
+    not_a_number = torch.tensor(float("nan")).copysign(torch.tensor(sign))
+    for number, other, kept in ((not_a_number, 0, 1), (0, 0, 0), (not_a_number, 8, 2), (0, 8, 1)):
         k[:, :, 1500, 3] = number
+        k[:, :, 1420] = other
         *_, halves = distrattention.scaled_dot_product_attention(
             q, k, k, strategy="exact", window=0, sinks=128, skip=0.01, return_halves=True
         )
-        assert (halves[..., 0] == kept).all()
+        assert (halves[..., 0] == kept).all(), (number, other)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -20,7 +20,8 @@ inline constexpr const char* kMagnified[] = {"one more than a tile",
                                              "lsh, one block",
                                              "energy, wide heads, blocks of 64 rows",
                                              "near, energy, window 127, sinks, wide heads, bottom right",
-                                             "skip, exact, nothing is skipped"};
+                                             "skip, exact, nothing is skipped",
+                                             "skip, exact, nothing is skipped, wide heads"};
 
 // One case for each way that a kernel on a GPU sums values, for --filter "large values", and where nothing is left out.
 inline constexpr const char* kWithLargeValues[] = {"one more than a tile",
@@ -36,6 +37,7 @@ inline constexpr const char* kWithLargeValues[] = {"one more than a tile",
                                                    "near, energy, one block, GQA",
                                                    "near, lsh, window 100, sinks",
                                                    "skip, exact",
+                                                   "skip, exact, causal, wide heads",
                                                    "skip, energy",
                                                    "skip, energy, one block"};
 

@@ -81,11 +81,12 @@ template <class C>
 using Queries = std::conditional_t<C::kQueriesInShared, SharedOperandRows<typename C::QueryTile>,
                                    RegisterOperand<typename C::QueryTile>>;
 
-// Issues S = q_hat k_hat^T for half a tile or a whole one.
+// Issues S = q_hat k_hat^T for half a tile, whose first key `first` is, or a whole one.
 template <class C, int kSums>
 __device__ __forceinline__ void issue_scores_product(float (&s)[kSums], const Queries<C>& queries, std::uint32_t tile,
                                                      int first) {
   using T = typename C::Element;
+  static_assert(kSums == C::kHalf / 2 || kSums == C::kKeys / 2);
   const SharedOperand<typename C::KeyTile> keys(tile);
 #pragma unroll
   for (int step = 0; step < C::kColumns / 16; ++step) {

@@ -125,7 +125,7 @@ __device__ __forceinline__ int attend_voted(const Pass<C>& pass, int consumer, c
   constexpr Half<C::kHalf> upper;
   constexpr Half<0> lower;
   constexpr bool kIsWhole = C::kScoreBuffers == 2;  // whether S of both halves is one product
-  static_assert(C::kKeys == common::kNearTile && C::kHalf == common::kSkipKeys && C::kStages >= 2);
+  static_assert(C::kKeys == common::kNearTile && C::kHalf == common::kSkipKeys);
   const Shared<C>& shared = pass.shared;
   Vote<C> vote(shared, consumer);
   float s[C::kScoreBuffers * C::kHalf / 2];
@@ -243,6 +243,7 @@ __device__ __forceinline__ int attend_voted(const Pass<C>& pass, int consumer, c
 // All that a consumer does.
 template <class C>
 __device__ __forceinline__ void consume_voted(const Pass<C>& pass) {
+  static_assert(C::kStages >= 2);  // the next tile's keys are waited for before a tile's values are freed, or its keys
   const ForwardParameters& p = pass.p;
   const int consumer = uniform(static_cast<int>(threadIdx.x) / kWarpgroup) - C::kFirstConsumer;
   // Computed where they are wanted, as there are no registers for them.
