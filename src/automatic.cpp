@@ -116,8 +116,11 @@ std::string choice_of(const Problem& problem, const Grouping& decided) {
 std::string near_text(const Grouping& decided) {
   std::ostringstream text;
   if (decided.window.has_value()) {
-    text << "; near keys, up to " << *decided.window << " from a block's rows and the first " << decided.sinks
-         << ", are exact";
+    text << "; near keys, up to " << *decided.window << " from a block's rows";
+    if (decided.sinks > 0) {
+      text << " and the first " << decided.sinks;
+    }
+    text << ", are exact";
   } else if (decided.sinks > 0) {
     text << "; the first " << decided.sinks << " keys are exact";
   }

@@ -179,6 +179,8 @@ TEST(Plan, SaysWhatIsNearAndWhatIsSkipped) {
   const auto choice = [&](const Grouping& grouping) { return plan(Operation::forward, problem, grouping).choice(); };
   Grouping grouping{.strategy = Strategy::energy, .group_size = 4, .sinks = 128};
   EXPECT_EQ(choice(grouping), "as asked for; the first 128 keys are exact");
+  EXPECT_EQ(choice({.strategy = Strategy::energy, .group_size = 2, .window = 0}),
+            "as asked for; near keys, up to 0 from a block's rows, are exact");
   grouping.window = 512;
   const std::string near = "as asked for; near keys, up to 512 from a block's rows and the first 128, are exact";
   EXPECT_EQ(choice(grouping), near);
