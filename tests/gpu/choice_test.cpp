@@ -72,5 +72,21 @@ TEST(Choice, LosesLessThanTwoPercent) {
   }
 }
 
+// The sides of the border as they were measured on an H200 (docs/kernel-log/sm80-backward.md, step 6).
+TEST(AddingDq, PaysInManyRoundsOrWhereKernelsFollowOneAnother) {
+  constexpr int kSms = 132;
+  const auto pays = [](int dim, std::int64_t heads, std::int64_t seq_k, bool side_by_side) {
+    const std::int64_t resident = dim == 128 ? kSms : 2 * kSms;
+    return adding_dq_pays(dim, heads * ((seq_k + 127) / 128), resident, side_by_side);
+  };
+  EXPECT_FALSE(pays(128, 10, 4096, true));
+  EXPECT_FALSE(pays(128, 64, 1024, true));
+  EXPECT_TRUE(pays(128, 10, 8192, true));
+  EXPECT_FALSE(pays(64, 10, 4096, true));
+  EXPECT_TRUE(pays(64, 10, 8192, true));
+  EXPECT_TRUE(pays(64, 64, 1024, true));
+  EXPECT_TRUE(pays(128, 10, 1024, false));
+}
+
 }  // namespace
 }  // namespace distr::cuda::sm80

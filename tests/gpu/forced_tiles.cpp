@@ -34,8 +34,37 @@ std::string supports(const Problem& problem, const Grouping& grouping) {
 
 constexpr ForwardKernel kKernels[] = {{"sm80/forward, 128 rows", Device::cuda, supports, plan}};
 
+// With tiles of so many rows where the kernel has some.
+KernelPlan<BackwardTensors> plan_sums(const Problem& problem, const Grouping& grouping, const Execution& execution) {
+  constexpr std::int64_t kSumRows = 64;
+  const auto kernels = cuda_backend().backward;
+  const auto& atomics = *std::find_if(kernels.begin(), kernels.end(), [](const BackwardKernel& kernel) {
+    return kernel.name == std::string_view("sm80/backward_atomics");
+  });
+  KernelPlan<BackwardTensors> own = atomics.plan(problem, grouping, execution);
+  const bool has_sums = std::ranges::any_of(own.tiles, [](const TileShape& tile) { return tile.rows == kSumRows; });
+  if (own.tiles.size() < 2 || !has_sums) {
+    return own;
+  }
+  Execution with = execution;
+  with.tile_rows = kSumRows;
+  return atomics.plan(problem, grouping, with);
+}
+
 }  // namespace
 
 std::span<const ForwardKernel> forced_tiles() { return kKernels; }
+
+std::span<const BackwardKernel> backward_kernels() {
+  static const std::vector<BackwardKernel> kernels = [] {
+    const auto all = cuda_backend().backward;
+    std::vector<BackwardKernel> result(all.begin(), all.end());
+    for (BackwardKernel& kernel : result) {
+      kernel.plan = kernel.name == std::string_view("sm80/backward_atomics") ? plan_sums : kernel.plan;
+    }
+    return result;
+  }();
+  return kernels;
+}
 
 }  // namespace distr::test

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// sm80/forward with tiles of 128 queries wherever there are any. Left to itself it takes them where there is so much to
-// do (sm80/heuristics.h) that no check has the time for it on a GPU of many SMs.
+// Kernels with tiles that they take where there is so much to do (sm80/heuristics.h) that no check has the time for it
+// on a GPU of many SMs.
 #pragma once
 
 #include <span>
@@ -9,6 +9,10 @@
 
 namespace distr::test {
 
+// sm80/forward with tiles of 128 queries wherever there are any.
 [[nodiscard]] std::span<const ForwardKernel> forced_tiles();
+
+// The backward kernels, sm80/backward_atomics with the one that adds dQ up.
+[[nodiscard]] std::span<const BackwardKernel> backward_kernels();
 
 }  // namespace distr::test

@@ -65,7 +65,7 @@ class Checker {
           check(kernel, instance);
         }
       }
-      for (const auto& kernel : cuda_backend().backward) {
+      for (const auto& kernel : backward_kernels()) {
         if (reaches_everything(instance) || !needs_finite_values(kernel.name)) {
           check(kernel, instance);
         }
@@ -85,7 +85,7 @@ class Checker {
     }
     for (const Instance& instance : magnified(test_case, Use::backward)) {
       const Watchdog::Guard guard(watchdog_, label(instance.test_case));
-      for (const BackwardKernel& kernel : cuda_backend().backward) {
+      for (const BackwardKernel& kernel : backward_kernels()) {
         if (wanted(kernel.name) && kernel.supports(test_case.problem, test_case.grouping).empty()) {
           record(kernel.name, label(instance.test_case), caught([&] { return judge_own(kernel, instance); }));
         }
@@ -122,7 +122,7 @@ class Checker {
   void check_properties(DType dtype) {
     check_properties(grouping_properties(), cuda_backend().grouping, dtype);
     check_properties(properties(), cuda_backend().forward, dtype);
-    check_properties(backward_properties(), cuda_backend().backward, dtype);
+    check_properties(backward_properties(), backward_kernels(), dtype);
   }
 
   void check_refusals() {
@@ -143,7 +143,7 @@ class Checker {
     const Backend backend = cuda_backend();
     check_broken(backend.grouping);
     check_broken(backend.forward);
-    check_broken(backend.backward);
+    check_broken(backward_kernels());
   }
 
   [[nodiscard]] int report() const {
@@ -209,13 +209,13 @@ class Checker {
     }
     for (const auto& kernel : forced_tiles()) check(kernel, instance);
     if (is_of_forward_alone(instance.test_case)) {
-      for (const auto& kernel : backend.backward) refuse(kernel.name, "is not asked what is of the forward alone");
+      for (const auto& kernel : backward_kernels()) refuse(kernel.name, "is not asked what is of the forward alone");
       return;
     }
     const Case backward = of_backward(instance.test_case);
     const bool same = backward.problem == instance.test_case.problem;
     const std::optional<Instance> other = same ? std::nullopt : std::optional<Instance>(backward);
-    for (const auto& kernel : backend.backward) {
+    for (const auto& kernel : backward_kernels()) {
       check(kernel, same ? instance : *other);
     }
   }

@@ -16,6 +16,7 @@
 //   for each tile, and a second one for dQ.
 #pragma once
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/sm80/backward_dq_atomics.cuh"
 #include "cuda/sm80/backward_tile.cuh"
 
@@ -328,6 +329,7 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     backward_dkdv(const __grid_constant__ BackwardParameters p) {
   differentiate_by_keys<C>(p, [](unsigned block) { return block; });
+  wait_on_dependent_grids();  // backward_dq runs beside it: for who counts on both
 }
 
 // The same of packed sequences; `ctas`: of a sequence.
@@ -340,6 +342,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
   if (blockIdx.x % ctas < p.problem.heads_kv * ((p.problem.seq_k + C::kKeys - 1) / C::kKeys)) {
     differentiate_by_keys<C>(p, [=](unsigned block) { return block % ctas; });
   }
+  wait_on_dependent_grids();  // as above
 }
 
 }  // namespace distr::cuda::sm80

@@ -221,6 +221,7 @@ __device__ __forceinline__ void differentiate_by_queries(const BackwardParameter
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     backward_dq(const __grid_constant__ BackwardParameters p) {
+  launch_dependent_grids();
   differentiate_by_queries<C>(p, [](unsigned block) { return block; });
 }
 
@@ -228,6 +229,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     sequences_dq(const __grid_constant__ BackwardParameters launched, unsigned ctas) {
+  launch_dependent_grids();
   __shared__ OwnParameters<BackwardParameters> own;
   static_assert(sizeof(typename C::Storage) + 1024 <= kMaxSharedBytes);  // the storage begins at a multiple of it
   const BackwardParameters& p = parameters_of<typename C::Element>(launched, own, blockIdx.x / ctas);

@@ -10,11 +10,13 @@
 #include <utility>
 
 #include "common/gradient_strides.h"
+#include "cuda/dependent_launch.cuh"
 #include "cuda/launch.h"
 #include "cuda/mask_gradient.h"
 #include "cuda/prepare/operand.h"
 #include "cuda/prepare/query_rows.h"
 #include "cuda/sm80/backward_variants.h"
+#include "cuda/sm80/heuristics.h"
 
 namespace distr::cuda::sm80 {
 namespace {
@@ -35,24 +37,38 @@ namespace {
 // The order in which dQ is summed; any: by atomic additions.
 enum class DqOrder : std::uint8_t { fixed, any };
 
-// Whether one kernel makes all gradients. Else two kernels do.
-[[nodiscard]] bool adds_dq(const BackwardVariant& variant, DqOrder order) {
-  return order == DqOrder::any && variant.launch_atomics != nullptr &&
-         variant.of_all.shared_bytes <= device_properties().shared_bytes;
+// Whether one kernel can make all gradients. Else two kernels do.
+[[nodiscard]] bool can_add_dq(const BackwardVariant& variant) {
+  return variant.launch_atomics != nullptr && variant.of_all.shared_bytes <= device_properties().shared_bytes;
+}
+
+// Whether one kernel is to make them. tile_rows: the caller's, or 0.
+[[nodiscard]] bool adds_dq(const BackwardVariant& variant, const Problem& p, std::int64_t tile_rows) {
+  if (!can_add_dq(variant) || tile_rows > 0) {
+    return can_add_dq(variant) && tile_rows == variant.of_all.rows;
+  }
+  const std::int64_t ctas = p.batch * p.heads_kv * common::ceil_div(p.seq_k, variant.of_all.keys);
+  return adding_dq_pays(variant.dim, ctas, std::int64_t{variant.ctas_per_sm} * device_properties().num_sms,
+                        supports_dependent_launch());
 }
 
 // What a call does: it is decided here, and run() decides nothing more.
 class BackwardPlan {
  public:
-  BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder order, WorkspaceLayout& workspace);
+  BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder order, std::int64_t tile_rows,
+               WorkspaceLayout& workspace);
 
   void run(const BackwardTensors& tensors, void* workspace, void* stream) const;
-  [[nodiscard]] std::vector<LaunchShape> launches() const;
+  [[nodiscard]] std::vector<LaunchShape> launches() const { return launches_of(dq_order_); }
+  // The one that it takes first.
+  [[nodiscard]] std::vector<TileShape> tiles() const;
 
  private:
+  [[nodiscard]] std::vector<LaunchShape> launches_of(DqOrder order) const;
+
   DType dtype_;
   const BackwardVariant& variant_;
-  DqOrder dq_order_;
+  DqOrder allowed_, dq_order_;
   BackwardParameters parameters_{};  // but for the pointers
   QueryRows rows_{};                 // but for the pointers
   Input q_, k_, v_, d_o_;
@@ -63,8 +79,12 @@ class BackwardPlan {
   std::optional<MaskGradient> mask_gradient_;
 };
 
-BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder order, WorkspaceLayout& workspace)
-    : dtype_(p.dtype), variant_(*find(p)), dq_order_(adds_dq(variant_, order) ? DqOrder::any : DqOrder::fixed) {
+BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder order, std::int64_t tile_rows,
+                           WorkspaceLayout& workspace)
+    : dtype_(p.dtype),
+      variant_(*find(p)),
+      allowed_(order),
+      dq_order_(order == DqOrder::any && adds_dq(variant_, p, tile_rows) ? DqOrder::any : DqOrder::fixed) {
   const bool packed = p.packed.has_value();
   const std::int64_t batch = packed ? 1 : p.batch;  // of tensors
   const std::int64_t keys = packed ? p.packed->total_k : p.seq_k;
@@ -137,7 +157,7 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
   }
 }
 
-std::vector<LaunchShape> BackwardPlan::launches() const {
+std::vector<LaunchShape> BackwardPlan::launches_of(DqOrder order) const {
   const DeviceProblem& p = parameters_.problem;
   const auto of = [&](const BackwardShape& shape, std::int64_t tiles) {
     return LaunchShape{
@@ -149,19 +169,28 @@ std::vector<LaunchShape> BackwardPlan::launches() const {
   const auto over_queries = [&](const BackwardShape& shape) {
     return of(shape, p.batch * p.heads_q * common::ceil_div(p.seq_q, shape.rows));
   };
-  if (dq_order_ == DqOrder::fixed) {
-    return {over_keys(variant_.of_keys), over_queries(variant_.of_queries)};
+  if (order == DqOrder::fixed) {
+    return {over_queries(variant_.of_queries), over_keys(variant_.of_keys)};
   }
   BackwardShape convert = variant_.convert;
   convert.shared_bytes = p.exact ? 0 : convert.shared_bytes;
   return {over_keys(variant_.of_all), over_queries(convert)};
 }
 
-KernelPlan<BackwardTensors> plan_with(DqOrder order, const Problem& problem, const Grouping& grouping) {
+std::vector<TileShape> BackwardPlan::tiles() const {
+  std::vector<TileShape> result{launches().front().tile};
+  if (allowed_ == DqOrder::any && can_add_dq(variant_)) {
+    result.push_back(launches_of(dq_order_ == DqOrder::any ? DqOrder::fixed : DqOrder::any).front().tile);
+  }
+  return result;
+}
+
+KernelPlan<BackwardTensors> plan_with(DqOrder order, const Problem& problem, const Grouping& grouping,
+                                      const Execution& with) {
   KernelPlan<BackwardTensors> result;
-  BackwardPlan plan(problem, grouping, order, result.workspace);
+  BackwardPlan plan(problem, grouping, order, with.tile_rows, result.workspace);
   result.launches = plan.launches();
-  result.tiles = {result.launches.front().tile};
+  result.tiles = plan.tiles();
   result.run = [plan = std::move(plan)](const BackwardTensors& tensors, const Execution& execution) {
     plan.run(tensors, execution.workspace, execution.stream);
   };
@@ -200,13 +229,13 @@ std::string backward_supports(const Problem& problem, const Grouping& grouping) 
 }
 
 KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping& grouping,
-                                          const Execution& /*execution*/) {
-  return plan_with(DqOrder::fixed, problem, grouping);
+                                          const Execution& execution) {
+  return plan_with(DqOrder::fixed, problem, grouping, execution);
 }
 
 KernelPlan<BackwardTensors> plan_backward_atomics(const Problem& problem, const Grouping& grouping,
-                                                  const Execution& /*execution*/) {
-  return plan_with(DqOrder::any, problem, grouping);
+                                                  const Execution& execution) {
+  return plan_with(DqOrder::any, problem, grouping, execution);
 }
 
 }  // namespace distr::cuda::sm80

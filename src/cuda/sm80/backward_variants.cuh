@@ -4,6 +4,7 @@
 
 #include <array>
 
+#include "cuda/dependent_launch.cuh"
 #include "cuda/launch.h"
 #include "cuda/sm80/backward_dkdv.cuh"
 #include "cuda/sm80/backward_dq.cuh"
@@ -19,8 +20,11 @@ template <class C>
   return problem.causal ? std::int64_t{C::kCtasPerSm} * device_properties().num_sms : 0;
 }
 
+// When a kernel starts: when the one before is done, or beside it, on whose results it does not count.
+enum class Start : std::uint8_t { in_order, beside };
+
 template <class C>
-void launch_dkdv(BackwardParameters p, void* stream) {
+void launch_dkdv(BackwardParameters p, Start start, void* stream) {
   const DeviceProblem& problem = p.problem;
   const std::int64_t heads = problem.batch * problem.heads_kv;
   const std::int64_t ctas = heads * ((problem.seq_k + C::kKeys - 1) / C::kKeys);
@@ -28,15 +32,23 @@ void launch_dkdv(BackwardParameters p, void* stream) {
   if (ctas > 0) {
     p.interleaved = interleaved_backward_heads(heads, problem.heads_q / problem.heads_kv * problem.seq_q * row_bytes,
                                                ctas * C::kParts, resident_ctas<C>(problem));
-    allow_shared_memory<backward_dkdv<C>, sizeof(typename C::Storage)>();
-    launch(backward_dkdv<C>, dim3(static_cast<unsigned>(ctas), C::kParts), C::kThreads, sizeof(typename C::Storage),
-           stream, p);
+    constexpr auto kKernel = &backward_dkdv<C>;
+    allow_shared_memory<kKernel, sizeof(typename C::Storage)>();
+    const auto launch_by = [&](const auto& launcher) {
+      launcher(kKernel, dim3(static_cast<unsigned>(ctas), C::kParts), C::kThreads, sizeof(typename C::Storage), stream,
+               p);
+    };
+    if (start == Start::beside) {
+      launch_by([](const auto&... arguments) { launch_dependent(arguments...); });
+    } else {
+      launch_by([](const auto&... arguments) { launch(arguments...); });
+    }
   }
 }
 
+// dQ, and beside it dK and dV, whose thread blocks take the room that those of dQ leave.
 template <class T, int kDim, Masks kServes>
 void launch_backward(const BackwardParameters& parameters, void* stream) {
-  launch_dkdv<DkDvShape<T, kDim, kServes, Gradients::of_keys>>(parameters, stream);
   using Queries = DqShape<T, kDim, kServes>;
   BackwardParameters p = parameters;
   const DeviceProblem& problem = p.problem;
@@ -49,6 +61,8 @@ void launch_backward(const BackwardParameters& parameters, void* stream) {
     launch(backward_dq<Queries>, dim3(static_cast<unsigned>(ctas)), Queries::kThreads,
            sizeof(typename Queries::Storage), stream, p);
   }
+  launch_dkdv<DkDvShape<T, kDim, kServes, Gradients::of_keys>>(parameters, ctas > 0 ? Start::beside : Start::in_order,
+                                                               stream);
 }
 
 // Packed sequences: as many thread blocks for each as the longest has tiles.
@@ -62,15 +76,15 @@ void launch_backward_of_sequences(const BackwardParameters& parameters, void* st
   const std::int64_t of_queries = problem.heads_q * ((problem.seq_q + Queries::kRows - 1) / Queries::kRows);
   p.interleaved = 1;
   const auto ctas = [&](std::int64_t of_sequence) { return static_cast<unsigned>(problem.batch * of_sequence); };
-  if (of_keys > 0) {
-    allow_shared_memory<sequences_dkdv<Keys>, sizeof(typename Keys::Storage)>();
-    launch(sequences_dkdv<Keys>, dim3(ctas(of_keys), Keys::kParts), Keys::kThreads, sizeof(typename Keys::Storage),
-           stream, p, static_cast<unsigned>(of_keys));
-  }
   if (of_queries > 0) {
     allow_shared_memory<sequences_dq<Queries>, sizeof(typename Queries::Storage)>();
     launch(sequences_dq<Queries>, dim3(ctas(of_queries)), Queries::kThreads, sizeof(typename Queries::Storage), stream,
            p, static_cast<unsigned>(of_queries));
+  }
+  if (of_keys > 0) {
+    allow_shared_memory<sequences_dkdv<Keys>, sizeof(typename Keys::Storage)>();
+    launch_dependent(sequences_dkdv<Keys>, dim3(ctas(of_keys), Keys::kParts), Keys::kThreads,
+                     sizeof(typename Keys::Storage), stream, p, static_cast<unsigned>(of_keys));
   }
 }
 
@@ -86,7 +100,7 @@ void launch_backward_atomics(const BackwardParameters& parameters, void* stream)
                           static_cast<cudaStream_t>(stream)),
           "cudaMemsetAsync");
   }
-  launch_dkdv<DkDvShape<T, kDim, kServes, Gradients::all>>(p, stream);
+  launch_dkdv<DkDvShape<T, kDim, kServes, Gradients::all>>(p, Start::in_order, stream);
   if (ctas > 0) {
     p.interleaved = 1;
     allow_shared_memory<convert_dq<Convert>, sizeof(typename Convert::Storage)>();
@@ -112,6 +126,7 @@ constexpr BackwardVariant backward_variant() {
                          shape_of<Queries>(Queries::kRows, Queries::kKeys),
                          {},
                          {},
+                         0,
                          &launch_backward<T, kDim, kServes>,
                          nullptr,
                          nullptr};
@@ -124,6 +139,7 @@ constexpr BackwardVariant backward_variant() {
     using Convert = ConvertDqShape<T, kDim>;
     result.of_all = shape_of<All>(All::kRows, All::kKeys, All::kParts);
     result.convert = shape_of<Convert>(Convert::kRows, 0);
+    result.ctas_per_sm = All::kCtasPerSm;
     result.launch_atomics = &launch_backward_atomics<T, kDim, kServes>;
   }
   return result;

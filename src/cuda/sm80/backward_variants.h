@@ -20,6 +20,7 @@ struct BackwardVariant {
   bool masks, windows;
   BackwardShape of_keys, of_queries;                                   // dK and dV; dQ
   BackwardShape of_all, convert;                                       // all, with dQ in sums; dQ from these
+  int ctas_per_sm;                                                     // of of_all
   void (*launch)(const BackwardParameters& parameters, void* stream);  // dK and dV, then dQ
   void (*launch_sequences)(const BackwardParameters& parameters,
                            void* stream);  // of packed ones; null: none is compiled

@@ -139,4 +139,13 @@ struct SplitSizes {
   return static_cast<int>(common::ceil_div(heads, sets));
 }
 
+// Whether one kernel that makes dK and dV and adds dQ up in any order is quicker than a kernel for either, when so many
+// thread blocks are to run of which so many run at once. Two kernels have more to do, but where they run side by side
+// (from 9.0 on) one takes the room that the other leaves at its end (docs/kernel-log.md, sm80/backward, step 6).
+[[nodiscard]] constexpr bool adding_dq_pays(int dim, std::int64_t ctas, std::int64_t resident_ctas,
+                                            bool side_by_side) noexcept {
+  const double rounds = dim > 64 ? 4.5 : 1.5;
+  return !side_by_side || static_cast<double>(ctas) >= rounds * static_cast<double>(resident_ctas);
+}
+
 }  // namespace distr::cuda::sm80
