@@ -35,10 +35,11 @@ struct Execution {
   void* workspace = nullptr;        ///< workspace_bytes() bytes, aligned to 64; CPU: null lets the call allocate
   std::size_t workspace_bytes = 0;  ///< what `workspace` holds
   /// CUDA, backward: false lets dQ be summed in an order that changes from run to run, where there is a kernel for it
-  /// (list()), which then is preferred. It takes more workspace: ask workspace_bytes() with the same value.
+  /// (list()), which then is preferred. It may take more workspace: ask workspace_bytes() with the same value.
   bool deterministic = true;
   std::string kernel;          ///< the kernel to take, one of list(); empty: the first that serves
-  std::int64_t tile_rows = 0;  ///< rows of Q of a tile, among Plan::tiles(); 0: those that the kernel prefers
+  std::int64_t tile_rows = 0;  ///< rows of Q of a tile, among Plan::tiles(); 0: those that the kernel prefers. The
+                               ///< workspace depends on it
   /// CUDA: whether the driver is asked where each tensor is, so that host memory is refused in words; false where the
   /// caller knows that all are in the current device's memory, as a framework does.
   bool check_memory = true;

@@ -2,7 +2,7 @@
 // Kernels that may start while the one before them in the stream still runs (programmatic dependent launch, from sm_90
 // on), so that their start costs nothing: launch_dependent() launches them, and they call wait_on_dependent_grids(),
 // all threads, before they read or write global memory (but for the second launches of sm90/forward and of both
-// backwards, which run beside the first: they wait at their end, on Hopper in a warpgroup of each block or two). They
+// backwards, which run beside the first: they wait at their end, sm90's in a warpgroup of each block or two). They
 // do not read by __ldg: nothing keeps the compiler from sending such a load off before the wait, and it has done so.
 // wait_on_dependent_grids() returns when all that came before in the stream is done, if each kernel before waited so as
 // well or was launched as usual. A kernel that calls launch_dependent_grids() lets the next one start as soon as all

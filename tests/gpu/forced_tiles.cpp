@@ -34,21 +34,27 @@ std::string supports(const Problem& problem, const Grouping& grouping) {
 
 constexpr ForwardKernel kKernels[] = {{"sm80/forward, 128 rows", Device::cuda, supports, plan}};
 
-// With tiles of so many rows where the kernel has some.
-KernelPlan<BackwardTensors> plan_sums(const Problem& problem, const Grouping& grouping, const Execution& execution) {
-  constexpr std::int64_t kSumRows = 64;
+const BackwardKernel& backward(std::string_view name) {
   const auto kernels = cuda_backend().backward;
-  const auto& atomics = *std::find_if(kernels.begin(), kernels.end(), [](const BackwardKernel& kernel) {
-    return kernel.name == std::string_view("sm80/backward_atomics");
-  });
-  KernelPlan<BackwardTensors> own = atomics.plan(problem, grouping, execution);
-  const bool has_sums = std::ranges::any_of(own.tiles, [](const TileShape& tile) { return tile.rows == kSumRows; });
-  if (own.tiles.size() < 2 || !has_sums) {
-    return own;
-  }
+  return *std::ranges::find_if(kernels, [&](const BackwardKernel& kernel) { return kernel.name == name; });
+}
+
+// The rows of the tiles of sums, if the kernel has some and does not take them by itself; else 0.
+std::int64_t rows_of_sums(const Problem& problem, const Grouping& grouping) {
+  const auto rows = [&](const char* name) { return backward(name).plan(problem, grouping, {}).tiles; };
+  const std::vector<TileShape> tiles = rows("sm80/backward_atomics");
+  return tiles.size() == 2 && tiles.front() == rows("sm80/backward").front() ? tiles.back().rows : 0;
+}
+
+KernelPlan<BackwardTensors> plan_sums(const Problem& problem, const Grouping& grouping, const Execution& execution) {
   Execution with = execution;
-  with.tile_rows = kSumRows;
-  return atomics.plan(problem, grouping, with);
+  with.tile_rows = rows_of_sums(problem, grouping);
+  return backward("sm80/backward_atomics").plan(problem, grouping, with);
+}
+
+std::string supports_sums(const Problem& problem, const Grouping& grouping) {
+  const std::string reason = backward("sm80/backward_atomics").supports(problem, grouping);
+  return reason.empty() && rows_of_sums(problem, grouping) == 0 ? "has no other tiles" : reason;
 }
 
 }  // namespace
@@ -59,9 +65,7 @@ std::span<const BackwardKernel> backward_kernels() {
   static const std::vector<BackwardKernel> kernels = [] {
     const auto all = cuda_backend().backward;
     std::vector<BackwardKernel> result(all.begin(), all.end());
-    for (BackwardKernel& kernel : result) {
-      kernel.plan = kernel.name == std::string_view("sm80/backward_atomics") ? plan_sums : kernel.plan;
-    }
+    result.push_back({"sm80/backward_atomics, sums", Device::cuda, supports_sums, plan_sums, false});
     return result;
   }();
   return kernels;

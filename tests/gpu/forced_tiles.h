@@ -12,7 +12,8 @@ namespace distr::test {
 // sm80/forward with tiles of 128 queries wherever there are any.
 [[nodiscard]] std::span<const ForwardKernel> forced_tiles();
 
-// The backward kernels, sm80/backward_atomics with the one that adds dQ up.
+// The backend's backward kernels, and sm80/backward_atomics once more with sums of dQ where it leaves a call to the
+// kernels of sm80/backward.
 [[nodiscard]] std::span<const BackwardKernel> backward_kernels();
 
 }  // namespace distr::test

@@ -329,7 +329,7 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     backward_dkdv(const __grid_constant__ BackwardParameters p) {
   differentiate_by_keys<C>(p, [](unsigned block) { return block; });
-  wait_on_dependent_grids();  // backward_dq runs beside it: for who counts on both
+  wait_on_dependent_grids();  // for backward_dq, if it runs beside: so whatever follows finds dQ, too
 }
 
 // The same of packed sequences; `ctas`: of a sequence.

@@ -44,11 +44,14 @@ enum class DqOrder : std::uint8_t { fixed, any };
 
 // Whether one kernel is to make them. tile_rows: the caller's, or 0.
 [[nodiscard]] bool adds_dq(const BackwardVariant& variant, const Problem& p, std::int64_t tile_rows) {
-  if (!can_add_dq(variant) || tile_rows > 0) {
-    return can_add_dq(variant) && tile_rows == variant.of_all.rows;
+  if (!can_add_dq(variant)) {
+    return false;
+  }
+  if (tile_rows > 0) {
+    return tile_rows == variant.of_all.rows;
   }
   const std::int64_t ctas = p.batch * p.heads_kv * common::ceil_div(p.seq_k, variant.of_all.keys);
-  return adding_dq_pays(variant.dim, ctas, std::int64_t{variant.ctas_per_sm} * device_properties().num_sms,
+  return adding_dq_pays(variant.dim, ctas, std::int64_t{variant.of_all.ctas_per_sm} * device_properties().num_sms,
                         supports_dependent_launch());
 }
 
@@ -60,7 +63,7 @@ class BackwardPlan {
 
   void run(const BackwardTensors& tensors, void* workspace, void* stream) const;
   [[nodiscard]] std::vector<LaunchShape> launches() const { return launches_of(dq_order_); }
-  // The one that it takes first.
+  // All that it has, the one that it takes first.
   [[nodiscard]] std::vector<TileShape> tiles() const;
 
  private:
@@ -68,7 +71,7 @@ class BackwardPlan {
 
   DType dtype_;
   const BackwardVariant& variant_;
-  DqOrder allowed_, dq_order_;
+  DqOrder allowed_order_, dq_order_;
   BackwardParameters parameters_{};  // but for the pointers
   QueryRows rows_{};                 // but for the pointers
   Input q_, k_, v_, d_o_;
@@ -83,7 +86,7 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder o
                            WorkspaceLayout& workspace)
     : dtype_(p.dtype),
       variant_(*find(p)),
-      allowed_(order),
+      allowed_order_(order),
       dq_order_(order == DqOrder::any && adds_dq(variant_, p, tile_rows) ? DqOrder::any : DqOrder::fixed) {
   const bool packed = p.packed.has_value();
   const std::int64_t batch = packed ? 1 : p.batch;  // of tensors
@@ -179,7 +182,7 @@ std::vector<LaunchShape> BackwardPlan::launches_of(DqOrder order) const {
 
 std::vector<TileShape> BackwardPlan::tiles() const {
   std::vector<TileShape> result{launches().front().tile};
-  if (allowed_ == DqOrder::any && can_add_dq(variant_)) {
+  if (allowed_order_ == DqOrder::any && can_add_dq(variant_)) {
     result.push_back(launches_of(dq_order_ == DqOrder::any ? DqOrder::fixed : DqOrder::any).front().tile);
   }
   return result;

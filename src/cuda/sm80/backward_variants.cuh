@@ -20,8 +20,19 @@ template <class C>
   return problem.causal ? std::int64_t{C::kCtasPerSm} * device_properties().num_sms : 0;
 }
 
-// When a kernel starts: when the one before is done, or beside it, on whose results it does not count.
-enum class Start : std::uint8_t { in_order, beside };
+// When the kernel of dK and dV starts: when the launch before is done, or beside that of dQ, on which it does not
+// count.
+enum class Start : std::uint8_t { in_order, beside_dq };
+
+template <class... Parameters, class... Arguments>
+void launch_at(Start start, void (*kernel)(Parameters...), dim3 grid, int threads, std::size_t shared, void* stream,
+               const Arguments&... arguments) {
+  if (start == Start::beside_dq) {
+    launch_dependent(kernel, grid, threads, shared, stream, arguments...);
+  } else {
+    launch(kernel, grid, threads, shared, stream, arguments...);
+  }
+}
 
 template <class C>
 void launch_dkdv(BackwardParameters p, Start start, void* stream) {
@@ -32,17 +43,9 @@ void launch_dkdv(BackwardParameters p, Start start, void* stream) {
   if (ctas > 0) {
     p.interleaved = interleaved_backward_heads(heads, problem.heads_q / problem.heads_kv * problem.seq_q * row_bytes,
                                                ctas * C::kParts, resident_ctas<C>(problem));
-    constexpr auto kKernel = &backward_dkdv<C>;
-    allow_shared_memory<kKernel, sizeof(typename C::Storage)>();
-    const auto launch_by = [&](const auto& launcher) {
-      launcher(kKernel, dim3(static_cast<unsigned>(ctas), C::kParts), C::kThreads, sizeof(typename C::Storage), stream,
-               p);
-    };
-    if (start == Start::beside) {
-      launch_by([](const auto&... arguments) { launch_dependent(arguments...); });
-    } else {
-      launch_by([](const auto&... arguments) { launch(arguments...); });
-    }
+    allow_shared_memory<backward_dkdv<C>, sizeof(typename C::Storage)>();
+    launch_at(start, backward_dkdv<C>, dim3(static_cast<unsigned>(ctas), C::kParts), C::kThreads,
+              sizeof(typename C::Storage), stream, p);
   }
 }
 
@@ -61,8 +64,8 @@ void launch_backward(const BackwardParameters& parameters, void* stream) {
     launch(backward_dq<Queries>, dim3(static_cast<unsigned>(ctas)), Queries::kThreads,
            sizeof(typename Queries::Storage), stream, p);
   }
-  launch_dkdv<DkDvShape<T, kDim, kServes, Gradients::of_keys>>(parameters, ctas > 0 ? Start::beside : Start::in_order,
-                                                               stream);
+  launch_dkdv<DkDvShape<T, kDim, kServes, Gradients::of_keys>>(parameters,
+                                                               ctas > 0 ? Start::beside_dq : Start::in_order, stream);
 }
 
 // Packed sequences: as many thread blocks for each as the longest has tiles.
@@ -83,8 +86,9 @@ void launch_backward_of_sequences(const BackwardParameters& parameters, void* st
   }
   if (of_keys > 0) {
     allow_shared_memory<sequences_dkdv<Keys>, sizeof(typename Keys::Storage)>();
-    launch_dependent(sequences_dkdv<Keys>, dim3(ctas(of_keys), Keys::kParts), Keys::kThreads,
-                     sizeof(typename Keys::Storage), stream, p, static_cast<unsigned>(of_keys));
+    launch_at(of_queries > 0 ? Start::beside_dq : Start::in_order, sequences_dkdv<Keys>,
+              dim3(ctas(of_keys), Keys::kParts), Keys::kThreads, sizeof(typename Keys::Storage), stream, p,
+              static_cast<unsigned>(of_keys));
   }
 }
 
@@ -111,7 +115,7 @@ void launch_backward_atomics(const BackwardParameters& parameters, void* stream)
 
 template <class C>
 constexpr BackwardShape shape_of(int rows, int keys, int parts = 1) {
-  return {rows, keys, parts, C::kThreads, static_cast<int>(sizeof(typename C::Storage))};
+  return {rows, keys, parts, C::kThreads, static_cast<int>(sizeof(typename C::Storage)), C::kCtasPerSm};
 }
 
 // kGives: whether there is a kernel that adds dQ by atomic additions; else the two kernels serve in its place.
@@ -126,7 +130,6 @@ constexpr BackwardVariant backward_variant() {
                          shape_of<Queries>(Queries::kRows, Queries::kKeys),
                          {},
                          {},
-                         0,
                          &launch_backward<T, kDim, kServes>,
                          nullptr,
                          nullptr};
@@ -139,7 +142,7 @@ constexpr BackwardVariant backward_variant() {
     using Convert = ConvertDqShape<T, kDim>;
     result.of_all = shape_of<All>(All::kRows, All::kKeys, All::kParts);
     result.convert = shape_of<Convert>(Convert::kRows, 0);
-    result.ctas_per_sm = All::kCtasPerSm;
+    static_assert(All::kRows != Queries::kRows);  // by which Execution::tile_rows tells them apart
     result.launch_atomics = &launch_backward_atomics<T, kDim, kServes>;
   }
   return result;

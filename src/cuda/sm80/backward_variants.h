@@ -13,6 +13,7 @@ struct BackwardShape {
   int rows, keys;  // of a tile
   int parts;       // thread blocks that share a tile
   int threads, shared_bytes;
+  int ctas_per_sm;
 };
 
 struct BackwardVariant {
@@ -20,8 +21,7 @@ struct BackwardVariant {
   bool masks, windows;
   BackwardShape of_keys, of_queries;                                   // dK and dV; dQ
   BackwardShape of_all, convert;                                       // all, with dQ in sums; dQ from these
-  int ctas_per_sm;                                                     // of of_all
-  void (*launch)(const BackwardParameters& parameters, void* stream);  // dK and dV, then dQ
+  void (*launch)(const BackwardParameters& parameters, void* stream);  // dQ, and dK and dV
   void (*launch_sequences)(const BackwardParameters& parameters,
                            void* stream);  // of packed ones; null: none is compiled
   void (*launch_atomics)(const BackwardParameters& parameters,

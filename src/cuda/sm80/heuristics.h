@@ -141,7 +141,8 @@ struct SplitSizes {
 
 // Whether one kernel that makes dK and dV and adds dQ up in any order is quicker than a kernel for either, when so many
 // thread blocks are to run of which so many run at once. Two kernels have more to do, but where they run side by side
-// (from 9.0 on) one takes the room that the other leaves at its end (docs/kernel-log.md, sm80/backward, step 6).
+// (from 9.0 on) one takes the room that the other leaves at its end (docs/kernel-log.md, sm80/backward, step 6;
+// measured with as many query heads as KV heads).
 [[nodiscard]] constexpr bool adding_dq_pays(int dim, std::int64_t ctas, std::int64_t resident_ctas,
                                             bool side_by_side) noexcept {
   const double rounds = dim > 64 ? 4.5 : 1.5;
