@@ -221,7 +221,7 @@ __device__ __forceinline__ void differentiate_by_queries(const BackwardParameter
 template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
     backward_dq(const __grid_constant__ BackwardParameters p) {
-  launch_dependent_grids();
+  launch_dependent_grids();  // backward_dkdv takes the room that is left
   differentiate_by_queries<C>(p, [](unsigned block) { return block; });
 }
 

@@ -63,15 +63,15 @@ class BackwardPlan {
 
   void run(const BackwardTensors& tensors, void* workspace, void* stream) const;
   [[nodiscard]] std::vector<LaunchShape> launches() const { return launches_of(dq_order_); }
-  // All that it has, the one that it takes first.
-  [[nodiscard]] std::vector<TileShape> tiles() const;
+  // All that it has in such an order, the one that it takes first.
+  [[nodiscard]] std::vector<TileShape> tiles(DqOrder order) const;
 
  private:
   [[nodiscard]] std::vector<LaunchShape> launches_of(DqOrder order) const;
 
   DType dtype_;
   const BackwardVariant& variant_;
-  DqOrder allowed_order_, dq_order_;
+  DqOrder dq_order_;
   BackwardParameters parameters_{};  // but for the pointers
   QueryRows rows_{};                 // but for the pointers
   Input q_, k_, v_, d_o_;
@@ -86,7 +86,6 @@ BackwardPlan::BackwardPlan(const Problem& p, const Grouping& grouping, DqOrder o
                            WorkspaceLayout& workspace)
     : dtype_(p.dtype),
       variant_(*find(p)),
-      allowed_order_(order),
       dq_order_(order == DqOrder::any && adds_dq(variant_, p, tile_rows) ? DqOrder::any : DqOrder::fixed) {
   const bool packed = p.packed.has_value();
   const std::int64_t batch = packed ? 1 : p.batch;  // of tensors
@@ -180,9 +179,9 @@ std::vector<LaunchShape> BackwardPlan::launches_of(DqOrder order) const {
   return {over_keys(variant_.of_all), over_queries(convert)};
 }
 
-std::vector<TileShape> BackwardPlan::tiles() const {
+std::vector<TileShape> BackwardPlan::tiles(DqOrder order) const {
   std::vector<TileShape> result{launches().front().tile};
-  if (allowed_order_ == DqOrder::any && can_add_dq(variant_)) {
+  if (order == DqOrder::any && can_add_dq(variant_)) {
     result.push_back(launches_of(dq_order_ == DqOrder::any ? DqOrder::fixed : DqOrder::any).front().tile);
   }
   return result;
@@ -193,7 +192,7 @@ KernelPlan<BackwardTensors> plan_with(DqOrder order, const Problem& problem, con
   KernelPlan<BackwardTensors> result;
   BackwardPlan plan(problem, grouping, order, with.tile_rows, result.workspace);
   result.launches = plan.launches();
-  result.tiles = plan.tiles();
+  result.tiles = plan.tiles(order);
   result.run = [plan = std::move(plan)](const BackwardTensors& tensors, const Execution& execution) {
     plan.run(tensors, execution.workspace, execution.stream);
   };
