@@ -23,7 +23,7 @@ from pathlib import Path
 # Parts of the names of the kernels that are compiled in many shapes (the forwards and the backwards), and how many
 # shapes they may have together.
 SHAPED = ("sm807forward", "sm8012near_forward", "sm907forward", "sm9013forward_voted",
-          "sm908backward", "ShapeI")
+          "sm9016forward_near_far", "sm908backward", "ShapeI")
 MAX_SHAPES = 128
 # Kernels with parts of namespace distr::test (ablations), which only a test program has.
 TEST_ONLY = re.compile(r"(?<!\d)4test")

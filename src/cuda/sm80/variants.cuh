@@ -51,11 +51,10 @@ template <class T>
 inline constexpr std::array kMeasured = {
     variant<Config<T, 64, 32, 128, 2>>(),  variant<Config<T, 64, 16, 128, 4>>(), variant<Config<T, 128, 64, 128, 2>>(),
     variant<Config<T, 128, 32, 128, 4>>(), variant<Config<T, 32, 32, 128, 1>>(), variant<Config<T, 32, 32, 64, 1>>(),
-    variant<Config<T, 32, 16, 128, 1>>(),  variant<Config<T, 32, 16, 128, 2>>(), variant<Config<T, 64, 16, 128, 1>>(),
-    variant<Config<T, 128, 32, 128, 1>>(), variant<Config<T, 64, 32, 64, 1>>(),  variant<Config<T, 64, 16, 64, 1>>(),
-    variant<Config<T, 64, 32, 64, 2>>(),   variant<Config<T, 64, 16, 64, 4>>(),  variant<Config<T, 128, 64, 64, 1>>(),
-    variant<Config<T, 128, 32, 64, 1>>(),  variant<Config<T, 128, 64, 64, 2>>(), variant<Config<T, 128, 32, 64, 4>>(),
-    variant<Config<T, 256, 128, 64, 1>>(),
+    variant<Config<T, 32, 16, 128, 1>>(),  variant<Config<T, 64, 16, 128, 1>>(), variant<Config<T, 128, 32, 128, 1>>(),
+    variant<Config<T, 64, 32, 64, 1>>(),   variant<Config<T, 64, 16, 64, 1>>(),  variant<Config<T, 64, 32, 64, 2>>(),
+    variant<Config<T, 64, 16, 64, 4>>(),   variant<Config<T, 128, 64, 64, 1>>(), variant<Config<T, 128, 32, 64, 1>>(),
+    variant<Config<T, 128, 64, 64, 2>>(),  variant<Config<T, 128, 32, 64, 4>>(), variant<Config<T, 256, 128, 64, 1>>(),
 };
 
 }  // namespace distr::cuda::sm80

@@ -79,8 +79,8 @@ enum class ScaleIn : std::uint8_t { softmax, queries };
 
 // How tiles of k_hat get to shared memory. By TMA: they were made beforehand for the whole sequence, or are K's. Where
 // a block of queries has a grouping of its own, a producer warpgroup makes them: it gathers the rows of K^T that are
-// k_hat^T, or fuses (sums) columns of K. runs_: of near keys alone, or of all far ones
-// (method, 8). listed_: of some of the keys, in halves of 64 that a list names.
+// k_hat^T, or fuses (sums) columns of K. runs_: of near keys, and then of all far ones (method, 8; near_far.cuh).
+// listed_: of some of the keys, in halves of 64 that a list names.
 // voted: near keys and then far ones, of which consumers keep what their rows vote for (voted_keys.cuh).
 enum class KeyLoad : std::uint8_t { tma, gather, fuse, runs_tma, runs_gather, listed_tma, listed_gather, voted };
 
@@ -88,11 +88,18 @@ constexpr bool is_listed(KeyLoad load) { return load == KeyLoad::listed_tma || l
 constexpr bool is_runs(KeyLoad load) { return load == KeyLoad::runs_tma || load == KeyLoad::runs_gather; }
 
 // Which keys a launch with a list takes (method, 8): those near its queries; or those far of them, all or those whose
-// halves are kept. The launch of far keys takes in what the one of near keys left.
+// halves are kept. The launch of far keys takes in what the one of near keys left. KeyRuns are near or far.
 enum class KeySet : std::uint8_t { near, far, kept };
 
 // Whether a shape takes sliding windows.
 enum class Windows : std::uint8_t { refused, taken };
+
+// Which keys a consumer goes through: all that its launch takes; or, where that is both, those near its queries, and
+// then those far of them (near_far.cuh).
+enum class Phase : std::uint8_t { all, near, far };
+
+template <class C>
+struct SharedStorage;
 
 // kColumns: columns of q_hat and k_hat, padded; kValues: dv, padded. A thread block is kConsumers consumer warpgroups
 // of 64 queries each, and the producer warpgroups of its KeyLoader_, which says how many registers and pipeline stages
@@ -103,6 +110,8 @@ struct Config {
   using Element = T;
   using KeyLoader = KeyLoader_;
   using Stages = Stages_;
+  using Storage = SharedStorage<Config>;
+  static constexpr Phase kPhase = Phase::all;
   static constexpr int kColumns = kColumns_;
   static constexpr int kValues = kValues_;
   static constexpr int kConsumers = kConsumers_;
@@ -111,7 +120,6 @@ struct Config {
   static constexpr int kRows = 64 * kConsumers;
   static constexpr bool kIsListed = is_listed(KeyLoader::kLoad);
   static constexpr bool kIsRuns = is_runs(KeyLoader::kLoad);
-  static constexpr bool kTakesSome = kIsListed || kIsRuns;
   static constexpr bool kVotes = KeyLoader::kLoad == KeyLoad::voted;
   static constexpr int kKeys =  // of a tile
       kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 ? 256 : 128;
@@ -187,8 +195,7 @@ struct SharedStorage {
 // What near keys gave: O of them alone, and the row max and sum of the softmax. dv padded as the kernels pad it.
 struct NearResult {
   float* o;       // [B, Hq, Nq, dv]
-  float2* stats;  // [B, Hq, Nq]: row max and row sum, of scores times scale_log2
-  float scale_log2;
+  float2* stats;  // [B, Hq, Nq]: row max, of scores without the scale, and row sum
 };
 
 // The keys of a launch that takes some of them, and what it shares with those of the others.
@@ -199,6 +206,7 @@ struct ListedKeys {
   std::int32_t* halves;  // [B, Hq, ceil(Nq / 64), 2]: far halves that they keep and see, or null
   const float* dropped;  // [B, Hq, Nq]: q times the means of dropped columns of K, or null: 0
   NearResult near;
+  float near_scale_log2;  // of near scores; far ones have the problem's, 1 where q_hat has the scale
 };
 
 // Rows from a batch entry of K and V to the next; 0 where they are packed.
@@ -224,6 +232,7 @@ struct ForwardParameters {
   ListedKeys listed;            // where near keys and far ones differ
   DeviceLengths lengths;        // that are data
   EntryRows entry_rows;         // of these
+  CUtensorMap far_q, far_k;     // of far keys, where a launch takes them and near ones, whose maps are q and k then
 };
 
 }  // namespace distr::cuda::sm90

@@ -5,6 +5,7 @@
 #include <type_traits>
 
 #include "cuda/sm90/config.h"
+#include "cuda/sm90/mma.cuh"
 #include "cuda/sm90/pass.cuh"
 #include "cuda/sm90/softmax.cuh"
 
@@ -45,6 +46,32 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const
   return rows;
 }
 
+// Until q_hat is there.
+template <class C>
+__device__ __forceinline__ void wait_queries(const Shared<C>& shared) {
+  ptx::barrier_wait(shared.queries_full(), C::kPhase == Phase::far ? 1 : 0);
+}
+// And then q_hat of a consumer.
+template <class C>
+[[nodiscard]] __device__ __forceinline__ Queries<C> read_queries(const Shared<C>& shared, int consumer) {
+  wait_queries<C>(shared);
+  return Queries<C>(shared.queries(consumer), 0);
+}
+// Once they are in registers, q_hat of far keys may take the place of near ones'.
+template <class C>
+__device__ __forceinline__ void free_queries(const Shared<C>& shared) {
+  if constexpr (C::kPhase == Phase::near) {
+    arrive_warp(shared.queries_empty());
+  }
+}
+// Of a phase without keys.
+template <class C>
+__device__ __forceinline__ void pass_over_queries(const Shared<C>& shared) {
+  wait_queries<C>(shared);
+  __syncwarp();  // else the next ones may be there while a lane still waits for these
+  free_queries<C>(shared);
+}
+
 // What a consumer hides of its part of a tile where it takes all keys: those that a row does not see. See HiddenHalves
 // (listed_keys.cuh).
 template <class C>
@@ -67,8 +94,7 @@ class HiddenKeys {
 };
 
 // The same of a band of keys. Which keys the part has is computed only where there is a mask: the order of a window's
-// tiles has no registers beside both halves' scores. Runs know theirs beforehand, as blocks that share an SM would
-// spill.
+// tiles has no registers beside both halves' scores.
 template <class C>
 class HiddenKeysOfBand {
  public:
@@ -90,8 +116,7 @@ class HiddenKeysOfBand {
 };
 
 template <class C>
-using HiddenOfAll =
-    std::conditional_t<C::kWindows == Windows::taken && !C::kIsRuns, HiddenKeysOfBand<C>, HiddenKeys<C>>;
+using HiddenOfAll = std::conditional_t<C::kWindows == Windows::taken, HiddenKeysOfBand<C>, HiddenKeys<C>>;
 
 // The halves of a tile, as arguments whose value is known when the kernel is compiled. The upper one is taken first, as
 // the last tile is.
@@ -148,12 +173,12 @@ class Stagger {
   __device__ __forceinline__ explicit Stagger(int consumer) : consumer_(consumer) {}
 
   __device__ __forceinline__ void wait_at_start() const {
-    if (kApplies && consumer_ > 0) {
+    if (kStartsApart && consumer_ > 0) {
       wait();
     }
   }
   __device__ __forceinline__ void pass_at_start() const {
-    if (kApplies && consumer_ < C::kConsumers - 1) {
+    if (kStartsApart && consumer_ < C::kConsumers - 1) {
       pass();
     }
   }
@@ -176,8 +201,11 @@ class Stagger {
 
  private:
   static constexpr bool kApplies = C::kCtasPerSm == 1;
+  // Once: the first consumer may begin with far keys before the second has begun with near ones.
+  static constexpr bool kStartsApart = kApplies && C::kPhase != Phase::far;
   static constexpr KeyLoad kLoad = C::KeyLoader::kLoad;
-  static constexpr bool kHasTurns = kApplies && kLoad == KeyLoad::tma && (C::kColumns == 128 || C::kKeys == 256);
+  static constexpr bool kHasTurns =
+      kApplies && (kLoad == KeyLoad::tma || kLoad == KeyLoad::runs_tma) && (C::kColumns == 128 || C::kKeys == 256);
   static constexpr int kEvery = 512 / C::kKeys;
   static constexpr int kThreads = 2 * kWarpgroup;  // of two neighbours, the last consumer and the first among them
   static constexpr int kFirstBarrier = 2;          // a consumer's; FuseKeys has 1

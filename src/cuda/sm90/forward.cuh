@@ -61,8 +61,8 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   typename C::KeyLoader::template LoadsOfConsumer<C> loads(pass);
   float s[C::kScoreBuffers][C::kHalf / 2];
   std::uint32_t probabilities[C::kHalf / 16][4];
-  ptx::barrier_wait(shared.queries_full(), 0);
-  const Queries<C> queries(shared.queries(consumer), 0);
+  const Queries<C> queries = read_queries<C>(shared, consumer);
+  free_queries<C>(shared);
 
   const auto free_keys = [&](const Tile& tile) { arrive_warp(shared.keys_empty(tile.state().stage)); };
   const auto free_values = [&](const Tile& tile) { arrive_warp(shared.values_empty(tile.state().stage)); };
@@ -180,7 +180,9 @@ __device__ __forceinline__ void count_tiles(Pass<C>& pass) {
     pass.masked = tiles(list.count_masked(p, pass.work));
   } else {
     if constexpr (C::kIsRuns) {
-      pass.keys = KeyRuns<C::kKeys>(p.problem, p.listed.set, pass.work, C::kRows, p.row_end);
+      static_assert(C::kPhase != Phase::all);
+      constexpr auto kSet = C::kPhase == Phase::near ? KeySet::near : KeySet::far;
+      pass.keys = KeyRuns<C::kKeys>(p.problem, kSet, pass.work, C::kRows, p.row_end);
     } else {
       pass.keys = typename Pass<C>::Keys(pass.visible(), pass.work, C::kRows, pass.row_end());
     }
@@ -215,7 +217,7 @@ __device__ __forceinline__ void consume_all(Pass<C> pass) {
       x = ptx::opaque(0.0F);  // else the compiler writes the zeros where wgmma is under way, and waits
     }
     Softmax<C> softmax(pass.p.problem.scale_log2);
-    if constexpr (C::kTakesSome && C::kScaleIn == ScaleIn::softmax) {
+    if constexpr (C::kIsListed) {
       if (pass.p.listed.set != KeySet::near) {
         begin_with_near_row_max(pass.p, pass.work, row, softmax);
       }
@@ -228,7 +230,7 @@ __device__ __forceinline__ void consume_all(Pass<C> pass) {
       in_range = consume<C>(pass, consumer, row, row_max, o, softmax);
     }
     const float headroom = pass.used > 0 ? kHeadroom<C> : 1.0F;
-    if constexpr (C::kTakesSome) {
+    if constexpr (C::kIsListed) {
       if (pass.p.listed.set == KeySet::near) {
         clear_kept(pass.p, pass.work, consumer);
         store_near(pass.p, pass.work, row, rows_left & in_range, o, softmax, headroom);
@@ -250,8 +252,8 @@ template <class C>
 __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __grid_constant__ ForwardParameters p) {
   using Loader = typename C::KeyLoader;
   extern __shared__ __align__(1024) std::uint8_t memory[];
-  auto& storage = *reinterpret_cast<SharedStorage<C>*>(memory);
-  static_assert(fits<SharedStorage<C>>(C::kCtasPerSm));
+  auto& storage = *reinterpret_cast<typename C::Storage*>(memory);
+  static_assert(fits<typename C::Storage>(C::kCtasPerSm));
 
   WorkTile work = p.scheduler.at(blockIdx.x);
   if constexpr (C::kTakesLengths) {

@@ -37,7 +37,8 @@ class ForwardPlan {
   [[nodiscard]] const std::vector<TileShape>& tiles() const noexcept { return tiles_; }
 
  private:
-  void plan_near(Variants variants, const Problem& problem, std::int64_t row, WorkspaceLayout& workspace);
+  void plan_near(Variants variants, const Problem& problem, std::int64_t columns, std::int64_t row,
+                 WorkspaceLayout& workspace);
   void plan_grouped(Variants variants, const Problem& problem, const Grouping& grouping, std::int64_t row,
                     std::int64_t tile_rows, WorkspaceLayout& workspace);
   [[nodiscard]] std::vector<Launch> launches_of(Variants variants, const Problem& problem, const KernelRequest& request,
@@ -53,7 +54,9 @@ class ForwardPlan {
   DType dtype_;
   ForwardParameters parameters_{};  // but for the pointers and what each launch has
   Input q_, k_, v_;
-  std::vector<Launch> near_, exact_, grouped_;
+  std::vector<Launch> exact_, grouped_;
+  std::vector<Launch> near_far_;    // near keys, and then far ones; else, or with LSE where it gives none:
+  std::vector<Launch> near_, far_;  // near ones, and by another launch far ones
   std::vector<TileShape> tiles_;
   Part<std::uint16_t> keys_transposed_;  // where keys are gathered
   // Of near keys, and what is kept of far ones:
@@ -100,35 +103,12 @@ ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& gr
     return;  // nothing runs
   }
   const std::int64_t exact_rows = common::count_exact_rows(p, grouping);
-  const DeviceNear& near = parameters_.problem.near;
-  if (near.has) {
-    plan_near(variants, p, exact_rows, workspace);
-  }
   if (exact_rows > 0) {
-    const KeyLoad load = near.skips ? KeyLoad::voted : KeyLoad::tma;
+    const KeyLoad load = parameters_.problem.near.skips ? KeyLoad::voted : KeyLoad::tma;
     exact_ = launches_of(variants, p, {ScaleIn::softmax, p.head_dim, load}, 0, exact_rows, tile_rows);
   }
   if (exact_rows < p.seq_q) {
     plan_grouped(variants, p, grouping, exact_rows, tile_rows, workspace);
-  }
-}
-
-// The near keys of the rows from `row` on, before their far ones.
-void ForwardPlan::plan_near(Variants variants, const Problem& p, std::int64_t row, WorkspaceLayout& workspace) {
-  const DeviceProblem& sizes = parameters_.problem;
-  if (row == p.seq_q) {
-    return;
-  }
-  const KeyLoad load = share_near_keys(p) ? KeyLoad::runs_tma : KeyLoad::listed_tma;
-  near_ = launches_of(variants, p, {ScaleIn::softmax, p.head_dim, load}, row, p.seq_q, kRowsOfTwo);
-  const std::int64_t rows = p.batch * p.heads_q * p.seq_q;
-  near_o_ = Part<float>(workspace, "O of near keys", rows * near_.front().variant->values);
-  near_stats_ = Part<float2>(workspace, "row max and sum of near keys", rows);
-  if (sizes.near.skips) {
-    kept_ = Part<std::uint32_t>(workspace, "kept halves", kept_count(p));
-    keys_transposed_ = Part<std::uint16_t>(workspace, "K^T", transposed_count(k_.extent()));
-    parameters_.column_stride = transposed_stride(p.seq_k);
-    parameters_.listed.kept_words = kept_words(p);
   }
 }
 
@@ -153,7 +133,7 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
     estimations.push_back({k_.strides(), k_.extent(), Estimate::sum, p.seq_k, 0, false});
     k_hat_extent_ = estimations.back().result(groups);
     k_hat_ = Part<std::uint16_t>(workspace, "k_hat", packed_count(k_hat_extent_));
-  } else if (product_ == Product::gathered && !keys_transposed_.exists()) {
+  } else if (product_ == Product::gathered || sizes.near.skips) {
     keys_transposed_ = Part<std::uint16_t>(workspace, "K^T", transposed_count(k_.extent()));
     parameters_.column_stride = transposed_stride(p.seq_k);
   }
@@ -173,21 +153,52 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
   if (sizes.near.has_means) {
     dropped_ = Part<float>(workspace, "scores of dropped columns", p.batch * p.heads_q * p.seq_q);
   }
-  const bool gathers = product_ == Product::gathered;
   const std::int64_t columns = finishes_ ? p.head_dim : q_hat_extent_.columns;
-  // In bf16 q_hat takes the scale in (ScaleIn), unless LSE is asked for: that rounding would be in it, and a
-  // backward that reads it has none. What is kept is decided without it as well. With near keys Q~ of more than 64
-  // columns has no shape for it.
-  const bool is_wide_spread = sizes.near.has && !gathers && std::max(columns, p.head_dim_v) > 64;
-  scales_ = p.dtype == DType::bf16 && !sizes.near.skips && !is_wide_spread;
-  const bool gathers_now = gathers && !finishes_;
-  const KeyLoad load = sizes.near.has && scales_    ? (gathers_now ? KeyLoad::runs_gather : KeyLoad::runs_tma)
-                       : sizes.near.has             ? (gathers_now ? KeyLoad::listed_gather : KeyLoad::listed_tma)
-                       : gathers                    ? KeyLoad::gather
-                       : product_ == Product::fused ? KeyLoad::fuse
-                                                    : KeyLoad::tma;
+  if (sizes.near.has) {
+    plan_near(variants, p, columns, row, workspace);
+    return;
+  }
+  const KeyLoad load = product_ == Product::gathered ? KeyLoad::gather
+                       : product_ == Product::fused  ? KeyLoad::fuse
+                                                     : KeyLoad::tma;
+  // In bf16 q_hat takes the scale in (ScaleIn), unless LSE is asked for: that rounding would be in it, and a backward
+  // that reads it has none.
+  scales_ = p.dtype == DType::bf16;
   grouped_ =
       launches_of(variants, p, {scales_ ? ScaleIn::queries : ScaleIn::softmax, columns, load}, row, p.seq_q, tile_rows);
+}
+
+// The rows from `row` on, which have near keys. columns: of what far scores are made of.
+void ForwardPlan::plan_near(Variants variants, const Problem& p, std::int64_t columns, std::int64_t row,
+                            WorkspaceLayout& workspace) {
+  const bool skips = parameters_.problem.near.skips;
+  const bool gathers = product_ == Product::gathered && !finishes_;
+  if (!skips) {
+    // The one shape for k_hat that was made beforehand has the scale in the softmax, and so serves calls with LSE, too.
+    const bool scales = product_ != Product::precomputed;
+    const KernelRequest request{scales ? ScaleIn::queries : ScaleIn::softmax, columns,
+                                gathers ? KeyLoad::runs_gather : KeyLoad::runs_tma};
+    if (has_near_far_shape(variants, p, request)) {
+      scales_ = scales;
+      near_far_ = launches_of(variants, p, request, row, p.seq_q, kRowsOfTwo);
+      if (near_far_.front().with_lse != nullptr) {
+        return;
+      }
+    }
+  }
+  if (product_ == Product::precomputed) {  // lists take K's heads
+    throw Error(Status::unsupported, "no compiled shape takes these sizes");
+  }
+  near_ = launches_of(variants, p, {ScaleIn::softmax, p.head_dim, KeyLoad::listed_tma}, row, p.seq_q, kRowsOfTwo);
+  const std::int64_t rows = p.batch * p.heads_q * p.seq_q;
+  near_o_ = Part<float>(workspace, "O of near keys", rows * near_.front().variant->values);
+  near_stats_ = Part<float2>(workspace, "row max and sum of near keys", rows);
+  if (skips) {
+    kept_ = Part<std::uint32_t>(workspace, "kept halves", kept_count(p));
+    parameters_.listed.kept_words = kept_words(p);
+  }
+  far_ = launches_of(variants, p, {ScaleIn::softmax, columns, gathers ? KeyLoad::listed_gather : KeyLoad::listed_tma},
+                     row, p.seq_q, kRowsOfTwo);
 }
 
 std::vector<Launch> ForwardPlan::launches_of(Variants variants, const Problem& p, const KernelRequest& request,
@@ -216,13 +227,10 @@ void ForwardPlan::run(const ForwardTensors& tensors, void* workspace, void* stre
     transpose(k, keys_transposed_.in(workspace), stream);
     p.keys_transposed = keys_transposed_.in(workspace);
   }
-  if (!near_.empty()) {
-    attend_near(q, k, v, p, workspace, stream);
-  }
   if (!exact_.empty()) {
-    run_launches(exact_, dtype_, p, q, &k, v, stream);
+    run_launches(exact_, dtype_, p, q, &k, v, nullptr, stream);
   }
-  if (!grouped_.empty()) {
+  if (estimates_) {
     attend_grouped(tensors, q, k, v, p, workspace, stream);
   }
 }
@@ -232,14 +240,22 @@ void ForwardPlan::attend_near(const Operand& q, const Operand& k, const Operand&
   ListedKeys& listed = p.listed;
   listed.set = KeySet::near;
   listed.kept = kept_.in(workspace);
-  listed.near = {near_o_.in(workspace), near_stats_.in(workspace), p.problem.scale_log2};
-  run_launches(near_, dtype_, p, q, &k, v, stream);
+  listed.near.o = near_o_.in(workspace);
+  listed.near.stats = near_stats_.in(workspace);
+  run_launches(near_, dtype_, p, q, &k, v, nullptr, stream);
   listed.set = kept_.exists() ? KeySet::kept : KeySet::far;
 }
 
 void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
                                  ForwardParameters& p, void* workspace, void* stream) const {
-  const bool scaled = scales_ && tensors.lse == nullptr;
+  const bool with_lse = tensors.lse != nullptr;
+  const bool by_one_launch = !near_far_.empty() && (!with_lse || near_far_.front().with_lse != nullptr);
+  p.listed.set = KeySet::far;
+  p.listed.near_scale_log2 = p.problem.scale_log2;
+  if (!by_one_launch && !near_.empty()) {
+    attend_near(q, k, v, p, workspace, stream);
+  }
+  const bool scaled = scales_ && !with_lse;
   const float scale = scaled ? std::exchange(p.problem.scale_log2, 1.0F) : 1.0F;
   const Operand q_hat = packed(q_hat_.in(workspace), q_hat_extent_);
   const Operand k_hat = packed(k_hat_.in(workspace), k_hat_extent_);
@@ -268,7 +284,12 @@ void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q
   const Operand* const keys = product_ == Product::precomputed              ? &k_hat
                               : product_ == Product::gathered && !finishes_ ? nullptr
                                                                             : &k;
-  run_launches(grouped_, dtype_, p, finishes_ ? q : q_hat, keys, v, stream);
+  if (by_one_launch) {
+    const FarOperands far{q_hat, keys};
+    run_launches(near_far_, dtype_, p, q, &k, v, &far, stream);
+  } else {
+    run_launches(near_.empty() ? grouped_ : far_, dtype_, p, finishes_ ? q : q_hat, keys, v, nullptr, stream);
+  }
 }
 
 void ForwardPlan::screen(const ScreenLaunch& launch, const Operand& q_hat, const std::int32_t* order,
@@ -280,7 +301,11 @@ void ForwardPlan::screen(const ScreenLaunch& launch, const Operand& q_hat, const
 
 std::vector<LaunchShape> ForwardPlan::launches() const {
   std::vector<LaunchShape> result;
-  for (const auto* launches : {&near_, &exact_, &grouped_}) {
+  const bool by_one_launch = !near_far_.empty();  // as a call without LSE is; one with LSE has the same tiles
+  for (const auto* launches : {&exact_, &grouped_, &near_far_, &near_, &far_}) {
+    if (by_one_launch && (launches == &near_ || launches == &far_)) {
+      continue;
+    }
     std::transform(launches->begin(), launches->end(), std::back_inserter(result), shape_of);
   }
   return result;

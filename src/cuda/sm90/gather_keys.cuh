@@ -50,6 +50,14 @@ struct GatherKeys {
     if (pass.used == 0 && issues) {
       load_queries(pass);
     }
+    load_tiles(pass);
+    if (pass.used == 0 && issues) {
+      prefetch_next<C>(pass.p);
+    }
+  }
+  // By all threads of the warpgroup.
+  template <class C>
+  __device__ __forceinline__ static void load_tiles(const Pass<C>& pass) {
     Gatherer<C, 1, Shared<C>> gatherer(pass.p, pass.work, pass.shared, pass.p.problem.groups);
 #pragma unroll 1
     for (int n = 0; n < pass.tiles; ++n) {
@@ -62,9 +70,6 @@ struct GatherKeys {
       __syncwarp();
     }
     gatherer.finish();
-    if (pass.used == 0 && issues) {
-      prefetch_next<C>(pass.p);
-    }
   }
 
   template <class C>

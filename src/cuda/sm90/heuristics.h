@@ -29,7 +29,8 @@ enum class Product : std::uint8_t {
 // By blocks, sums of K's columns for each block of queries cost as much as products of d/2 columns save, and pay for
 // d/4 (docs/kernel-log.md, sm90/forward, steps 55 and 59). Columns that are dropped are saved, but beside K^T, which is
 // made first, and at d = 64 without the kernels of three consumers and of two blocks an SM: that pays for few columns
-// and many keys (step 56).
+// and many keys (step 56). With near keys, k_hat of one grouping has a shape in bf16, where nothing is skipped (step
+// 84).
 [[nodiscard]] inline Product product_of(const Problem& problem, const Grouping& grouping) {
   constexpr std::int64_t kFusingRows = 128;  // of a thread block, which makes k_hat for all of them
   constexpr std::int64_t kFewKeys = 4096;
@@ -38,7 +39,11 @@ enum class Product : std::uint8_t {
   const std::int64_t groups = num_groups(problem, grouping);
   const bool is_wide = problem.head_dim > 64;
   if (has_near_keys) {
-    return is_wide && groups <= 64 && common::members_of(grouping) == 1 ? Product::gathered : Product::spread;
+    const bool has_k_hat = !is_by_blocks(problem, grouping) && problem.dtype == DType::bf16 && grouping.skip == 0;
+    return !is_wide || groups > 64             ? Product::spread
+           : has_k_hat                         ? Product::precomputed
+           : common::members_of(grouping) == 1 ? Product::gathered
+                                               : Product::spread;
   }
   if (!is_by_blocks(problem, grouping)) {
     return Product::precomputed;
@@ -143,12 +148,6 @@ struct Waves {
     return !causal && of_both < std::min(cost(rows, kRowsOfThree), cost(rows, kRowsOfTwo)) ? filled : best;
   }
 };
-
-// Whether near keys are taken by blocks that share an SM. There are few of them, so that a third of a block's time is
-// its start and end (docs/kernel-log.md, sm90/forward, step 64); wider heads have no room for two blocks.
-[[nodiscard]] inline bool share_near_keys(const Problem& problem) noexcept {
-  return problem.dtype == DType::bf16 && std::max(problem.head_dim, problem.head_dim_v) <= 64;
-}
 
 // How many heads a backward interleaves (cuda/backward_scheduler.cuh): those whose Q, dO and sums of dQ stay in the L2
 // together, but enough for two thread blocks an SM, or four where attention is causal, so that the long ones of the

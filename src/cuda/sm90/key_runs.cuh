@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// The near keys of a thread block's queries, or all far ones (method, 8), for launches in which none is skipped: which
+// The near keys of a thread block's queries, and all far ones (method, 8), for launches in which none is skipped: which
 // they are follows from the block's rows, so tiles are whole, and the kernel goes through them as through all keys.
 #pragma once
 
@@ -16,7 +16,7 @@ template <int kKeys>
 class KeyRuns {
  public:
   KeyRuns() = default;
-  // The block's first row has the others' near keys. rows, row_end: as KeyBand's.
+  // set: near or far. The block's first row has the others' near keys. rows, row_end: as KeyBand's.
   __device__ KeyRuns(const DeviceProblem& problem, KeySet set, const WorkTile& work, int rows, std::int64_t row_end)
       : behind_(static_cast<int>((problem.seq_k + kTile - 1) / kTile)) {
     const NearTiles tiles = near_tiles(problem, work.row, seen_keys(problem, work, rows, row_end));

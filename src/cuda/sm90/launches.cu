@@ -15,12 +15,12 @@ namespace {
                                   const KernelRequest& request, std::int64_t rows, int blocks = 1) {
   const Variant* found = nullptr;
   for (const Variant& variant : variants) {
-    const bool fits = variant.dtype == problem.dtype && variant.scale_in == request.scale_in &&
-                      variant.load == request.load && variant.columns >= request.columns &&
-                      (variant.caps_scores || problem.softcap == 0) &&
-                      (variant.takes_windows || !common::has_window(problem)) &&
-                      (variant.takes_lengths || !common::has_lengths(problem)) &&
-                      variant.values >= problem.head_dim_v && variant.rows == rows && variant.ctas_per_sm == blocks;
+    const bool fits =
+        variant.dtype == problem.dtype && variant.scale_in == request.scale_in && variant.load == request.load &&
+        variant.columns >= request.columns && (!is_runs(variant.load) || variant.near_columns >= problem.head_dim) &&
+        (variant.caps_scores || problem.softcap == 0) && (variant.takes_windows || !common::has_window(problem)) &&
+        (variant.takes_lengths || !common::has_lengths(problem)) && variant.values >= problem.head_dim_v &&
+        variant.rows == rows && variant.ctas_per_sm == blocks;
     const auto width = [](const Variant& of) { return of.columns + of.values; };
     if (fits && (found == nullptr || width(variant) < width(*found))) {
       found = &variant;
@@ -29,12 +29,11 @@ namespace {
   return found;
 }
 
-// Far keys without a list have shapes with the scale in q_hat alone.
-[[nodiscard]] constexpr KeyLoad with_scale_in_softmax(KeyLoad load) {
-  return load == KeyLoad::runs_tma ? KeyLoad::listed_tma : load == KeyLoad::runs_gather ? KeyLoad::listed_gather : load;
-}
-
 }  // namespace
+
+bool has_near_far_shape(std::span<const Variant> variants, const Problem& problem, const KernelRequest& request) {
+  return find(variants, problem, request, kRowsOfTwo) != nullptr;
+}
 
 TileShape tile_of(const Variant& variant) noexcept {
   return {variant.rows, variant.keys, variant.values, variant.columns};
@@ -82,7 +81,7 @@ Launches launches_of(std::span<const Variant> variants, const Problem& p, const 
     const std::int64_t behind =
         p.packed.has_value() ? count_packed_tiles(p.packed->total_q, p.batch, variant.rows) * variant.rows : to;
     const int interleaved = interleaved_heads(heads, TileScheduler::of_head(from, behind, variant.rows), blocks);
-    const KernelRequest with_lse{ScaleIn::softmax, request.columns, with_scale_in_softmax(request.load)};
+    const KernelRequest with_lse{ScaleIn::softmax, request.columns, request.load};
     const Variant* const gives_lse = request.scale_in == ScaleIn::softmax
                                          ? &variant
                                          : find(variants, p, with_lse, variant.rows, variant.ctas_per_sm);
@@ -105,7 +104,7 @@ Launches launches_of(std::span<const Variant> variants, const Problem& p, const 
 }
 
 void run_launches(const std::vector<Launch>& launches, DType dtype, ForwardParameters& p, const Operand& q,
-                  const Operand* k, const Operand& v, void* stream) {
+                  const Operand* k, const Operand& v, const FarOperands* far, void* stream) {
   constexpr int kConsumerRows = 64;
   const auto map = [&](const Operand& x, int rows, int columns) {
     return tensor_map(x, dtype, {rows, std::min(columns, 64)});
@@ -118,9 +117,15 @@ void run_launches(const std::vector<Launch>& launches, DType dtype, ForwardParam
     const int keys = is_listed(variant.load) ? kHalfKeys
                      : is_runs(variant.load) ? static_cast<int>(common::kNearTile)
                                              : variant.keys;
-    p.q = map(q, kConsumerRows, variant.columns);
+    p.q = map(q, kConsumerRows, variant.near_columns);
     if (k != nullptr) {
-      p.k = map(*k, keys, variant.load == KeyLoad::fuse ? variant.values : variant.columns);
+      p.k = map(*k, keys, variant.load == KeyLoad::fuse ? variant.values : variant.near_columns);
+    }
+    if (far != nullptr) {
+      p.far_q = map(far->q, kConsumerRows, variant.columns);
+      if (far->k != nullptr) {
+        p.far_k = map(*far->k, keys, variant.columns);
+      }
     }
     p.v = map(v, keys, variant.values);
     p.scheduler = of.scheduler;

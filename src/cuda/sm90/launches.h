@@ -22,7 +22,7 @@ struct KernelRequest {
 // One launch of a kernel.
 struct Launch {
   const Variant* variant;
-  const Variant* with_lse;  // where LSE is asked for: of as many rows, with the scale in the softmax
+  const Variant* with_lse;  // where LSE is asked for: of as many rows, with the scale in the softmax; null: none
   TileScheduler scheduler;
   std::int64_t row_end;
   unsigned next_tile;
@@ -39,10 +39,21 @@ struct Launches {
                                    const DeviceProblem& sizes, const KernelRequest& request, std::int64_t begin,
                                    std::int64_t end, std::int64_t tile_rows);
 
-// Runs them one after the other. p: but for what each launch has. q: what scores are made of; k: null where keys are
-// gathered from K^T.
+// Whether there is a shape for near keys and far ones in one launch (near_far.cuh).
+[[nodiscard]] bool has_near_far_shape(std::span<const Variant> variants, const Problem& problem,
+                                      const KernelRequest& request);
+
+// What scores of far keys are made of, where a launch takes near keys as well. k: null where keys are gathered from
+// K^T.
+struct FarOperands {
+  Operand q;
+  const Operand* k;
+};
+
+// Runs them one after the other. p: but for what each launch has. q: what scores are made of, of near keys where there
+// are `far` ones; k: null where keys are gathered from K^T.
 void run_launches(const std::vector<Launch>& launches, DType dtype, ForwardParameters& p, const Operand& q,
-                  const Operand* k, const Operand& v, void* stream);
+                  const Operand* k, const Operand& v, const FarOperands* far, void* stream);
 
 [[nodiscard]] TileShape tile_of(const Variant& variant) noexcept;
 [[nodiscard]] LaunchShape shape_of(const Launch& launch) noexcept;

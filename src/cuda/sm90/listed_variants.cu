@@ -2,9 +2,11 @@
 // The list of compiled shapes of the kernel in forward.cuh that take some of the keys, for both element types:
 //   d = 64    r = 64                Q K^T, Q~ K^T
 //   d = 128   r = 128; r = 64       Q K^T, Q~ K^T; k_hat gathered
-// and in bf16 of near keys by blocks that share an SM, and of all far keys with the scale in q_hat; and, for exact
-// attention that skips far keys, d = 64 by blocks of two consumers that vote and share an SM, and d = 128 by three.
-// Columns are padded with zeros, so each serves every smaller r, d and dv as well.
+// and in bf16 of near keys, and then of all far ones:
+//   d = 64    Q~ K^T
+//   d = 128   r = 64: k_hat gathered, without LSE; k_hat made beforehand
+// and, for exact attention that skips far keys, d = 64 by blocks of two consumers that vote and share an SM, and d =
+// 128 by three. Columns are padded with zeros, so each serves every smaller r, d and dv as well.
 #include <array>
 
 #include "cuda/sm90/listed_keys.cuh"
@@ -16,8 +18,14 @@
 namespace distr::cuda::sm90 {
 namespace {
 
-template <class T, int kColumns, int kValues, class KeyLoader, ScaleIn kScaleIn = ScaleIn::softmax, int kCtasPerSm = 1>
-constexpr Variant kListedVariant = variant<Config<T, kColumns, kValues, 2, kScaleIn, KeyLoader, kCtasPerSm, Stages>>();
+template <class T, int kColumns, int kValues, class KeyLoader>
+constexpr Variant kListedVariant = variant<Config<T, kColumns, kValues, 2, ScaleIn::softmax, KeyLoader, 1, Stages>>();
+
+using RunsOfTma = Runs<TmaKeys, KeyLoad::runs_tma>;
+
+template <int kNearColumns, int kColumns, int kValues, class KeyLoader, ScaleIn kScaleIn>
+constexpr Variant kNearFarVariant =
+    variant<NearFarConfig<__nv_bfloat16, kNearColumns, kColumns, kValues, kScaleIn, KeyLoader, Stages>>();
 
 template <class T, int kColumns>
 constexpr Variant kVotedVariant = variant<Config<T, kColumns, kColumns, kColumns <= 64 ? 2 : 3, ScaleIn::softmax,
@@ -34,9 +42,10 @@ constexpr std::array kListedVariants = {
     kVotedVariant<__half, 128>,
     kVotedVariant<__nv_bfloat16, 64>,
     kVotedVariant<__nv_bfloat16, 128>,
-    kListedVariant<__nv_bfloat16, 64, 64, Runs<ConsumerTmaKeys, KeyLoad::runs_tma>, ScaleIn::softmax, 2>,
-    kListedVariant<__nv_bfloat16, 64, 64, Runs<TmaKeys, KeyLoad::runs_tma>, ScaleIn::queries>,
-    kListedVariant<__nv_bfloat16, 64, 128, Runs<GatherKeys, KeyLoad::runs_gather>, ScaleIn::queries>};
+    kNearFarVariant<64, 64, 64, RunsOfTma, ScaleIn::softmax>,
+    kNearFarVariant<64, 64, 64, RunsOfTma, ScaleIn::queries>,
+    kNearFarVariant<128, 64, 128, RunsOfTma, ScaleIn::softmax>,
+    kNearFarVariant<128, 64, 128, Runs<GatherKeys, KeyLoad::runs_gather>, ScaleIn::queries>};
 
 }  // namespace
 

@@ -88,12 +88,10 @@ template <class C>
                                               float far_sum) {
   const float2 near = p.listed.near.stats[at];
   const float dropped = p.listed.dropped == nullptr ? 0.0F : p.listed.dropped[at];
-  const float near_scale = p.listed.near.scale_log2;
-  const float far_scale = p.problem.scale_log2;  // 1 where q_hat has the scale
-  // How far the near row max is above the far one; of the same units they are subtracted unscaled, as they can be
-  // large.
-  const float above = C::kScaleIn == ScaleIn::softmax ? (near.x - dropped - far_max) * far_scale
-                                                      : (near.x - dropped) * near_scale - far_max * far_scale;
+  const float scale = p.problem.scale_log2;
+  static_assert(C::kScaleIn == ScaleIn::softmax);
+  // How far the near row max is above the far one; they are subtracted unscaled, as they can be large.
+  const float above = (near.x - dropped - far_max) * scale;
   const bool has_near = near.y != 0.0F;
   const bool has_far = far_sum != 0.0F;
   const bool near_is_larger = has_near && (!has_far || above > 0.0F);
@@ -102,7 +100,7 @@ template <class C>
   const float near_sum = has_near ? near.y * near_factor : 0.0F;
   const float sum = near_sum + (has_far ? far_sum * far_factor : 0.0F);
   const float inverse = sum == 0.0F ? 0.0F : 1.0F / sum;
-  const float row_max = near_is_larger ? near.x * near_scale : far_max * far_scale + dropped * near_scale;
+  const float row_max = near_is_larger ? near.x * scale : far_max * scale + dropped * scale;
   return {near_sum * inverse, far_factor * inverse, natural_lse(row_max, sum)};
 }
 

@@ -27,10 +27,10 @@ class KeyRing : public SharedAddresses<Storage> {
 
   // Of a consumer, or of a group of them.
   [[nodiscard]] __device__ std::uint32_t queries(int index) const {
-    return this->tile(offsetof(Storage, queries), C::QueryTile::kBytes, index);
+    return this->tile(offsetof(Storage, queries), sizeof(Storage::queries[0]), index);
   }
   [[nodiscard]] __device__ std::uint32_t keys(int stage) const {
-    return this->tile(offsetof(Storage, keys), C::KeyTile::kBytes, stage);
+    return this->tile(offsetof(Storage, keys), sizeof(Storage::keys[0]), stage);
   }
   [[nodiscard]] __device__ std::uint32_t queries_full() const {
     return this->barrier(offsetof(Barriers, queries_full));
@@ -44,21 +44,25 @@ class KeyRing : public SharedAddresses<Storage> {
 };
 
 template <class C>
-class Shared : public KeyRing<C, SharedStorage<C>> {
-  using Storage = SharedStorage<C>;
+class Shared : public KeyRing<C, typename C::Storage> {
+  using Storage = typename C::Storage;
   using Barriers = typename Storage::Barriers;
 
  public:
   using KeyRing<C, Storage>::KeyRing;
 
   [[nodiscard]] __device__ std::uint32_t values(int stage) const {
-    return this->tile(offsetof(Storage, values), C::ValueTile::kBytes, stage);
+    return this->tile(offsetof(Storage, values), sizeof(Storage::values[0]), stage);
   }
   [[nodiscard]] __device__ std::uint32_t values_full(int stage) const {
     return this->barrier(offsetof(Barriers, values_full), stage);
   }
   [[nodiscard]] __device__ std::uint32_t values_empty(int stage) const {
     return this->barrier(offsetof(Barriers, values_empty), stage);
+  }
+  // Free for q_hat of far keys, where near ones come first.
+  [[nodiscard]] __device__ std::uint32_t queries_empty() const {
+    return this->barrier(offsetof(Barriers, queries_empty));
   }
   // Of this thread's FixedShift or Vote.
   [[nodiscard]] __device__ std::uint32_t shift() const {
@@ -89,6 +93,12 @@ __device__ inline void init_barriers(const Shared<C>& shared) {
   ptx::barrier_fence();
 }
 
+// The head of k_hat that a block's queries meet.
+template <class C>
+[[nodiscard]] __device__ __forceinline__ int keys_head_of(const ForwardParameters& p, const WorkTile& work) {
+  return C::kPhase != Phase::near && p.keys_of_query_head ? work.head : work.head_kv;
+}
+
 // Of tiles that are voted on (voted_tiles.cuh): the first ones that are near a row, and those that are special.
 struct VotedCounts {
   int near = 0, special = 0;
@@ -112,6 +122,14 @@ struct Pass {
   [[nodiscard]] __device__ __forceinline__ PipelineState<C::kStages> state(int n) const {
     return PipelineState<C::kStages>(used + n);
   }
+  // Of q_hat and k_hat, and the head of k_hat.
+  [[nodiscard]] __device__ __forceinline__ const CUtensorMap& queries_map() const {
+    return C::kPhase == Phase::far ? p.far_q : p.q;
+  }
+  [[nodiscard]] __device__ __forceinline__ const CUtensorMap& keys_map() const {
+    return C::kPhase == Phase::far ? p.far_k : p.k;
+  }
+  [[nodiscard]] __device__ __forceinline__ int keys_head() const { return keys_head_of<C>(p, work); }
   [[nodiscard]] __device__ __forceinline__ bool has_entry() const { return C::kTakesLengths && p.lengths.exist(); }
   // What says which keys rows see, and the row behind the last one. It is read where it is wanted, as it has no
   // registers beside a tile's scores.
@@ -212,12 +230,12 @@ __device__ inline void load_queries(const Pass<C>& pass) {
     if constexpr (C::kTakesLengths) {
       if (pass.has_entry() && pass.p.lengths.packed) {
         const BatchEntry& entry = pass.shared.storage.entry;
-        tma_load_tile<typename C::QueryTile>(tile, pass.p.q, full, row_before_end(row, entry.row_end), pass.work.head,
-                                             entry.q_axis, kEntryRows);
+        tma_load_tile<typename C::QueryTile>(tile, pass.queries_map(), full, row_before_end(row, entry.row_end),
+                                             pass.work.head, entry.q_axis, kEntryRows);
         continue;
       }
     }
-    tma_load_tile<typename C::QueryTile>(tile, pass.p.q, full, row, pass.work.head, pass.work.batch);
+    tma_load_tile<typename C::QueryTile>(tile, pass.queries_map(), full, row, pass.work.head, pass.work.batch);
   }
 }
 

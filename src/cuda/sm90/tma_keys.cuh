@@ -51,8 +51,8 @@ struct TmaKeys {
     const std::uint32_t full = pass.shared.keys_full(state.stage);
     wait_empty(pass.shared.keys_empty(state.stage), state.phase);
     ptx::barrier_arrive_expect_tx(full, Keys::kBytes);
-    load_keys<C, Keys>(pass, n, pass.shared.keys(state.stage), pass.p.k, full,
-                       pass.p.keys_of_query_head ? pass.work.head : pass.work.head_kv, &BatchEntry::k_axis);
+    load_keys<C, Keys>(pass, n, pass.shared.keys(state.stage), pass.keys_map(), full, pass.keys_head(),
+                       &BatchEntry::k_axis);
   }
 
   // What the producer warpgroup does in a pass.
@@ -64,19 +64,24 @@ struct TmaKeys {
     if (pass.used == 0) {
       load_queries(pass);
     }
-#pragma unroll 1
-    for (int n = 0; n < pass.tiles; ++n) {
-      load(pass, n);
-      load_values(pass, n);
-    }
+    load_tiles(pass);
     if (pass.used == 0) {
       prefetch_next<C>(pass.p);
+    }
+  }
+  // By the thread that issues TMA.
+  template <class C>
+  __device__ __forceinline__ static void load_tiles(const Pass<C>& pass) {
+#pragma unroll 1
+    for (int n = 0; n < pass.tiles; ++n) {
+      C::KeyLoader::load(pass, n);
+      load_values(pass, n);
     }
   }
 
   template <class C>
   __device__ static void prefetch(const ForwardParameters& p, const WorkTile& next) {
-    tma_prefetch_tile<typename C::KeyTile>(p.k, next.row, p.keys_of_query_head ? next.head : next.head_kv, next.batch);
+    tma_prefetch_tile<typename C::KeyTile>(p.k, next.row, keys_head_of<C>(p, next), next.batch);
   }
 };
 

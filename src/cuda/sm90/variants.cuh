@@ -4,6 +4,7 @@
 
 #include "cuda/dependent_launch.cuh"
 #include "cuda/sm90/forward.cuh"
+#include "cuda/sm90/near_far.cuh"
 #include "cuda/sm90/variants.h"
 #include "cuda/sm90/voted_forward.cuh"
 
@@ -14,12 +15,23 @@ void launch_variant(const ForwardParameters& p, void* stream) {
   constexpr auto kKernel = [] {
     if constexpr (C::kVotes) {
       return &forward_voted<C>;
+    } else if constexpr (C::kIsRuns) {
+      return &forward_near_far<C>;
     } else {
       return &forward<C>;
     }
   }();
-  allow_shared_memory<kKernel, sizeof(SharedStorage<C>)>();
-  launch_dependent(kKernel, dim3(p.scheduler.count()), C::kThreads, sizeof(SharedStorage<C>), stream, p);
+  allow_shared_memory<kKernel, sizeof(typename C::Storage)>();
+  launch_dependent(kKernel, dim3(p.scheduler.count()), C::kThreads, sizeof(typename C::Storage), stream, p);
+}
+
+template <class C>
+constexpr int near_columns() {
+  if constexpr (C::kIsRuns) {
+    return C::Near::kColumns;
+  } else {
+    return C::kColumns;
+  }
 }
 
 template <class C>
@@ -27,6 +39,7 @@ constexpr Variant variant() {
   return {kDTypeOf<typename C::Element>,
           C::kScaleIn,
           C::kColumns,
+          near_columns<C>(),
           C::kValues,
           C::kRows,
           C::kKeys,
@@ -36,7 +49,7 @@ constexpr Variant variant() {
           C::kWindows == Windows::taken,
           C::kTakesLengths,
           C::kThreads,
-          static_cast<int>(sizeof(SharedStorage<C>)),
+          static_cast<int>(sizeof(typename C::Storage)),
           &launch_variant<C>};
 }
 

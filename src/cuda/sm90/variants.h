@@ -11,7 +11,9 @@ namespace distr::cuda::sm90 {
 struct Variant {
   DType dtype;
   ScaleIn scale_in;
-  int columns, values, rows, keys;  // Config's, as all that follow
+  int columns;             // of q_hat and k_hat
+  int near_columns;        // of q and K, where near keys come first; else as many
+  int values, rows, keys;  // Config's, as all that follow
   KeyLoad load;
   int ctas_per_sm;
   bool caps_scores, takes_windows, takes_lengths;
