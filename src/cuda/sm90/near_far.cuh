@@ -139,6 +139,7 @@ template <class C>
 __device__ __forceinline__ void enter_far(const ForwardParameters& p, const WorkTile& work, int first_row,
                                           bool is_first_pass, float (&o)[C::kValues / 2],
                                           const Softmax<typename C::Near>& near, Softmax<typename C::Far>& far) {
+  __syncwarp();  // all lanes are through with the near keys' FixedShift
   float factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
