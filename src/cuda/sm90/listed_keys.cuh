@@ -169,7 +169,8 @@ class HiddenHalves {
     const int stage = tile.state().stage;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      halves_[i] = ListedHalf(uniform(pass.shared.storage.loader.halves[stage][first / kHalfKeys + i]));
+      const unsigned* const bits = &pass.shared.storage.loader.halves[stage][first / kHalfKeys + i];
+      halves_[i] = ListedHalf(uniform(threadIdx.x % 32 == 0 ? *bits : 0));  // by the lane that frees the tile
     }
   }
 
