@@ -34,7 +34,11 @@ inline constexpr const char* kSmall[] = {"smallest",
                                          "energy, previous, more queries",
                                          "near, energy, causal, rows without keys",
                                          "near, given",
+                                         "near, energy, one block, GQA",
+                                         "near, energy, one block, G 4, wide heads, key offset",
+                                         "near, many near tiles, wide heads",
                                          "near, sliding window, rows without keys",
+                                         "skip, exact",
                                          "skip, energy, blocks of 100 rows, mask",
                                          "skip, given, finish, additive mask"};
 
