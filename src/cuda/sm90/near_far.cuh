@@ -74,6 +74,7 @@ template <class Base, class Both, Phase kPhase_>
 struct PhaseConfig : Base {
   using Storage = NearFarStorage<Both>;
   static constexpr Phase kPhase = kPhase_;
+  // With polynomials ptxas would serialize wgmma (C7512; docs/kernel-log.md, sm90/forward, step 84).
   static constexpr bool by_polynomial(int /*i*/) { return false; }
 };
 
