@@ -24,9 +24,10 @@ constexpr const char* kUsage =
     "distr_gpu time  [--op forward,backward,grouping] [--filter SHAPE] [--kernel NAME] [--strategy NAME] [--quick] "
     "[--out FILE.json] [--commit ID] [--driver VERSION]\n"
     "distr_gpu list  [--small]\n"
-    "--filter and --kernel take a part of a name; --cases is tests/cases.json unless given. A check of all cases and\n"
-    "kernels fails if a kernel in this program was never launched. The first two take\n"
-    "--launches FILE.json, for tools/register_table.py. list prints the kernels, or the cases of check --small.\n";
+    "--filter and --kernel take a part of a name, --kernel =NAME of a check that kernel alone; --cases is\n"
+    "tests/cases.json unless given. A check of all cases and kernels fails if a kernel in this program was never\n"
+    "launched. The first two take --launches FILE.json, for tools/register_table.py. list prints the kernels, or the\n"
+    "cases of check --small.\n";
 
 // The words of the command line behind the command: "--name value" or a flag.
 class Words {

@@ -16,7 +16,7 @@
 namespace distr::test {
 namespace {
 
-constexpr std::int64_t kHeads = 12, kChunkHeads = 5, kRows = 300, kColumns = 64;
+constexpr std::int64_t kHeads = 5, kChunkHeads = 2, kRows = 200, kColumns = 64;
 
 std::vector<Case> streamed_cases() {
   std::vector<Case> cases;

@@ -41,6 +41,11 @@ bool is_of_forward_alone(const Case& test_case) {
   return test_case.grouping.skip > 0 || test_case.name.find("large, many") != std::string::npos;
 }
 
+// As CheckOptions::kernel.
+bool is_named(const std::string& words, const std::string& kernel) {
+  return words.starts_with('=') ? kernel == words.substr(1) : kernel.find(words) != std::string::npos;
+}
+
 struct Tally {
   int passed = 0, failed = 0;
   std::map<std::string, int> refused;  // by reason
@@ -165,9 +170,7 @@ class Checker {
  private:
   static std::string label(const Case& test_case) { return test_case.name + ", " + name_of(test_case.problem.dtype); }
 
-  [[nodiscard]] bool wanted(const std::string& kernel) const {
-    return kernel.find(options_.kernel) != std::string::npos;
-  }
+  [[nodiscard]] bool wanted(const std::string& kernel) const { return is_named(options_.kernel, kernel); }
 
   template <class Kernel>
   void check_properties(const std::vector<Property<Kernel>>& wanted_properties, std::span<const Kernel> kernels,
@@ -356,8 +359,8 @@ bool is_whole(const CheckOptions& options) {
 
 int check(const CheckOptions& options) {
   Checker checker(options);
-  const auto has = [name = std::string(kPublic)](const std::string& part) { return name.find(part) != name.npos; };
-  if (!options.small && options.name.empty() && has(options.filter) && has(options.kernel)) {
+  const bool is_public = std::string(kPublic).find(options.filter) != std::string::npos;
+  if (!options.small && options.name.empty() && is_public && is_named(options.kernel, kPublic)) {
     // Before the threads: it holds a stream up, which any call that frees memory would wait for.
     checker.check_refusals();
   }

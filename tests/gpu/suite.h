@@ -14,7 +14,7 @@ struct CheckOptions {
   std::string filter;      // only cases whose name contains it
   std::string except;      // none whose name contains it; empty: no case is left out
   std::string name;        // only the case of this name, or with the filter "properties" the property
-  std::string kernel;      // only kernels whose name contains it
+  std::string kernel;      // only kernels whose name contains it; with '=' before it, that one
   bool small = false;      // a few small cases, for compute-sanitizer
   int jobs = 0;            // cases at a time; 0: one for each processor
   double time_limit = 60;  // seconds for one case
