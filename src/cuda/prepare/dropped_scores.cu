@@ -16,7 +16,7 @@ constexpr int kWarps = 8;
 constexpr int kRows = 16;          // of a warp; blocks of queries are multiples of it, or all rows
 constexpr int kColumnsOfLane = 4;  // of 128
 
-struct DroppedScores {
+struct Arguments {
   DeviceProblem problem;
   Strides q_strides;
   const void* q;
@@ -27,7 +27,7 @@ struct DroppedScores {
 };
 
 template <class T>
-__global__ void __launch_bounds__(kWarps * 32) dropped_scores_kernel(const __grid_constant__ DroppedScores p) {
+__global__ void __launch_bounds__(kWarps * 32) dropped_scores_kernel(const __grid_constant__ Arguments p) {
   launch_dependent_grids();
   wait_on_dependent_grids();
   const DeviceProblem& problem = p.problem;
@@ -80,7 +80,7 @@ __global__ void __launch_bounds__(kWarps * 32) dropped_scores_kernel(const __gri
 
 void dropped_scores(DType dtype, const DeviceProblem& problem, std::int64_t first_row, const Operand& q,
                     const std::int32_t* order, const float* key_means, float* dropped, void* stream) {
-  const DroppedScores p{problem, q.strides, q.data, order, key_means, dropped, first_row, problem.seq_q - first_row};
+  const Arguments p{problem, q.strides, q.data, order, key_means, dropped, first_row, problem.seq_q - first_row};
   const std::int64_t count = problem.batch * problem.heads_q * common::ceil_div(p.rows, std::int64_t{kRows});
   if (count > 0) {
     launch_dependent(dtype == DType::f16 ? dropped_scores_kernel<__half> : dropped_scores_kernel<__nv_bfloat16>,

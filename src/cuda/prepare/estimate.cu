@@ -105,6 +105,64 @@ class ColumnPair {
   unsigned places_[2][kMembers == 0 ? 1 : kMembers];
 };
 
+// A lane has every 32nd of the dropped columns, and a warp an eighth of the rows in shared memory.
+template <class T>
+class DroppedColumns {
+ public:
+  __device__ DroppedColumns(const Job& job, const Arguments& a, const Shared<T>& shared, unsigned head, unsigned block)
+      : dropped_(a.dropped.dropped + std::int64_t{head} * job.head_rows) {
+    const DroppedScores& of = a.dropped;
+    const unsigned head_kv = head / a.heads_q * of.heads_kv + head % a.heads_q / (a.heads_q / of.heads_kv);
+    const float* const means =
+        of.key_means + (std::int64_t{head_kv} * of.means + (of.means == 1 ? 0 : block)) * job.columns;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      const unsigned position = a.groups + static_cast<unsigned>(i) * 32 + threadIdx.x % 32;
+      columns_[i] = position < job.columns ? shared.order[position] : -1;
+      means_[i] = columns_[i] < 0 ? 0.0F : means[columns_[i]];
+    }
+  }
+
+  // Of the first `rows` rows in shared memory, which are those from `first` on.
+  __device__ void make(const Shared<T>& shared, unsigned first, unsigned rows) const {
+    const unsigned from = threadIdx.x / 32 * kOfWarp;
+    float sums[kOfWarp] = {};
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      if (columns_[i] >= 0) {
+#pragma unroll
+        for (unsigned j = 0; j < kOfWarp; ++j) {
+          sums[j] = fmaf(static_cast<float>(shared.x[from + j][columns_[i]]), means_[i], sums[j]);
+        }
+      }
+    }
+    // With each of the first steps half of the rows go to the other lane, until there is one.
+    unsigned row = from;
+#pragma unroll
+    for (unsigned left = kOfWarp / 2, other = 16; other > 0; left /= 2, other /= 2) {
+      const bool has_upper = left > 0 && (threadIdx.x & other) != 0;
+      row += has_upper ? left : 0;
+#pragma unroll
+      for (unsigned j = 0; j < (left > 0 ? left : 1); ++j) {
+        const float kept = has_upper ? sums[j + left] : sums[j];
+        const float given = left == 0 || has_upper ? sums[j] : sums[j + left];
+        sums[j] = kept + __shfl_xor_sync(~0U, given, other);
+      }
+    }
+    if (threadIdx.x % (32 / kOfWarp) == 0 && row < rows) {
+      dropped_[first + row] = sums[0];
+    }
+  }
+
+ private:
+  static constexpr int kOfLane = kMaxColumns / 32;
+  static constexpr unsigned kOfWarp = kRows / (kThreads / 32);
+
+  float* dropped_;
+  int columns_[kOfLane];
+  float means_[kOfLane];
+};
+
 template <class T, int kMembers>
 __global__ void __launch_bounds__(kThreads) estimate_kernel(const __grid_constant__ Arguments a) {
   __shared__ Shared<T> shared;
@@ -146,14 +204,26 @@ __global__ void __launch_bounds__(kThreads) estimate_kernel(const __grid_constan
   load(begin);
   __syncthreads();
   const ColumnPair<T, kMembers> pair(job, a, shared);
-  for (unsigned first = begin; first < end; first += kRows) {
-    if (first > begin) {
-      __syncthreads();  // the rows before have been read
-      load(first);
-      __syncthreads();
+  const auto make_all = [&](const auto& make_dropped) {
+    for (unsigned first = begin; first < end; first += kRows) {
+      if (first > begin) {
+        __syncthreads();  // the rows before have been read
+        load(first);
+        __syncthreads();
+      }
+      const unsigned rows = min(end - first, static_cast<unsigned>(kRows));
+      pair.make(shared, rows, to + std::int64_t{first} * job.pairs);
+      make_dropped(first, rows);
     }
-    pair.make(shared, min(end - first, static_cast<unsigned>(kRows)), to + std::int64_t{first} * job.pairs);
+  };
+  if constexpr (kMembers == 1) {
+    if (!is_second && a.dropped.dropped != nullptr) {
+      const DroppedColumns<T> dropped(job, a, shared, head, begin / job.block);
+      make_all([&](unsigned first, unsigned rows) { dropped.make(shared, first, rows); });
+      return;
+    }
   }
+  make_all([](unsigned, unsigned) {});
 }
 
 [[nodiscard]] Job job_of(const Groups& groups, const Estimation& e) {
@@ -201,16 +271,19 @@ Estimates::Estimates(const Groups& groups, std::span<const Estimation> estimatio
                  nullptr,
                  static_cast<unsigned>(groups.heads_q),
                  static_cast<unsigned>(groups.members),
-                 static_cast<unsigned>(groups.count)},
+                 static_cast<unsigned>(groups.count),
+                 {}},
       kernel_(groups.dtype == DType::f16 ? kernel_for<__half>(arguments_.members)
                                          : kernel_for<__nv_bfloat16>(arguments_.members)) {
   std::transform(estimations.begin(), estimations.end(), arguments_.jobs,
                  [&](const Estimation& e) { return job_of(groups, e); });
 }
 
-void Estimates::make(const std::int32_t* order, std::span<const Tensors> tensors, void* stream) const {
+void Estimates::make(const std::int32_t* order, std::span<const Tensors> tensors, const DroppedScores& dropped,
+                     void* stream) const {
   Arguments a = arguments_;
   a.order = order;
+  a.dropped = dropped;
   for (std::size_t n = 0; n < tensors.size(); ++n) {
     a.jobs[n].x = tensors[n].x;
     a.jobs[n].scale = tensors[n].scale;

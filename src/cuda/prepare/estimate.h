@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // q_hat of every block's grouping, as it is or spread over the d columns, and k_hat of one grouping for the whole
-// sequence (method, 2: steps 4 and 5; 3: Q~). For d up to 128; preprocess_rows() makes Q~ of all other shapes.
+// sequence (method, 2: steps 4 and 5; 3: Q~); and what far scores keep of the columns that q_hat drops (method, 8). For
+// d up to 128; preprocess_rows() makes Q~ of all other shapes, and dropped_scores() the constants of their rows.
 #pragma once
 
 #include <cstdint>
@@ -38,6 +39,15 @@ struct Estimation {
   }
 };
 
+// dropped[batch, heads_q, rows] = sum over a row's dropped columns c of q_c kbar_c, without the scale, for the rows of
+// the first estimation, which is of Q, in groups of one member. The sums are in fp32, and the same as dropped_scores()
+// has.
+struct DroppedScores {
+  const float* key_means = nullptr;  // [batch, heads_kv, blocks or 1, columns]; null: none are wanted
+  float* dropped = nullptr;
+  unsigned heads_kv = 1, means = 1;  // means: blocks or 1
+};
+
 // One launch that makes them.
 class Estimates {
  public:
@@ -49,7 +59,8 @@ class Estimates {
     void* x_hat;
   };
   // One Tensors for each estimation.
-  void make(const std::int32_t* order, std::span<const Tensors> tensors, void* stream) const;
+  void make(const std::int32_t* order, std::span<const Tensors> tensors, const DroppedScores& dropped,
+            void* stream) const;
 
   // An Estimation as the kernel takes it.
   struct Job {
@@ -69,6 +80,7 @@ class Estimates {
     Job jobs[2];
     const std::int32_t* order;
     unsigned heads_q, members, groups;
+    DroppedScores dropped;
   };
 
  private:

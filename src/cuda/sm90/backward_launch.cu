@@ -201,18 +201,21 @@ void BackwardPlan::run(const BackwardTensors& tensors, void* workspace, void* st
     p.near = {tensor_map(own_q, dtype_, {kQueryTileRows, std::min(near_variant().columns, kMaxColumns)}), p.stats,
               near_dq_accum_.in(workspace), means_.has_value()};
   }
-  if (means_) {
-    means_->run(tensors, own_q, p.stats, workspace, stream);
-    p.stats = means_->far_stats(workspace);
-  }
-  p.dq_semaphore = semaphores_.in(workspace);
   if (estimates_) {
     const std::array both{Estimates::Tensors{q.data, 1, q_hat_.in(workspace)},
                           Estimates::Tensors{k.data, 1, k_hat_.in(workspace)}};
-    estimates_->make(tensors.order, both, stream);
+    estimates_->make(tensors.order, both, means_ ? means_->dropped(tensors, workspace) : DroppedScores{}, stream);
     q = packed(q_hat_.in(workspace), q_hat_extent_);
     k = packed(k_hat_.in(workspace), k_hat_extent_);
   }
+  if (means_) {
+    if (!estimates_) {
+      means_->make_dropped(tensors, own_q, workspace, stream);
+    }
+    means_->run(tensors, p.stats, workspace, stream);
+    p.stats = means_->far_stats(workspace);
+  }
+  p.dq_semaphore = semaphores_.in(workspace);
   p.split.d_k = d_k_of_pieces_.in(workspace);
   p.split.d_v = d_v_of_pieces_.in(workspace);
   std::optional<BackwardParameters> near;

@@ -69,9 +69,18 @@ BackwardMeans::BackwardMeans(const Problem& p, const Grouping& grouping, const D
   far_rows_ = {workspace, "far rows", rows};
 }
 
-void BackwardMeans::run(const BackwardTensors& tensors, const Operand& q, const StatsColumns* stats, void* workspace,
-                        void* stream) const {
+DroppedScores BackwardMeans::dropped(const BackwardTensors& tensors, void* workspace) const {
+  return {tensors.key_means, dropped_.in(workspace), static_cast<unsigned>(problem_.heads_kv),
+          static_cast<unsigned>(problem_.near.means)};
+}
+
+void BackwardMeans::make_dropped(const BackwardTensors& tensors, const Operand& q, void* workspace,
+                                 void* stream) const {
   dropped_scores(dtype_, problem_, first_row_, q, tensors.order, tensors.key_means, dropped_.in(workspace), stream);
+}
+
+void BackwardMeans::run(const BackwardTensors& tensors, const StatsColumns* stats, void* workspace,
+                        void* stream) const {
   const std::int64_t stats_rows = stats_rows_of(problem_);
   const std::int64_t blocks = problem_.batch * problem_.heads_q * stats_rows / kThreads;
   const Arguments arguments{problem_,

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "cuda/prepare/estimate.h"
 #include "cuda/prepare/stats_columns.cuh"
 #include "cuda/sm90/backward_convert.h"
 #include "cuda/workspace.h"
@@ -17,9 +18,11 @@ class BackwardMeans {
   BackwardMeans(const Problem& problem, const Grouping& grouping, const DeviceProblem& sizes,
                 WorkspaceLayout& workspace);
 
+  // The scores of dropped columns come first: by Estimates, or where there are none by themselves.
+  [[nodiscard]] DroppedScores dropped(const BackwardTensors& tensors, void* workspace) const;
+  void make_dropped(const BackwardTensors& tensors, const Operand& q, void* workspace, void* stream) const;
   // stats: of all rows.
-  void run(const BackwardTensors& tensors, const Operand& q, const StatsColumns* stats, void* workspace,
-           void* stream) const;
+  void run(const BackwardTensors& tensors, const StatsColumns* stats, void* workspace, void* stream) const;
   // As stats, for far scores without their constant.
   [[nodiscard]] const StatsColumns* far_stats(void* workspace) const { return far_stats_.in(workspace); }
   // [B, Hq, Nq], sums without the scale.

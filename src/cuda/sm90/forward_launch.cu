@@ -10,7 +10,6 @@
 
 #include "common/sequence.h"
 #include "cuda/launch.h"
-#include "cuda/prepare/dropped_scores.h"
 #include "cuda/prepare/estimate.h"
 #include "cuda/prepare/operand.h"
 #include "cuda/prepare/transpose.h"
@@ -70,11 +69,10 @@ class ForwardPlan {
   bool scales_ = false;    // q_hat takes the scale in, unless LSE is asked for
   std::optional<Estimates> estimates_;
   Extent q_hat_extent_{}, k_hat_extent_{}, screened_extent_{};
-  Part<std::uint16_t> q_hat_;       // or Q~
-  Part<std::uint16_t> k_hat_;       // Product::precomputed
-  Part<std::uint16_t> screened_;    // q_hat that decides what is kept, where it is not q_hat_
-  Part<float> dropped_;             // where far scores keep the means of dropped columns
-  std::int64_t first_grouped_ = 0;  // row
+  Part<std::uint16_t> q_hat_;     // or Q~
+  Part<std::uint16_t> k_hat_;     // Product::precomputed
+  Part<std::uint16_t> screened_;  // q_hat that decides what is kept, where it is not q_hat_
+  Part<float> dropped_;           // where far scores keep the means of dropped columns
 };
 
 ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& grouping, std::int64_t tile_rows,
@@ -118,7 +116,6 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
   const DeviceProblem& sizes = parameters_.problem;
   product_ = product_of(p, grouping);
   finishes_ = sizes.near.finishes;
-  first_grouped_ = row;
   const Groups groups{p.dtype, p.heads_q, sizes.members, sizes.groups};
   const Estimation of_q{q_.strides(),   q_.extent(), sizes.mean ? Estimate::mean : Estimate::first,
                         grouping.block, row,         product_ == Product::spread};
@@ -269,11 +266,10 @@ void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q
   if (screened_.exists()) {
     estimated.push_back({q.data, 1, screened_.in(workspace)});
   }
-  estimates_->make(tensors.order, estimated, stream);
-  if (dropped_.exists()) {
-    dropped_scores(dtype_, p.problem, first_grouped_, q, tensors.order, tensors.key_means, dropped_.in(workspace),
+  estimates_->make(tensors.order, estimated,
+                   {tensors.key_means, dropped_.in(workspace), static_cast<unsigned>(p.problem.heads_kv),
+                    static_cast<unsigned>(p.problem.near.means)},
                    stream);
-  }
   if (screen_) {
     const bool has_own = screened_.exists();
     const bool gathers = has_own || product_ == Product::gathered;
