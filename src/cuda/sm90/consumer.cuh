@@ -13,13 +13,14 @@ namespace distr::cuda::sm90 {
 
 // Of the first pass, in tiles without a mask.
 template <class C>
-inline constexpr RowMax kFirstPass = C::kScaleIn == ScaleIn::softmax ? RowMax::fixed : RowMax::none;
+inline constexpr RowMax kFirstPass = C::kFixesRowMax ? RowMax::fixed : RowMax::none;
 
 inline constexpr unsigned kAllRows = 3;  // of a thread, a bit each
 
 // Which of a thread's two rows the row max of the first pass was good enough for, a bit each. Of a fixed one: no score
 // was so far above it that P left the element's range, which O shows, or O fp32's; the row had one, unless it was
-// online in all tiles, and it was not too large. Where there was none: the row sum is neither too large nor too small.
+// online in all tiles, and it was not too large. Where there was none: the row sum is neither too large nor too small,
+// for which that of near keys alone may be.
 // Each row is judged by itself, because its bits must not depend on those beside it, which may be later ones.
 template <class C>
 __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const Softmax<C>& softmax, bool all_online) {
@@ -38,7 +39,7 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const
     }
     const float sum = quad_sum(softmax.row_sum[half]);
     const bool is_enough = kFirstPass<C> == RowMax::none
-                               ? sum > Softmax<C>::kMinSum
+                               ? C::kPhase == Phase::near || sum > Softmax<C>::kMinSum
                                : softmax.has_small_row_max(half) || (all_online && softmax.row_max[half] == -INFINITY);
     const bool fits = zero == 0.0F && sum < Softmax<C>::kMaxSum && is_enough;
     rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << half : 0;

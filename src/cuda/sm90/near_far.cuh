@@ -6,8 +6,9 @@
 //   A pass has two phases, each of which is a pass of forward.cuh over the tiles of its keys (KeyRuns): the same rings,
 //   the same O and row sums.
 //     near   S = q K^T           P = 2^(scale S - m)
-//     far    S = q_hat k_hat^T   P = 2^(scale (S + c) - m), or, where q_hat has the scale, 2^S: O and the row sums are
-//                                multiplied by 2^(m - scale c) beforehand
+//     far    S = q_hat k_hat^T   P = 2^(scale (S + c) - m)
+//   or, where q_hat has the scale, without a row max: P = 2^(scale S) and 2^S, and O and the row sums are multiplied by
+//   2^(-scale c) between the phases.
 //   q_hat takes the place of q, once the consumers have q in registers.
 #pragma once
 
@@ -74,6 +75,7 @@ template <class Base, class Both, Phase kPhase_>
 struct PhaseConfig : Base {
   using Storage = NearFarStorage<Both>;
   static constexpr Phase kPhase = kPhase_;
+  static constexpr bool kFixesRowMax = Both::kFixesRowMax;
   // With polynomials ptxas would serialize wgmma (C7512; docs/kernel-log.md, sm90/forward, step 84).
   static constexpr bool by_polynomial(int /*i*/) { return false; }
 };
@@ -144,7 +146,8 @@ __device__ __forceinline__ void enter_far(const ForwardParameters& p, const Work
   float factor[2];
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float above = near.row_max[half] - dropped_of(p, work, std::int64_t{first_row} + half * 8);
+    const float near_max = is_first_pass && !C::kFixesRowMax ? 0.0F : near.row_max[half];
+    const float above = near_max - dropped_of(p, work, std::int64_t{first_row} + half * 8);
     const float row_max = isnan(above) ? -INFINITY : above;  // an online row max would stay NaN; the row sum says so
     if constexpr (C::kScaleIn == ScaleIn::softmax) {
       far.row_max[half] = row_max;
@@ -171,6 +174,13 @@ __device__ __forceinline__ void leave_far(const ForwardParameters& p, const Work
                              ? 0.0F
                              : far.row_max[half] + dropped_of(p, work, std::int64_t{first_row} + half * 8);
   }
+}
+
+// Of near keys alone without a row max, the rows whose sum is not too small, a bit each.
+template <class C>
+[[nodiscard]] __device__ inline unsigned rows_of_enough(const Softmax<C>& softmax) {
+  return (quad_sum(softmax.row_sum[0]) > Softmax<C>::kMinSum ? 1U : 0U) |
+         (quad_sum(softmax.row_sum[1]) > Softmax<C>::kMinSum ? 2U : 0U);
 }
 
 // All passes of a consumer.
@@ -213,6 +223,9 @@ __device__ __forceinline__ void consume_near_far(const ForwardParameters& p, Wor
       used += far.tiles;
     } else {
       pass_over_queries(for_far);
+      if (!C::kFixesRowMax && is_first) {
+        in_range &= rows_of_enough(softmax);
+      }
     }
     const Pass<Near> pass{p, work, for_near, 0, 0, 0};
     store<Near>(pass, row, rows_left & in_range, o, softmax, is_first ? 1.0F : kHeadroom<C>);

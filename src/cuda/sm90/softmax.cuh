@@ -106,7 +106,7 @@ struct Softmax {
     const auto exponent = [&](int i) {
       const float of_row = i / 2 % 2 == 0 ? shift.x : shift.y;
       if constexpr (C::kScaleIn == ScaleIn::softmax) {
-        return fmaf(s[i], scale, -of_row);
+        return kRowMax == RowMax::none ? s[i] * scale : fmaf(s[i], scale, -of_row);
       } else {
         return kRowMax == RowMax::none ? s[i] : s[i] - of_row;
       }
