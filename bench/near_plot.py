@@ -17,7 +17,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 RESULTS = pathlib.Path(__file__).resolve().parent / "results"
-TIMES = {"cpu/near.json": "one core of an AMD EPYC", "h100/near.json": "an NVIDIA H100"}
+TIMES = {"cpu/near.json": "one core of an AMD EPYC", "h200/near.json": "an NVIDIA H200"}
 NEAR = " window=512 sinks=128"
 LEAST = 0.01  # per cent; smaller losses, and gains, are drawn there
 SERIES = {  # name: (colour of Okabe and Ito's palette, marker, {setting: what stands beside the point})

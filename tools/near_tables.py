@@ -69,7 +69,7 @@ def near_cpu() -> str:
 
 
 def near_gpu() -> str:
-    return times_near("h100/near.json", "h100/near_b4_h16.json")
+    return times_near("h200/near.json", "h200/near_b4_h16.json")
 
 
 def near_exact() -> str:
@@ -129,7 +129,7 @@ def near_backward() -> str:
 
 def given() -> str:
     """Forward and backward with one order a head, relative to exact attention and to cuDNN."""
-    name = "h100/given.json"
+    name = "h200/given.json"
     meta, rows = (load(name)[part] for part in ("meta", "rows"))
     times = {}
     for row in rows:
