@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// cuda_emulated: `distr_gpu check` without a GPU. Options: --filter CASE --except CASE --case CASE --kernel NAME
-// --jobs N --small --seed N.
+// cuda_emulated: `distr_gpu check` without a GPU. Options: --filter CASE --except CASE --case CASE --kernel NAME,
+// or =NAME for one kernel, --jobs N --small --seed N.
 #include <cstdlib>
 #include <iostream>
 #include <string>

@@ -99,7 +99,9 @@ Case parse_case(const Json& json) {
                                  {"best_last", Values::best_last},
                                  {"best_middle", Values::best_middle},
                                  {"low", Values::low},
-                                 {"patches", Values::patches}},
+                                 {"patches", Values::patches},
+                                 {"low_columns", Values::low_columns},
+                                 {"high_columns", Values::high_columns}},
                                 Values::normal);
   Grouping& grouping = result.grouping;
   grouping.strategy = Strategy::exact;
@@ -199,6 +201,19 @@ void plant_scores(Instance& instance) {
     }
     for (std::int64_t j = 0; !planted && j < p.seq_k; ++j) {
       instance.k.set(j * p.k.row + c, instance.k.at(j * p.k.row + c) / 4 - 4);
+    }
+  }
+}
+
+// Of the first head.
+void plant_columns(Instance& instance) {
+  const Problem& p = instance.test_case.problem;
+  for (std::int64_t c = p.head_dim / 2; c < p.head_dim; ++c) {
+    for (std::int64_t i = 0; i < p.seq_q; ++i) {
+      instance.q.set(i * p.q.row + c, 4);
+    }
+    for (std::int64_t j = 0; j < p.seq_k; ++j) {
+      instance.k.set(j * p.k.row + c, instance.test_case.values == Values::low_columns ? -4 : 4);
     }
   }
 }
@@ -318,6 +333,9 @@ Instance::Instance(Case wanted, std::uint64_t seed) : test_case(std::move(wanted
     plant_scores(*this);
     if (test_case.values == Values::patches) {
       make_patches(*this);
+    }
+    if (test_case.values == Values::low_columns || test_case.values == Values::high_columns) {
+      plant_columns(*this);
     }
   }
   std::int64_t mask_count = 1;

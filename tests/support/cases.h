@@ -12,7 +12,21 @@
 
 namespace distr::test {
 
-enum class Values { normal, heavy, huge, tiny, constant, best_first, best_last, best_middle, low, patches };
+// low_columns, high_columns: half of the columns are the same in all rows, so that every score has a large constant.
+enum class Values {
+  normal,
+  heavy,
+  huge,
+  tiny,
+  constant,
+  best_first,
+  best_last,
+  best_middle,
+  low,
+  patches,
+  low_columns,
+  high_columns
+};
 
 struct Case {
   std::string name;

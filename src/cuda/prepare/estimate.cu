@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // x_hat[row, g] = the sum, the mean or the first of x[row, c] over the columns c of group g, in fp32; or, spread,
-// x_hat[row, c], the same for all columns c of the group, and 0 where c has no group.
+// x_hat[row, c], the same for all columns c of the group, and 0 where c has no group. And of rows of Q what
+// far scores keep of the columns that x_hat drops (DroppedScores).
 //
 // A block takes rows of a query head of Q or of K that have one order, 64 at a time: they are staged in shared memory,
 // 16 bytes a thread, with a column of zeros behind the last. Then a thread makes the same two neighbouring columns of

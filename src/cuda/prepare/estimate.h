@@ -43,8 +43,8 @@ struct Estimation {
 // the first estimation, which is of Q, in groups of one member. The sums are in fp32, and the same as dropped_scores()
 // has.
 struct DroppedScores {
-  const float* key_means = nullptr;  // [batch, heads_kv, blocks or 1, columns]; null: none are wanted
-  float* dropped = nullptr;
+  const float* key_means = nullptr;  // [batch, heads_kv, blocks or 1, columns]
+  float* dropped = nullptr;          // null: none are wanted
   unsigned heads_kv = 1, means = 1;  // means: blocks or 1
 };
 

@@ -157,7 +157,7 @@ struct Config {
                 kRegisters.producer + kConsumers * kRegisters.consumer + kRegisters.second_producer <=
                     registers_at_entry(kThreads * kCtasPerSm) * kWarpgroups);
 
-  // Whether the first pass fixes a row max; else it has none (RowMax, softmax.cuh).
+  // Whether the first pass takes a row max from the scores (RowMax, softmax.cuh).
   static constexpr bool kFixesRowMax = kScaleIn == ScaleIn::softmax;
   // Whether a thread makes the i-th exponential of a half by a polynomial. At d = 64 a tile waits for the unit that
   // makes the others; more polynomials cost more than they save (docs/kernel-log.md, sm90/forward, step 39).

@@ -13,14 +13,16 @@ namespace distr::cuda::sm90 {
 
 // Of the first pass, in tiles without a mask.
 template <class C>
-inline constexpr RowMax kFirstPass = C::kFixesRowMax ? RowMax::fixed : RowMax::none;
+inline constexpr RowMax kFirstPass = C::kFixesRowMax                   ? RowMax::fixed
+                                     : C::kScaleIn == ScaleIn::softmax ? RowMax::known
+                                                                       : RowMax::none;
 
 inline constexpr unsigned kAllRows = 3;  // of a thread, a bit each
 
 // Which of a thread's two rows the row max of the first pass was good enough for, a bit each. Of a fixed one: no score
 // was so far above it that P left the element's range, which O shows, or O fp32's; the row had one, unless it was
-// online in all tiles, and it was not too large. Where there was none: the row sum is neither too large nor too small,
-// for which that of near keys alone may be.
+// online in all tiles, and it was not too large. Where there was none: the row sum is neither too large nor too small.
+// Where it was known: it was not too large, nor is the row sum; whether that is too small, far keys say.
 // Each row is judged by itself, because its bits must not depend on those beside it, which may be later ones.
 template <class C>
 __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const Softmax<C>& softmax, bool all_online) {
@@ -39,8 +41,9 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const
     }
     const float sum = quad_sum(softmax.row_sum[half]);
     const bool is_enough = kFirstPass<C> == RowMax::none
-                               ? C::kPhase == Phase::near || sum > Softmax<C>::kMinSum
-                               : softmax.has_small_row_max(half) || (all_online && softmax.row_max[half] == -INFINITY);
+                               ? sum > Softmax<C>::kMinSum
+                               : softmax.has_small_row_max(half) || (kFirstPass<C> == RowMax::fixed && all_online &&
+                                                                     softmax.row_max[half] == -INFINITY);
     const bool fits = zero == 0.0F && sum < Softmax<C>::kMaxSum && is_enough;
     rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << half : 0;
   }
@@ -156,7 +159,7 @@ class FixedShift {
   }
 
  private:
-  static constexpr bool kIsShared = kFirstPass<C> == RowMax::fixed;
+  static constexpr bool kIsShared = kFirstPass<C> != RowMax::none;
 
   const Shared<C>& shared_;
   const Softmax<C>& softmax_;
@@ -294,7 +297,7 @@ template <class C>
 __device__ __forceinline__ void online_exponentials(RowMax row_max, Softmax<C>& softmax, float (&s)[C::kHalf / 2],
                                                     float (&o)[C::kValues / 2]) {
   float factor[2];
-  const bool rescales = row_max != RowMax::none && softmax.update_row_max(s, factor);
+  const bool rescales = row_max < RowMax::known && softmax.update_row_max(s, factor);
   const bool subtracted = C::kScaleIn == ScaleIn::softmax && row_max == RowMax::online;
   if (subtracted) {
     softmax.subtract_row_max(s);

@@ -7,8 +7,7 @@
 //   the same O and row sums.
 //     near   S = q K^T           P = 2^(scale S - m)
 //     far    S = q_hat k_hat^T   P = 2^(scale (S + c) - m)
-//   or, where q_hat has the scale, without a row max: P = 2^(scale S) and 2^S, and O and the row sums are multiplied by
-//   2^(-scale c) between the phases.
+//   or, where q_hat has the scale, in the first pass without a row max: P = 2^(scale (S - c)) and 2^S.
 //   q_hat takes the place of q, once the consumers have q in registers.
 #pragma once
 
@@ -137,29 +136,31 @@ __device__ __forceinline__ int produce_near_far(const Pass<typename C::Near>& ne
   return p.listed.dropped == nullptr || row >= p.row_end ? 0.0F : p.listed.dropped[near_row(p, work, row)];
 }
 
-// From near keys to far ones: the row max and sums that far scores go on with, and, where they have none, O.
+// The row max of near keys that is known beforehand: c, as if far keys' 0 had been theirs.
 template <class C>
-__device__ __forceinline__ void enter_far(const ForwardParameters& p, const WorkTile& work, int first_row,
-                                          bool is_first_pass, float (&o)[C::kValues / 2],
-                                          const Softmax<typename C::Near>& near, Softmax<typename C::Far>& far) {
-  __syncwarp();  // all lanes are through with the near keys' FixedShift
-  float factor[2];
+__device__ __forceinline__ void enter_near(const ForwardParameters& p, const WorkTile& work, int first_row,
+                                           Softmax<typename C::Near>& near) {
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
-    const float near_max = is_first_pass && !C::kFixesRowMax ? 0.0F : near.row_max[half];
-    const float above = near_max - dropped_of(p, work, std::int64_t{first_row} + half * 8);
-    const float row_max = isnan(above) ? -INFINITY : above;  // an online row max would stay NaN; the row sum says so
-    if constexpr (C::kScaleIn == ScaleIn::softmax) {
-      far.row_max[half] = row_max;
-      factor[half] = 1.0F;
-    } else {
-      far.row_max[half] = is_first_pass ? -INFINITY : row_max * near.scale;
-      factor[half] = is_first_pass ? ptx::exp2(row_max * near.scale) : 1.0F;
-    }
-    far.row_sum[half] = near.row_sum[half] * (isnan(above) && near.row_sum[half] != 0.0F ? above : factor[half]);
+    near.row_max[half] = dropped_of(p, work, std::int64_t{first_row} + half * 8);
   }
-  if constexpr (C::kScaleIn == ScaleIn::queries) {
-    rescale(o, factor);
+}
+
+// From near keys to far ones: the row max, if they have one, and sums that far scores go on with.
+template <class C>
+__device__ __forceinline__ void enter_far(const ForwardParameters& p, const WorkTile& work, int first_row,
+                                          bool is_first, const Softmax<typename C::Near>& near,
+                                          Softmax<typename C::Far>& far) {
+  __syncwarp();  // all lanes are through with the near keys' FixedShift
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    far.row_sum[half] = near.row_sum[half];
+    if (C::kFixesRowMax || !is_first) {
+      const float above = near.row_max[half] - dropped_of(p, work, std::int64_t{first_row} + half * 8);
+      const float row_max = isnan(above) ? -INFINITY : above;  // an online row max would stay NaN; the row sum says so
+      far.row_max[half] = C::kFixesRowMax ? row_max : row_max * near.scale;
+      far.row_sum[half] *= isnan(above) && near.row_sum[half] != 0.0F ? above : 1.0F;
+    }
   }
 }
 
@@ -176,11 +177,16 @@ __device__ __forceinline__ void leave_far(const ForwardParameters& p, const Work
   }
 }
 
-// Of near keys alone without a row max, the rows whose sum is not too small, a bit each.
+// Where a block has no far keys: those of a thread's rows whose sum is not too small, a bit each, or that do not exist.
 template <class C>
-[[nodiscard]] __device__ inline unsigned rows_of_enough(const Softmax<C>& softmax) {
-  return (quad_sum(softmax.row_sum[0]) > Softmax<C>::kMinSum ? 1U : 0U) |
-         (quad_sum(softmax.row_sum[1]) > Softmax<C>::kMinSum ? 2U : 0U);
+[[nodiscard]] __device__ inline unsigned rows_of_enough(const Softmax<C>& softmax, int row, std::int64_t row_end) {
+  unsigned rows = 0;
+#pragma unroll
+  for (int half = 0; half < 2; ++half) {
+    const bool is_enough = quad_sum(softmax.row_sum[half]) > Softmax<C>::kMinSum;
+    rows |= is_enough || !C::Stages::kRepeatsRows || row + half * 8 >= row_end ? 1U << half : 0;
+  }
+  return rows;
 }
 
 // All passes of a consumer.
@@ -206,6 +212,9 @@ __device__ __forceinline__ void consume_near_far(const ForwardParameters& p, Wor
     }
     const Shared<Near> for_near(storage);
     Softmax<Near> softmax(p.listed.near_scale_log2);
+    if (!C::kFixesRowMax && is_first) {
+      enter_near<C>(p, work, row, softmax);
+    }
     unsigned in_range = kAllRows;
     if (const Pass<Near> near = begin_phase(p, work, for_near, used); near.tiles > 0) {
       in_range = consume<Near>(near, consumer, row, mode(kFirstPass<Near>), o, softmax);
@@ -217,14 +226,14 @@ __device__ __forceinline__ void consume_near_far(const ForwardParameters& p, Wor
     const Shared<Far> for_far(storage);
     if (const Pass<Far> far = begin_phase(p, work, for_far, used); far.tiles > 0) {
       Softmax<Far> of_far(p.problem.scale_log2);
-      enter_far<C>(p, work, row, is_first, o, softmax, of_far);
+      enter_far<C>(p, work, row, is_first, softmax, of_far);
       in_range &= consume<Far>(far, consumer, row, mode(kFirstPass<Far>), o, of_far);
       leave_far<C>(p, work, row, of_far, softmax);
       used += far.tiles;
     } else {
       pass_over_queries(for_far);
       if (!C::kFixesRowMax && is_first) {
-        in_range &= rows_of_enough(softmax);
+        in_range &= rows_of_enough(softmax, row, p.row_end);
       }
     }
     const Pass<Near> pass{p, work, for_near, 0, 0, 0};

@@ -21,6 +21,7 @@ enum class RowMax : std::uint8_t {
            // hardly ever rescaled
   fixed,  // that of the first scores. It costs no more maxima, and does for rows whose scores are not far above it, and
           // where it is not so large that the rounding of scale * row_max moves P: rows_in_range()
+  known,  // nothing of the scores, but a constant that each row has: those of dropped columns (near_far.cuh)
   none,   // nothing, which saves the subtraction too and does for sums within the range below: rows_in_range()
 };
 
@@ -106,7 +107,7 @@ struct Softmax {
     const auto exponent = [&](int i) {
       const float of_row = i / 2 % 2 == 0 ? shift.x : shift.y;
       if constexpr (C::kScaleIn == ScaleIn::softmax) {
-        return kRowMax == RowMax::none ? s[i] * scale : fmaf(s[i], scale, -of_row);
+        return fmaf(s[i], scale, -of_row);
       } else {
         return kRowMax == RowMax::none ? s[i] : s[i] - of_row;
       }
