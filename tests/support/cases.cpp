@@ -208,12 +208,14 @@ void plant_scores(Instance& instance) {
 // Of the first head.
 void plant_columns(Instance& instance) {
   const Problem& p = instance.test_case.problem;
+  const Values values = instance.test_case.values;
+  if (values != Values::low_columns && values != Values::high_columns) return;
   for (std::int64_t c = p.head_dim / 2; c < p.head_dim; ++c) {
     for (std::int64_t i = 0; i < p.seq_q; ++i) {
       instance.q.set(i * p.q.row + c, 4);
     }
     for (std::int64_t j = 0; j < p.seq_k; ++j) {
-      instance.k.set(j * p.k.row + c, instance.test_case.values == Values::low_columns ? -4 : 4);
+      instance.k.set(j * p.k.row + c, values == Values::low_columns ? -4 : 4);
     }
   }
 }
@@ -334,9 +336,7 @@ Instance::Instance(Case wanted, std::uint64_t seed) : test_case(std::move(wanted
     if (test_case.values == Values::patches) {
       make_patches(*this);
     }
-    if (test_case.values == Values::low_columns || test_case.values == Values::high_columns) {
-      plant_columns(*this);
-    }
+    plant_columns(*this);
   }
   std::int64_t mask_count = 1;
   for (int axis = 0; axis < p.mask.rank; ++axis) {
