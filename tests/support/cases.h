@@ -12,7 +12,8 @@
 
 namespace distr::test {
 
-// low_columns, high_columns: half of the columns are the same in all rows, so that every score has a large constant.
+// low_columns, high_columns: half of the first head's columns are the same in all rows, so that every score has a large
+// constant.
 enum class Values {
   normal,
   heavy,

@@ -22,7 +22,7 @@ inline constexpr unsigned kAllRows = 3;  // of a thread, a bit each
 // Which of a thread's two rows the row max of the first pass was good enough for, a bit each. Of a fixed one: no score
 // was so far above it that P left the element's range, which O shows, or O fp32's; the row had one, unless it was
 // online in all tiles, and it was not too large. Where there was none: the row sum is neither too large nor too small.
-// Where it was known: it was not too large, nor is the row sum; whether that is too small, far keys say.
+// Where it was known: it was not too large, nor is the row sum; whether that is too small is asked behind far keys.
 // Each row is judged by itself, because its bits must not depend on those beside it, which may be later ones.
 template <class C>
 __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const Softmax<C>& softmax, bool all_online) {
@@ -40,10 +40,10 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kValues / 2], const
       zero = i / 2 % 2 == half ? fmaf(o[i], 0.0F, zero) : zero;
     }
     const float sum = quad_sum(softmax.row_sum[half]);
-    const bool is_enough = kFirstPass<C> == RowMax::none
-                               ? sum > Softmax<C>::kMinSum
-                               : softmax.has_small_row_max(half) || (kFirstPass<C> == RowMax::fixed && all_online &&
-                                                                     softmax.row_max[half] == -INFINITY);
+    const bool is_enough = kFirstPass<C> == RowMax::none    ? sum > Softmax<C>::kMinSum
+                           : kFirstPass<C> == RowMax::known ? softmax.has_row_max_below(half, Softmax<C>::kMaxKnown)
+                                                            : softmax.has_row_max_below(half, Softmax<C>::kMaxShift) ||
+                                                                  (all_online && softmax.row_max[half] == -INFINITY);
     const bool fits = zero == 0.0F && sum < Softmax<C>::kMaxSum && is_enough;
     rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << half : 0;
   }
@@ -130,9 +130,10 @@ using Half = std::integral_constant<int, kFirstKey>;
 template <int kProducts>
 using Pending = std::integral_constant<int, kProducts>;
 
-// What a fixed row max subtracts, of a thread's two rows. It stays in shared memory: one load fills two registers, an
-// even one and the next, which lie in two banks, so that subtractions need not read them again (`.reuse`). Where the
-// compiler chose two registers of one bank, kernels took 2 to 6 % longer (docs/kernel-log.md, sm90/forward, step 75).
+// What a fixed or known row max subtracts, of a thread's two rows. It stays in shared memory: one load fills two
+// registers, an even one and the next, which lie in two banks, so that subtractions need not read them again
+// (`.reuse`). Where the compiler chose two registers of one bank, kernels took 2 to 6 % longer (docs/kernel-log.md,
+// sm90/forward, step 75).
 template <class C>
 class FixedShift {
  public:

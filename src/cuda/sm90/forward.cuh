@@ -47,8 +47,8 @@ namespace distr::cuda::sm90 {
 template <class C>
 inline constexpr bool kPeelsFirst = C::kCtasPerSm > 1 || C::KeyLoader::kLoad == KeyLoad::fuse;
 
-// A consumer's 64 queries in one pass. row: the thread's first. `row_max`: in the tiles without a mask; RowMax::none:
-// in all. Returns which of the thread's two rows are in range, a bit each.
+// A consumer's 64 queries in one pass. row: the thread's first. `row_max`: in the tiles without a mask; known or
+// none: in all. Returns which of the thread's two rows are in range, a bit each.
 template <class C>
 __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, int row, RowMax row_max,
                                             float (&o)[C::kValues / 2], Softmax<C>& softmax) {

@@ -7,7 +7,7 @@
 //   the same O and row sums.
 //     near   S = q K^T           P = 2^(scale S - m)
 //     far    S = q_hat k_hat^T   P = 2^(scale (S + c) - m)
-//   or, where q_hat has the scale, in the first pass without a row max: P = 2^(scale (S - c)) and 2^S.
+//   or, where q_hat has the scale, in the first pass with c in the place of a row max: P = 2^(scale (S - c)) and 2^S.
 //   q_hat takes the place of q, once the consumers have q in registers.
 #pragma once
 
@@ -136,7 +136,7 @@ __device__ __forceinline__ int produce_near_far(const Pass<typename C::Near>& ne
   return p.listed.dropped == nullptr || row >= p.row_end ? 0.0F : p.listed.dropped[near_row(p, work, row)];
 }
 
-// The row max of near keys that is known beforehand: c, as if far keys' 0 had been theirs.
+// The row max of near keys that is known beforehand: c, from which far keys' P = 2^S is measured.
 template <class C>
 __device__ __forceinline__ void enter_near(const ForwardParameters& p, const WorkTile& work, int first_row,
                                            Softmax<typename C::Near>& near) {

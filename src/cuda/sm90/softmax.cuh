@@ -21,7 +21,7 @@ enum class RowMax : std::uint8_t {
            // hardly ever rescaled
   fixed,  // that of the first scores. It costs no more maxima, and does for rows whose scores are not far above it, and
           // where it is not so large that the rounding of scale * row_max moves P: rows_in_range()
-  known,  // nothing of the scores, but a constant that each row has: those of dropped columns (near_far.cuh)
+  known,  // nothing of the scores, but what the row's dropped columns give them (near_far.cuh)
   none,   // nothing, which saves the subtraction too and does for sums within the range below: rows_in_range()
 };
 
@@ -38,6 +38,7 @@ struct Softmax {
   static constexpr float kMaxSum = 0x1p64F;
   static constexpr float kMinSum = 0x1p-32F;
   static constexpr float kMaxShift = 0x1p20F;  // scale * row_max, which is rounded by 1/32 at most
+  static constexpr float kMaxKnown = 0x1p14F;  // of near keys alone, whose rounding far ones do not share
 
   float scale;  // of the scores, to logarithms to the base 2; positive
   float row_max[2] = {-INFINITY, -INFINITY};
@@ -86,7 +87,9 @@ struct Softmax {
     }
   }
 
-  [[nodiscard]] __device__ bool has_small_row_max(int half) const { return fabsf(row_max[half] * scale) < kMaxShift; }
+  [[nodiscard]] __device__ bool has_row_max_below(int half, float bound) const {
+    return fabsf(row_max[half] * scale) < bound;
+  }
 
   // Scores become what they are above their row max, without a rounding where it matters.
   __device__ void subtract_row_max(float (&s)[C::kHalf / 2]) const {
