@@ -243,8 +243,8 @@ bool needs_finite_values(const std::string& kernel) {
 }
 
 bool rounds_the_scale(const std::string& kernel, const Case& test_case) {
-  return kernel.starts_with("sm90/forward") && test_case.problem.dtype == DType::bf16 &&
-         test_case.grouping.strategy != Strategy::exact;
+  return (kernel.starts_with("sm80/forward") || kernel.starts_with("sm90/forward")) &&
+         test_case.problem.dtype == DType::bf16 && test_case.grouping.strategy != Strategy::exact;
 }
 
 std::vector<Extreme> extremes(DType dtype) {

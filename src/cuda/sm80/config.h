@@ -91,6 +91,9 @@ struct ForwardParameters {
   Divisor heads_of_row;
   DeviceLengths lengths;
   std::int64_t lse_stride;  // of a head
+  // Where q_hat has the scale in it S is in logarithms to the base 2, `scale_log2` is 1, and there is no row max.
+  bool scale_in_queries;
+  float query_scale;  // a factor of q_hat
 };
 
 // Where a row of a tile lies.

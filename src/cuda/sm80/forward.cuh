@@ -11,9 +11,9 @@
 //     combines.
 //   kSequences (sm80-sequences): a tile has the rows of all query heads of a KV head, which read K and V once, and a
 //   thread block makes its own parameters first (cuda/sequence.cuh). Warps that have no row compute nothing.
-//   In the first pass a row's maximum is that of its first tile and then fixed, or online under a mask tensor. Rows
-//   whose P or O left the number range with it are computed once more, in a second pass whose row max is online, and
-//   with kHeadroom for V.
+//   In the first pass a row's maximum is that of its first tile and then fixed, or online under a mask tensor. Where
+//   q_hat has the scale in it (bf16, no LSE) there is none: P = 2^S. Rows whose P or O left the number range are
+//   computed once more, in a second pass whose row max is online, and with kHeadroom for V.
 //   Shared memory: SharedStorage (storage.cuh). Q or q_hat, which both passes read; two stages of (k_hat, V), in whose
 //   place a copy of Q lies while q_hat is made from it; the row offsets of K^T; and the state that there are no
 //   registers for (CtaState).
@@ -37,12 +37,13 @@ template <class C>
 inline constexpr unsigned kAllRows = (1U << 2 * C::kRowTiles) - 1;
 
 // The rows whose O is finite, and for which a fixed row max, one that was not online from tile `online_end` on, was
-// good enough: the row saw a key, the row max was not too large, and no score was so far above it that P left the
-// element type's range or O left fp32's. A P out of range shows in O, which is then not finite. Each row is judged by
-// itself, because its bits must not depend on the rows beside it, which may be later ones. last: tiles end there.
+// good enough: the row saw a key, the row max was not too large, no score was so far above it that P left the element
+// type's range or O left fp32's, and, without a row max, not all were far below 0. A P out of range shows in O, which
+// is then not finite. Each row is judged by itself, because its bits must not depend on the rows beside it, which may
+// be later ones. last: tiles end there.
 template <class C>
 __device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim / 8][4], const Softmax<C>& softmax,
-                                         int online_end, int last) {
+                                         int online_end, int last, bool without_row_max = false) {
   const unsigned quad = 0xFU << ptx::opaque(threadIdx.x) % 32 / 4 * 4;
   unsigned rows = 0;
 #pragma unroll
@@ -58,7 +59,8 @@ __device__ inline unsigned rows_in_range(const float (&o)[C::kRowTiles][C::kDim 
       const float row_max = softmax.row_max[tile][half];
       const bool is_exact = online_end >= kAllTiles || fabsf(row_max) < Softmax<C>::kMaxRowMax ||
                             (online_end >= last && row_max == Softmax<C>::kNoRowMax);
-      const bool fits = zero == 0.0F && sum < Softmax<C>::kMaxSum && is_exact;
+      const bool is_large = !without_row_max || sum > Softmax<C>::kMinSum;
+      const bool fits = zero == 0.0F && is_large && sum < Softmax<C>::kMaxSum && is_exact;
       rows |= (__ballot_sync(~0U, fits) & quad) == quad ? 1U << (tile * 2 + half) : 0;
     }
   }
@@ -170,9 +172,11 @@ __device__ __forceinline__ void exponentiate(
     if (j < state.online_end) {
       softmax.update_row_max(s, o);
     }
+    softmax.make_exponents(s);
     softmax.exponentials(s[0], probabilities[0]);
   } else {
     other_scores(j);
+    if (!scale_in_queries<C>(p)) softmax.make_exponents(s);
     softmax.exponentials(s[0], probabilities[0]);
   }
 #pragma unroll
@@ -253,9 +257,19 @@ __device__ __forceinline__ void begin(CtaState<C>& state, const ForwardParameter
   state.work = work;
   state.unmasked = unmasked_tiles<C>(p, work);
   // At a left end one tile more: the first key of a row may be the first of a tile that is whole.
-  state.online_end = all_online ? kAllTiles : max(work.first, first_whole_tile<C>(p.problem, work)) + 1;
+  state.online_end = all_online               ? kAllTiles
+                     : scale_in_queries<C>(p) ? work.first
+                                              : max(work.first, first_whole_tile<C>(p.problem, work)) + 1;
   state.keys = C::Keys::source(p, work);
   state.values = head_of(p.v, p.problem.v, work.batch, work.head_kv);
+}
+
+// The softmax at the beginning of a pass.
+template <class C>
+[[nodiscard]] __device__ inline Softmax<C> softmax_before(const ForwardParameters& p, int online_end) {
+  const bool all_online = online_end >= kAllTiles;
+  const bool has_row_max = all_online || !scale_in_queries<C>(p);
+  return Softmax<C>(all_online ? 1.0F : p.problem.scale_log2, has_row_max ? Softmax<C>::kNoRowMax : 0.0F);
 }
 
 template <class C>
@@ -298,7 +312,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
   bool again;
   do {
     float o[C::kRowTiles][C::kDim / 8][4] = {};
-    Softmax<C> softmax(state->online_end >= kAllTiles ? 1.0F : problem.scale_log2);
+    Softmax<C> softmax = softmax_before<C>(p, state->online_end);
     const int first = state->work.first;
     const int last = state->work.last;
     if (first < last) {
@@ -357,8 +371,9 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm)
 
     const unsigned rows = state->unwritten();
     const int online_end = state->online_end;
-    const unsigned in_range =
-        online_end == kRepeated ? kAllRows<C> : rows_in_range<C>(o, softmax, online_end, state->work.last);
+    const unsigned in_range = online_end == kRepeated
+                                  ? kAllRows<C>
+                                  : rows_in_range<C>(o, softmax, online_end, state->work.last, scale_in_queries<C>(p));
     const float headroom = online_end == kRepeated ? kHeadroom<C> : 1.0F;
     const unsigned cta = ptx::opaque(blockIdx.x);
     if (p.split.at(cta).count > 1) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numbers>
 #include <optional>
 #include <tuple>
 #include <utility>
@@ -78,6 +79,14 @@ template <class Preferred>
   return grouped == nullptr || (exact != nullptr && exact->dim < grouped->dim);
 }
 
+// Whether q_hat may take in the scale. bf16 has fp32's exponents, and scales that are usual do not take a product out
+// of their range; masks and a window's left end need a row max.
+[[nodiscard]] bool can_scale_queries(const Problem& problem) noexcept {
+  const double scale_log2 = problem.softmax_scale() * std::numbers::log2e;
+  return problem.dtype == DType::bf16 && !changes_scores(problem) && !problem.window_left.has_value() &&
+         scale_log2 >= 0x1p-10 && scale_log2 <= 1;
+}
+
 // One launch of a kernel: which rows it takes, and which of them are split over the keys.
 struct Launch {
   const Variant* variant;
@@ -145,6 +154,7 @@ class ForwardPlan {
   Strides caller_q_, caller_k_;
   ForwardParameters parameters_{};  // but for the pointers and what each launch has
   std::optional<Launch> exact_, grouped_;
+  bool scales_ = false;  // q_hat takes the scale in, unless LSE is asked for
   Input q_, v_;
   Input k_;                       // of exact rows
   Extent k_extent_;               // of grouped rows
@@ -188,6 +198,7 @@ ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& gr
   }
   if (exact_rows < p.seq_q) {
     grouped_ = launch_for(false, exact_rows, p.seq_q);
+    scales_ = can_scale_queries(p);
     parameters_.column_stride = transposed_stride(p.seq_k);
     columns_ = Part<std::uint16_t>(workspace, "K^T", transposed_count(k_extent_));
     if (is_fused_beforehand(p, grouping)) {
@@ -226,6 +237,7 @@ Operand ForwardPlan::queries(const ForwardTensors& tensors, void* workspace, voi
 
 void ForwardPlan::run(const ForwardTensors& tensors, void* workspace, void* stream) const {
   ForwardParameters p = parameters_;
+  p.query_scale = 1;
   p.problem.mask.data = tensors.mask;
   p.q = queries(tensors, workspace, stream).data;
   p.v = v_.read(tensors.v, workspace, stream).data;
@@ -245,6 +257,10 @@ void ForwardPlan::run(const ForwardTensors& tensors, void* workspace, void* stre
       fuse(columns_.in(workspace), tensors.order, *fusion_, fused_.in(workspace), stream);
       p.k = fused_.in(workspace);
       p.fused = true;
+    }
+    if (scales_ && p.lse == nullptr) {
+      p.scale_in_queries = true;
+      p.query_scale = std::exchange(p.problem.scale_log2, 1.0F);
     }
     launch(*grouped_, p, stream);
   }

@@ -133,7 +133,7 @@ class GroupedQueries {
     const auto at = [&](std::uint32_t address) {
       return reinterpret_cast<T*>(storage.queries.bytes + (address - estimate.base));  // or behind, in query_copy
     };
-    const float factor = 1.0F / static_cast<float>(max(sampled, 1));
+    const float factor = p.query_scale / static_cast<float>(max(sampled, 1));
     int column = sampled > 0 ? columns[0] : 0;
     float sums[C::kRows / kApart] = {};
     ptx::cp_async_wait<0>();

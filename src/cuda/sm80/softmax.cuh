@@ -5,12 +5,22 @@
 #include <cfloat>
 #include <cmath>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/sm80/config.h"
 #include "cuda/sm80/storage.cuh"
 #include "cuda/tile.cuh"
 
 namespace distr::cuda::sm80 {
+
+// Whether a kernel serves q_hat with the scale in it (ForwardParameters::scale_in_queries).
+template <class C>
+inline constexpr bool kScalesQueries = !C::kExact && std::is_same_v<typename C::Element, __nv_bfloat16>;
+
+template <class C>
+[[nodiscard]] __device__ inline bool scale_in_queries(const ForwardParameters& p) {
+  return kScalesQueries<C> && p.scale_in_queries;
+}
 
 // The largest of this lane's scores of each of its rows. larger(x, y) says what becomes of NaN.
 template <class C, class Larger>
@@ -39,12 +49,14 @@ __device__ __forceinline__ void maxima_of(float (&maxima)[C::kRowTiles][2], cons
 //     ever rescaled. P stays below 2^kRescaleThreshold, which neither its type nor the sums in fp32 mind.
 //   fixed: it costs no more maxima. That does for rows whose scores are not far above it, and where it is not so large
 //     that the rounding of scale * max S moves P: rows_in_range().
+// Where q_hat has the scale in it P = 2^S: the row max is 0, and fixed from the first tile on.
 // Where it is online in all tiles the scores are scaled beforehand, and `scale` is 1: then both are rounded alike, and
 // the subtraction has no rounding where it matters.
 template <class C>
 struct Softmax {
   static constexpr float kRescaleThreshold = 8.0F;
   static constexpr float kMaxSum = 0x1p64F;
+  static constexpr float kMinSum = 0x1p-32F;    // without a row max
   static constexpr float kMaxRowMax = 0x1p20F;  // of a fixed one: it is rounded by 1/32 at most
   static constexpr float kNoRowMax = -FLT_MAX;  // of a row that has seen no key yet
 
@@ -52,10 +64,10 @@ struct Softmax {
   float row_max[C::kRowTiles][2];
   float row_sum[C::kRowTiles][2] = {};  // of this lane's part of the rows
 
-  __device__ explicit Softmax(float scale_log2) : scale(scale_log2) {
+  __device__ explicit Softmax(float scale_log2, float first = kNoRowMax) : scale(scale_log2) {
 #pragma unroll
     for (auto& tile : row_max) {
-      tile[0] = tile[1] = kNoRowMax;
+      tile[0] = tile[1] = first;
     }
   }
 
@@ -87,7 +99,27 @@ struct Softmax {
     }
   }
 
-  // P of scores s, as the left operand of the second product.
+  // Makes the exponents of P of a tile's scores, in kernels that kScalesQueries. With the scale in q_hat the scores are
+  // the exponents.
+  __device__ void make_exponents(ScoreFragment<C> (&s)[C::kParts]) const {
+    if constexpr (kScalesQueries<C>) {
+#pragma unroll
+      for (ScoreFragment<C>& part : s) {
+#pragma unroll
+        for (int tile = 0; tile < C::kRowTiles; ++tile) {
+#pragma unroll
+          for (auto& scores : part.of[tile]) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+              scores[i] = fmaf(scores[i], scale, -row_max[tile][i / 2]);
+            }
+          }
+        }
+      }
+    }
+  }
+
+  // P of scores s, or of their exponents in kernels that kScalesQueries, as the left operand of the second product.
   __device__ void exponentials(const ScoreFragment<C>& s,
                                std::uint32_t (&probabilities)[C::kPartKeys / 16][C::kRowTiles][4]) {
 #pragma unroll
@@ -96,8 +128,11 @@ struct Softmax {
       for (int tile = 0; tile < C::kRowTiles; ++tile) {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
-          const float low = exponential(fmaf(s.of[tile][n][half * 2], scale, -row_max[tile][half]));
-          const float high = exponential(fmaf(s.of[tile][n][half * 2 + 1], scale, -row_max[tile][half]));
+          const auto exponent = [&](float score) {
+            return kScalesQueries<C> ? score : fmaf(score, scale, -row_max[tile][half]);
+          };
+          const float low = exponential(exponent(s.of[tile][n][half * 2]));
+          const float high = exponential(exponent(s.of[tile][n][half * 2 + 1]));
           row_sum[tile][half] += low + high;
           probabilities[n / 2][tile][n % 2 * 2 + half] = ptx::pack(low, high, typename C::Element{});
         }

@@ -140,11 +140,14 @@ template <class C>
 template <class C>
 __device__ inline void make_headroom(SharedTile<C::kKeys, C::kDim>& values) {
   if constexpr (kHeadroom<C> != 1) {
-    auto* const pairs = reinterpret_cast<__nv_bfloat162*>(values.bytes);
-#pragma unroll 1
-    for (int n = static_cast<int>(threadIdx.x); n < C::kKeys * C::kDim / 2; n += C::kThreads) {
-      const float2 pair = __bfloat1622float2(pairs[n]);
-      pairs[n] = __floats2bfloat162_rn(pair.x / kHeadroom<C>, pair.y / kHeadroom<C>);
+    const auto scaled = [](unsigned pair) {
+      return bits<unsigned>(__hmul2(bits<__nv_bfloat162>(pair), __float2bfloat162_rn(1 / kHeadroom<C>)));
+    };
+    auto* const chunks = reinterpret_cast<uint4*>(values.bytes) + ptx::opaque(threadIdx.x);
+#pragma unroll  // beside a loop the loop over tiles would lose its uniform registers
+    for (int n = 0; n < C::kKeys * C::kDim / kChunk; n += C::kThreads) {
+      const uint4 of = chunks[n];
+      chunks[n] = {scaled(of.x), scaled(of.y), scaled(of.z), scaled(of.w)};
     }
     __syncthreads();
   }
