@@ -174,6 +174,9 @@ __device__ __forceinline__ void exponentiate(
     }
     softmax.make_exponents(s);
     softmax.exponentials(s[0], probabilities[0]);
+  } else if (scale_in_queries<C>(p) && !kMakesExponents<C>) {
+    other_scores(j);
+    softmax.template exponentials<ExponentialsOf::exponents>(s[0], probabilities[0]);
   } else {
     other_scores(j);
     if (!scale_in_queries<C>(p)) softmax.make_exponents(s);

@@ -17,6 +17,13 @@ namespace distr::cuda::sm80 {
 template <class C>
 inline constexpr bool kScalesQueries = !C::kExact && std::is_same_v<typename C::Element, __nv_bfloat16>;
 
+// Then scores are the exponents of P. Up to 64 columns a kernel makes exponents of all scores where they are not, and
+// takes exponentials of these. At more columns it takes exponentials of scores, but for a plain tile's first part: that
+// leaves the second part's scores under the exponentials (docs/kernel-log.md, sm80/forward, step 36).
+template <class C>
+inline constexpr bool kMakesExponents = C::kDim <= 64 && kScalesQueries<C>;
+enum class ExponentialsOf : std::uint8_t { scores, exponents };
+
 template <class C>
 [[nodiscard]] __device__ inline bool scale_in_queries(const ForwardParameters& p) {
   return kScalesQueries<C> && p.scale_in_queries;
@@ -99,10 +106,9 @@ struct Softmax {
     }
   }
 
-  // Makes the exponents of P of a tile's scores, in kernels that kScalesQueries. With the scale in q_hat the scores are
-  // the exponents.
+  // Makes the exponents of P of a tile's scores.
   __device__ void make_exponents(ScoreFragment<C> (&s)[C::kParts]) const {
-    if constexpr (kScalesQueries<C>) {
+    if constexpr (kMakesExponents<C>) {
 #pragma unroll
       for (ScoreFragment<C>& part : s) {
 #pragma unroll
@@ -119,7 +125,8 @@ struct Softmax {
     }
   }
 
-  // P of scores s, or of their exponents in kernels that kScalesQueries, as the left operand of the second product.
+  // P of scores or exponents s, as the left operand of the second product.
+  template <ExponentialsOf kOf = kMakesExponents<C> ? ExponentialsOf::exponents : ExponentialsOf::scores>
   __device__ void exponentials(const ScoreFragment<C>& s,
                                std::uint32_t (&probabilities)[C::kPartKeys / 16][C::kRowTiles][4]) {
 #pragma unroll
@@ -129,7 +136,7 @@ struct Softmax {
 #pragma unroll
         for (int half = 0; half < 2; ++half) {
           const auto exponent = [&](float score) {
-            return kScalesQueries<C> ? score : fmaf(score, scale, -row_max[tile][half]);
+            return kOf == ExponentialsOf::exponents ? score : fmaf(score, scale, -row_max[tile][half]);
           };
           const float low = exponential(exponent(s.of[tile][n][half * 2]));
           const float high = exponential(exponent(s.of[tile][n][half * 2 + 1]));
