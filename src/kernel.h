@@ -9,6 +9,8 @@
 #include <utility>
 #include <vector>
 
+#include "common/advice.h"
+#include "common/grouping.h"
 #include "distr/plan.h"
 
 namespace distr {
@@ -64,12 +66,6 @@ using GroupingKernel = KernelEntry<GroupingTensors>;
 using ForwardKernel = KernelEntry<ForwardTensors>;
 using BackwardKernel = KernelEntry<BackwardTensors>;
 
-// What strategy `auto` is told by the device's backend.
-struct Advice {
-  bool pays = false;  // `energy` at the grouping's group size is worth its error
-  std::string why;    // "which pays from 2048 rows and keys on"; else "as ..."
-};
-
 struct Backend {
   std::span<const GroupingKernel> grouping;
   std::span<const ForwardKernel> forward;
@@ -90,10 +86,5 @@ void cuda_merge(const Problem& problem, std::span<const Partial> parts, void* o,
 
 // Names of the CUDA devices that could be used; empty: none, `reason` says why.
 std::vector<std::string> cuda_device_names(std::string& reason);
-
-// Exact attention: by strategy, or because every column is a group of its own.
-[[nodiscard]] inline bool is_exact(const Grouping& grouping) noexcept {
-  return grouping.strategy == Strategy::exact || grouping.group_size == 1;
-}
 
 }  // namespace distr

@@ -7,7 +7,17 @@
 #include <span>
 #include <string>
 
-#include "kernel.h"
+#include "distr/problem.h"
+
+namespace distr {
+
+// What strategy `auto` is told by the device's backend.
+struct Advice {
+  bool pays = false;  // `energy` at the grouping's group size is worth its error
+  std::string why;    // "which pays from 2048 rows and keys on"; else "as ..."
+};
+
+}  // namespace distr
 
 namespace distr::common {
 

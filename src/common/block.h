@@ -6,9 +6,9 @@
 #include <cstdint>
 
 #include "common/element.h"
+#include "common/grouping.h"
 #include "common/mask.h"
 #include "distr/grouping.h"
-#include "kernel.h"
 
 namespace distr::common {
 
