@@ -28,10 +28,6 @@ namespace lsh {
 // floats.
 [[nodiscard]] KernelPlan<GroupingTensors> plan(const Problem& problem, const Grouping& grouping,
                                                const Execution& execution);
-// An ablation that only reads what plan()'s run reads, with the same grid and loads: the time that it is held against.
-// It writes nothing.
-[[nodiscard]] KernelPlan<GroupingTensors> plan_read_only(const Problem& problem, const Grouping& grouping,
-                                                         const Execution& execution);
 
 }  // namespace lsh
 
@@ -46,12 +42,6 @@ namespace energy {
 // (or fewer) if a run has more.
 [[nodiscard]] KernelPlan<GroupingTensors> plan(const Problem& problem, const Grouping& grouping,
                                                const Execution& execution);
-// An ablation that only reads Q and K, with the grid and loads of the first of plan()'s two kernels. It writes nothing.
-[[nodiscard]] KernelPlan<GroupingTensors> plan_read_only(const Problem& problem, const Grouping& grouping,
-                                                         const Execution& execution);
-// The same, and a launch of one warp that waits for the first and does nothing: what two launches take at least.
-[[nodiscard]] KernelPlan<GroupingTensors> plan_read_and_wait(const Problem& problem, const Grouping& grouping,
-                                                             const Execution& execution);
 
 }  // namespace energy
 

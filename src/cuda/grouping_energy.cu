@@ -85,34 +85,6 @@ __global__ void __maxnreg__(kLoads <= kRunLoads ? 64 : 104) order_blocks(const A
   }
 }
 
-// Reads what read_tensors reads and does nothing else.
-template <class T, int kVector>
-__global__ void __launch_bounds__(kMaxThreads, 2) read_only(const Arguments a) {
-  using Round = grouping::Round<T, kVector>;
-  const Lane lane(a.groups, a.head_dim);
-  const auto runs = static_cast<std::uint32_t>(a.keys.count);
-  RowSpan rows;
-  if (blockIdx.x < runs) {
-    const int first = static_cast<int>(blockIdx.x % a.keys.runs) * a.keys.run_strips;
-    const int end = min(first + a.keys.run_strips, a.keys.strips);
-    rows = a.keys.keys(blockIdx.x / a.keys.runs, a.keys.start(first), a.keys.start(end));
-  } else {
-    rows = a.queries.at(blockIdx.x - runs);
-  }
-  std::uint32_t seen = 0;
-  for (int n = 0; n < rows.count; n += Round::rows(lane)) {
-    Round round;
-    round.load(rows, n, lane);
-    seen |= round.any();
-  }
-  if (a.queries.count == 0) {  // never true, but the compiler must keep the loads for it
-    a.order[threadIdx.x] = static_cast<std::int32_t>(seen);
-  }
-}
-
-// Does nothing but wait for the kernel before it.
-__global__ void only_wait(const Arguments /*a*/) { wait_on_dependent_grids(); }
-
 // What a call does: it is decided here, and a run decides nothing more.
 struct Plan {
   DType dtype;
@@ -202,17 +174,6 @@ void run_all(const Plan& plan, const GroupingTensors& tensors, const Execution& 
   launch_dependent(plan.order_kernel, plan.order_grid, 2 * a.width, 0, execution.stream, a);
 }
 
-void run_read_only(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
-  grouping::with_loads(plan.dtype, plan.is_aligned(tensors), [&]<class T, int kVector>() {
-    launch(read_only<T, kVector>, plan.read_grid, plan.read_threads, 0, execution.stream, plan.with(tensors, nullptr));
-  });
-}
-
-void run_read_and_wait(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
-  run_read_only(plan, tensors, execution);
-  launch_dependent(only_wait, dim3(1), 32, 0, execution.stream, plan.with(tensors, nullptr));
-}
-
 }  // namespace
 
 std::string supports(const Problem& problem, const Grouping& grouping) {
@@ -226,14 +187,6 @@ std::string supports_means(const Problem& problem, const Grouping& grouping) {
 
 KernelPlan<GroupingTensors> plan(const Problem& problem, const Grouping& grouping, const Execution& /*execution*/) {
   return grouping::kernel_plan(problem, grouping, run_all);
-}
-
-KernelPlan<GroupingTensors> plan_read_only(const Problem& problem, const Grouping& grouping, const Execution&) {
-  return grouping::kernel_plan(problem, grouping, run_read_only);
-}
-
-KernelPlan<GroupingTensors> plan_read_and_wait(const Problem& problem, const Grouping& grouping, const Execution&) {
-  return grouping::kernel_plan(problem, grouping, run_read_and_wait);
 }
 
 }  // namespace distr::cuda::energy

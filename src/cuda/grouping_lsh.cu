@@ -286,26 +286,6 @@ __global__ void __launch_bounds__(kSumThreads, 1) add_pieces(const Arguments a) 
                                a.order + static_cast<std::int64_t>(blockIdx.x) * a.head_dim);
 }
 
-// Reads what order_blocks reads and does nothing else.
-template <class T, int kVector>
-__global__ void __launch_bounds__(kMaxThreads, 2) read_blocks(const Arguments a) {
-  using Round = grouping::Round<T, kVector>;
-  const Lane lane(a.groups, a.head_dim);
-  const auto count = static_cast<std::uint32_t>(a.queries.count);
-  std::uint32_t seen = 0;
-  for (std::uint32_t piece = blockIdx.x; piece < count; piece += gridDim.x) {
-    const RowSpan rows = a.queries.at(piece);
-    for (int n = 0; n < rows.count; n += Round::rows(lane)) {
-      Round round;
-      round.load(rows, n, lane);
-      seen |= round.any();
-    }
-  }
-  if (count == 0) {  // never true, but the compiler must keep the loads for it
-    a.order[threadIdx.x] = static_cast<std::int32_t>(seen);
-  }
-}
-
 // What a call does: it is decided here, and a run decides nothing more.
 struct Plan {
   DType dtype;
@@ -369,13 +349,6 @@ void run_all(const Plan& plan, const GroupingTensors& tensors, const Execution& 
   });
 }
 
-void run_read_only(const Plan& plan, const GroupingTensors& tensors, const Execution& execution) {
-  grouping::with_loads(plan.dtype, plan.is_aligned(tensors), [&]<class T, int kVector>() {
-    launch(read_blocks<T, kVector>, plan.grid, plan.threads, plan.shared, execution.stream,
-           plan.with(tensors, nullptr));
-  });
-}
-
 }  // namespace
 
 std::string supports(const Problem& problem, const Grouping& grouping) {
@@ -384,10 +357,6 @@ std::string supports(const Problem& problem, const Grouping& grouping) {
 
 KernelPlan<GroupingTensors> plan(const Problem& problem, const Grouping& grouping, const Execution& /*execution*/) {
   return grouping::kernel_plan(problem, grouping, run_all);
-}
-
-KernelPlan<GroupingTensors> plan_read_only(const Problem& problem, const Grouping& grouping, const Execution&) {
-  return grouping::kernel_plan(problem, grouping, run_read_only);
 }
 
 }  // namespace distr::cuda::lsh

@@ -1,13 +1,13 @@
 // SPDX-License-Identifier: Apache-2.0
-// What the grouping kernels, and their ablations, hand to the library.
+// What the grouping kernels hand to the library.
 #pragma once
 
 #include "kernel.h"
 
 namespace distr::cuda::grouping {
 
-// The KernelPlan of a Plan, what a call does, and of `run`, which does it: the kernels' own, or an ablation's. Plan has
-// of(problem, grouping, workspace), launches(), and `arguments`, whose queries are counted.
+// The KernelPlan of a Plan, what a call does, and of `run`, which does it. Plan has of(problem, grouping, workspace),
+// launches(), and `arguments`, whose queries are counted.
 template <class Plan>
 [[nodiscard]] KernelPlan<GroupingTensors> kernel_plan(const Problem& problem, const Grouping& grouping,
                                                       void (*run)(const Plan& plan, const GroupingTensors& tensors,

@@ -8,6 +8,7 @@
 #include <string_view>
 #include <utility>
 
+#include "common/near.h"
 #include "gpu/device_run.h"
 #include "gpu/large_strides.h"
 #include "gpu/lengths_property.h"
@@ -243,8 +244,14 @@ bool needs_finite_values(const std::string& kernel) {
 }
 
 bool rounds_the_scale(const std::string& kernel, const Case& test_case) {
-  return (kernel.starts_with("sm80/forward") || kernel.starts_with("sm90/forward")) &&
-         test_case.problem.dtype == DType::bf16 && test_case.grouping.strategy != Strategy::exact;
+  const Problem& problem = test_case.problem;
+  const Grouping& grouping = test_case.grouping;
+  if (problem.dtype != DType::bf16 || grouping.strategy == Strategy::exact) {
+    return false;
+  }
+  const bool without_row_max = !common::has_near_keys(grouping) && problem.mask.kind == MaskKind::none &&
+                               problem.softcap == 0 && !problem.window_left.has_value();
+  return kernel.starts_with("sm90/forward") || (kernel.starts_with("sm80/forward") && without_row_max);
 }
 
 std::vector<Extreme> extremes(DType dtype) {
