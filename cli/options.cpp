@@ -152,7 +152,7 @@ void add_execution_options(CLI::App& app, RunOptions& options) {
   });
   add("--seed", "INT", "Of the random projections of lsh", [&options](const std::string& word) {
     options.seed = parse_unsigned("--seed", word);
-  })->default_str("0");
+  })->default_str(std::to_string(options.seed));
 }
 
 void add_grouping_options(CLI::App& app, GroupingOptions& options) {

@@ -124,16 +124,16 @@ void add_near_settings(CLI::App& command, SettingLists& lists) {
              if (word == "none") return std::nullopt;
              return parse_integer("--window", word, 0, kMaxDistance);
            })
-      ->default_str("none");
+      ->default_str(lists.windows.front() ? std::to_string(*lists.windows.front()) : "none");
   add_integer(command, "--sinks", kSinksHelp, 0, kMaxDistance, [&lists](std::int64_t value) { lists.sinks = value; })
-      ->default_str("0")
+      ->default_str(std::to_string(lists.sinks))
       ->group(kGroupingGroup);
   add_parsed(command, "--key-offset", "INT", kKeyOffsetHelp, [&lists](const std::string& word) {
     lists.key_offset = parse_key_offset(word);
   })->group(kGroupingGroup);
   add_list(command, "--skip", "P", "Leave out far keys, 64 at a time, that no row of 64 gives such a probability",
            lists.skips, parse_skip)
-      ->default_str("0");
+      ->default_str(significant(lists.skips.front()));
   command.add_flag("--finish", lists.finish, "With --skip: what is kept is exact, approximate scores only decide")
       ->group(kGroupingGroup);
 }

@@ -27,7 +27,7 @@ namespace {
 struct TuneOptions {
   std::vector<std::int64_t> head_dims{32, 64, 128, 256}, group_sizes{1, 2, 4, 8}, blocks{64, 128, 256},
       seqs{4096, 16384}, heads{10};
-  std::vector<Strategy> strategies{Strategy::lsh, Strategy::energy};
+  std::vector<Strategy> strategies = SettingLists{}.strategies;
   std::vector<Causal> causals{Causal::none};
   std::int64_t batch = 1;
   DType dtype = DType::bf16;
@@ -249,18 +249,21 @@ void tune(const TuneOptions& options) {
 }
 
 void add_lists(CLI::App& command, TuneOptions& options) {
-  const auto integers = [&](const char* flag, const char* help, std::int64_t high, std::vector<std::int64_t>& target,
-                            const char* shown) {
+  const auto integers = [&](const char* flag, const char* help, std::int64_t high, std::vector<std::int64_t>& target) {
+    std::string shown;
+    for (const std::int64_t value : target) {
+      shown += (shown.empty() ? "" : ",") + std::to_string(value);
+    }
     add_list(command, flag, "INT", help, target,
              [flag, high](const std::string& word) { return parse_integer(flag, word, 1, high); })
         ->default_str(shown)
         ->group(kInputGroup);
   };
-  integers("--head-dim", "d, of Q, K and V", kMaxHeadDim, options.head_dims, "32,64,128,256");
-  integers("--group-size", "G; 1 is exact attention", kMaxHeadDim, options.group_sizes, "1,2,4,8");
-  integers("--block", "l, the rows of Q that share one order of columns", kAny, options.blocks, "64,128,256");
-  integers("--seq", "N, the length of Q and of K", kAny, options.seqs, "4096,16384");
-  integers("--heads", "H, the heads of Q, K and V", kAny, options.heads, "10");
+  integers("--head-dim", "d, of Q, K and V", kMaxHeadDim, options.head_dims);
+  integers("--group-size", "G; 1 is exact attention", kMaxHeadDim, options.group_sizes);
+  integers("--block", "l, the rows of Q that share one order of columns", kAny, options.blocks);
+  integers("--seq", "N, the length of Q and of K", kAny, options.seqs);
+  integers("--heads", "H, the heads of Q, K and V", kAny, options.heads);
   std::vector<Strategy> allowed = all_settings();
   std::erase(allowed, Strategy::exact);
   const auto parse_strategy = [allowed](const std::string& word) {
@@ -276,7 +279,7 @@ void add_lists(CLI::App& command, TuneOptions& options) {
       ->group(kInputGroup);
   add_list(command, "--causal", all_names<Causal>("|"), "Causality", options.causals,
            [](const std::string& word) { return parse_name<Causal>("--causal", word); })
-      ->default_str("none")
+      ->default_str(names_of(options.causals))
       ->group(kInputGroup);
 }
 

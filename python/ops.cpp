@@ -306,6 +306,9 @@ std::string with_defaults(std::string schema) {
   replace("$estimator", name_in(kEstimators, defaults.estimator));
   replace("$order_from", name_in(kOrdersFrom, defaults.order_from));
   replace("$seed", std::to_string(defaults.seed));
+  replace("$sinks", std::to_string(defaults.sinks));
+  replace("$skip", std::to_string(defaults.skip));
+  replace("$finish", defaults.finish ? "True" : "False");
   return schema;
 }
 
@@ -313,7 +316,8 @@ std::string with_defaults(std::string schema) {
 
 STABLE_TORCH_LIBRARY(distrattention, m) {
   const auto define = [&m](const std::string& schema) { m.def(with_defaults(schema).c_str()); };
-  const std::string near = "int? window=None, int sinks=0, int? key_offset=None, float skip=0., bool finish=False";
+  const std::string near =
+      "int? window=None, int sinks=$sinks, int? key_offset=None, float skip=$skip, bool finish=$finish";
   const std::string settings =
       "str causal='none', float? scale=None, str strategy='$strategy', int group_size=$group_size, "
       "int block_size=$block_size, str estimator='$estimator', str order_from='$order_from', " +

@@ -7,7 +7,7 @@ groups is not counted, as it grows with N d, not with N^2 d.
 """
 
 from distrattention import ops  # first, for it says in words what is missing
-from distrattention.settings import STRATEGIES
+from distrattention.settings import DEFAULTS, STRATEGIES
 
 from torch.utils.flop_counter import register_flop_formula  # isort: skip
 
@@ -38,9 +38,11 @@ def _of_backward(q, k, v, mask, *settings):
 
 
 def _products(
-    operation, q, k, v, mask, causal="none", scale=None, strategy="auto", group_size=1, block_size=128,
-    estimator="mean", order_from="auto", window=None, sinks=0, key_offset=None, skip=0.0, finish=False,
-    deterministic=True, first_row=None, first_key=None, window_left=None, window_right=None, softcap=0.0,
+    operation, q, k, v, mask, causal="none", scale=None, strategy=DEFAULTS["strategy"],
+    group_size=DEFAULTS["group_size"], block_size=DEFAULTS["block_size"], estimator=DEFAULTS["estimator"],
+    order_from=DEFAULTS["order_from"], window=DEFAULTS["window"], sinks=DEFAULTS["sinks"], key_offset=None,
+    skip=DEFAULTS["skip"], finish=DEFAULTS["finish"], deterministic=True, first_row=None, first_key=None,
+    window_left=None, window_right=None, softcap=0.0,
 ):  # fmt: skip
     """Multiplications of the scores of a head: N Nk d where attention is exact, else fewer by about G."""
     (rows, d), keys = q.shape[2:], k.shape[2]

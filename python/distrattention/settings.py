@@ -23,9 +23,9 @@ class StrategyTraits(NamedTuple):
 
 STRATEGIES = {name: StrategyTraits(*row) for name, row in _tables.STRATEGIES.items()}
 ESTIMATORS, ORDERS_FROM = _tables.ESTIMATORS, _tables.ORDERS_FROM
-DEFAULT_BLOCK = _tables.DEFAULTS["block_size"]  # l, the rows of Q that share one order of the columns
+DEFAULTS = _tables.DEFAULTS
+DEFAULT_BLOCK = DEFAULTS["block_size"]  # l, the rows of Q that share one order of the columns
 MAX_DISTANCE = _tables.MAX_DISTANCE  # of window, sinks and key_offset
-_DEFAULTS = _tables.DEFAULTS
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -59,16 +59,16 @@ class Settings:
     naming the value and what is allowed.
     """
 
-    strategy: str = _DEFAULTS["strategy"]
+    strategy: str = DEFAULTS["strategy"]
     group_size: int | None = None
     block_size: int | None = None
-    estimator: str = _DEFAULTS["estimator"]
-    order_from: str = _DEFAULTS["order_from"]
-    seed: int = _DEFAULTS["seed"]
-    window: int | None = _DEFAULTS["window"]
-    sinks: int = _DEFAULTS["sinks"]
-    skip: float | None = float(_DEFAULTS["skip"])
-    finish: bool = _DEFAULTS["finish"]
+    estimator: str = DEFAULTS["estimator"]
+    order_from: str = DEFAULTS["order_from"]
+    seed: int = DEFAULTS["seed"]
+    window: int | None = DEFAULTS["window"]
+    sinks: int = DEFAULTS["sinks"]
+    skip: float | None = float(DEFAULTS["skip"])
+    finish: bool = DEFAULTS["finish"]
     order: Any = None  # a torch.Tensor
 
     def __post_init__(self) -> None:
@@ -80,7 +80,7 @@ class Settings:
             if name == "seed" or value is not None:
                 object.__setattr__(self, name, require_int(name, value, low))  # the class is frozen
         if self.strategy == "exact":
-            for name, allowed in (("group_size", (None, 1)), ("estimator", (_DEFAULTS["estimator"],))):
+            for name, allowed in (("group_size", (None, 1)), ("estimator", (DEFAULTS["estimator"],))):
                 if getattr(self, name) not in allowed:
                     found = f"{name} is {getattr(self, name)!r} with strategy 'exact'"
                     raise ValueError(f"{found}; allowed: {', '.join(map(repr, allowed))}, as nothing is grouped")

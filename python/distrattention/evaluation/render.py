@@ -81,8 +81,8 @@ def _calls(report: Report, labels: list[str]) -> Section:
             rows.append([*start, f"left out: {layer.left_out}"])
             continue
         rows.append([*start, "exact", "0", "1", "0", _ms(layer.exact), "1.00", *([""] if skips else [])])
-        for name, m in zip(labels, layer.measurements):
-            name += f" ({m.strategy})" * name.startswith("auto")
+        for name, setting, m in zip(labels, report.settings, layer.measurements):
+            name += f" ({m.strategy})" * (setting.strategy == "auto")
             numbers = [f"{m.error:.3f}", f"{m.row_cosine_min:.2f}", f"{m.total_variation:.3f}"]
             kept = [_share(m.kept_share)] if skips else []
             rows.append(["", "", "", "", name, *numbers, _ms(m.time), _speed(m.speed), *kept])
