@@ -5,6 +5,7 @@
 // Written against LibTorch's stable ABI: one binary serves every torch from the version on that CMakeLists.txt targets.
 // Fake kernels and autograd formulas are in distrattention/ops.py.
 #include <torch/csrc/stable/library.h>
+#include <charconv>
 
 #include <algorithm>
 #include <array>
@@ -292,6 +293,13 @@ std::tuple<std::int64_t, std::int64_t, std::int64_t> decisions() {
   return {counted.validated, counted.resolved, counted.chosen};
 }
 
+// A float of a schema.
+std::string number(double value) {
+  char text[32];
+  const std::string digits(text, std::to_chars(text, text + sizeof text, value).ptr);
+  return digits.find_first_of(".e") == std::string::npos ? digits + "." : digits;
+}
+
 // The defaults of Grouping, as schemas have them.
 std::string with_defaults(std::string schema) {
   const Grouping defaults;
@@ -307,7 +315,7 @@ std::string with_defaults(std::string schema) {
   replace("$order_from", name_in(kOrdersFrom, defaults.order_from));
   replace("$seed", std::to_string(defaults.seed));
   replace("$sinks", std::to_string(defaults.sinks));
-  replace("$skip", std::to_string(defaults.skip));
+  replace("$skip", number(defaults.skip));
   replace("$finish", defaults.finish ? "True" : "False");
   return schema;
 }

@@ -142,7 +142,7 @@ INCLUDES = (
     ("", ("python/", "tests/"), TORCH, "PyTorch's headers belong below python/"),
     ("", ("src/cuda/", "tests/"), CUDA, "CUDA's headers belong below src/cuda/"),
     ("src/", (), r"\"(\.\./)*cli/", "src/ must not include cli/"),
-    ("src/common/", (), r"\"(\.\./)*((reference|cpu|cuda)/|kernel\.h)", "src/common/ must not include a backend"),
+    ("src/common/", (), r"\"(\.\./)*((reference|cpu|cuda)/|kernel\.h)", "src/common/ must include no backend"),
     ("src/reference/", (), r"\"(\.\./)*(cpu|cuda)/", "src/reference/ must not include src/cpu/ or src/cuda/"),
     ("src/cpu/", (), r"\"(\.\./)*(reference|cuda)/", "src/cpu/ must not include src/reference/ or src/cuda/"),
     ("src/cuda/", (), r"\"(\.\./)*(reference|cpu)/", "src/cuda/ must not include src/reference/ or src/cpu/"),

@@ -4,8 +4,8 @@
 #include "common/near.h"
 #include "cuda/dependent_launch.cuh"
 #include "cuda/grouping.h"
-#include "cuda/grouping_energy.cuh"
 #include "cuda/grouping_loads.cuh"
+#include "cuda/grouping_moments.cuh"
 #include "gpu/ablations.h"
 
 namespace distr::test {
@@ -67,7 +67,7 @@ __global__ void __launch_bounds__(grouping::kMaxThreads, 2) read_runs(const Read
   keep(reads, read<T, kVector>(rows, lane));
 }
 
-__global__ void only_wait() { cuda::wait_on_dependent_grids(); }
+__global__ void only_wait(int /*unused*/) { cuda::wait_on_dependent_grids(); }
 
 // `plan` with a launch of kernel_of() in the place of its first launch, with the same grid.
 template <class KernelOf>
@@ -111,7 +111,7 @@ KernelPlan<GroupingTensors> read_as_energy_and_wait(const Problem& problem, cons
   KernelPlan<GroupingTensors> plan = read_as_energy(problem, grouping, execution);
   plan.run = [read = plan.run](const GroupingTensors& tensors, const Execution& with) {
     read(tensors, with);
-    cuda::launch_dependent(only_wait, dim3(1), 32, 0, with.stream);
+    cuda::launch_dependent(only_wait, dim3(1), 32, 0, with.stream, 0);
   };
   return plan;
 }

@@ -22,7 +22,8 @@ struct Extreme {
 // Whether a kernel asks for finite values in V (include/distr/problem.h).
 [[nodiscard]] bool needs_finite_values(const std::string& kernel);
 
-// Whether a kernel that is not asked for LSE rounds q_hat times the scale: sm90/forward*, in bf16.
+// Whether a kernel that is not asked for LSE rounds q_hat times the scale: sm90/forward* in bf16, and sm80/forward
+// where it has no row max then.
 [[nodiscard]] bool rounds_the_scale(const std::string& kernel, const Case& test_case);
 
 // A value that is not finite in Q, K or V: it goes where exact attention takes it, and nowhere else.

@@ -22,7 +22,7 @@ GOOD = {
     "tools/run": f"#!/bin/sh\n# {SPDX}\necho TO" + "DOWN\n",
     "data/raw.bin": "\t \0no newline",
     "include/distr/x.h": HEADER + '#include <array>\n\n#include "distr/y.h"\n\nbool f();\n',
-    "src/common/block.h": HEADER + '#include "distr/x.h"\n#include "kernel.h"\n',
+    "src/common/block.h": HEADER + '#include "common/grouping.h"\n#include "distr/x.h"\n',
     "src/dispatch.cpp": CPP + '#include "cuda/launch.h"\n#include "common/block.h"\n',
     "src/cpu/simd-inl.h": CPP + "#if defined(A) == defined(HWY_TARGET_TOGGLE)\n#endif\n",
     "src/cpu/a.cpp": CPP
@@ -177,6 +177,7 @@ class CheckStyle(unittest.TestCase):
             "src/cuda/sm90/a.h": '"../sm80/a.h"',
             "src/cuda/sm90/b.h": '"cuda/plain/a.h"',
             "src/common/b.cpp": '"cpu/a.h"',
+            "src/common/c.h": '"kernel.h"',
             "src/cuda/c.cpp": '"../../cli/a.h"',
             "cli/b.cpp": '"reference/a.h"',
             "cli/c.cpp": '"../src/cpu/a.h"',
