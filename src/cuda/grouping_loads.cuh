@@ -163,21 +163,6 @@ struct Round {
     return result;
   }
 
-  [[nodiscard]] __device__ std::uint32_t any() const {
-    std::uint32_t bits = 0;
-#pragma unroll
-    for (const auto& chunk : words) {
-#pragma unroll
-      for (const auto& row : chunk) {
-#pragma unroll
-        for (const std::uint32_t word : row) {
-          bits |= word;
-        }
-      }
-    }
-    return bits;
-  }
-
   // Column i of a row, as fp32.
   [[nodiscard]] __device__ static float value(const Row& row, int i) {
     const std::uint32_t word = row[i * kBytes / 4];

@@ -20,7 +20,7 @@ struct Reads {
   std::int32_t* order;
 };
 
-// Whether a thread has read anything but zeros of these rows.
+// Reads these rows; 0 if a thread has seen nothing but zeros.
 template <class T, int kVector>
 __device__ std::uint32_t read(const grouping::RowSpan& rows, const grouping::Lane& lane) {
   using Round = grouping::Round<T, kVector>;
@@ -28,7 +28,16 @@ __device__ std::uint32_t read(const grouping::RowSpan& rows, const grouping::Lan
   for (int n = 0; n < rows.count; n += Round::rows(lane)) {
     Round round;
     round.load(rows, n, lane);
-    seen |= round.any();
+#pragma unroll
+    for (const auto& chunk : round.words) {
+#pragma unroll
+      for (const auto& row : chunk) {
+#pragma unroll
+        for (const std::uint32_t word : row) {
+          seen |= word;
+        }
+      }
+    }
   }
   return seen;
 }

@@ -17,9 +17,10 @@ namespace distr::cuda::sm80 {
 template <class C>
 inline constexpr bool kScalesQueries = !C::kExact && std::is_same_v<typename C::Element, __nv_bfloat16>;
 
-// Then scores are the exponents of P. Up to 64 columns a kernel makes exponents of all scores where they are not, and
-// takes exponentials of these. At more columns it takes exponentials of scores, but for a plain tile's first part: that
-// leaves the second part's scores under the exponentials (docs/kernel-log.md, sm80/forward, step 36).
+// Whether a kernel that serves it makes exponents of all scores beforehand where the scale is not in q_hat, so that its
+// exponentials are always of exponents. Wider kernels take exponentials of scores, and with the scale in q_hat those of
+// a plain tile's first part alone are of exponents: the second part's scores are then computed under them
+// (docs/kernel-log.md, sm80/forward, step 36).
 template <class C>
 inline constexpr bool kMakesExponents = C::kDim <= 64 && kScalesQueries<C>;
 enum class ExponentialsOf : std::uint8_t { scores, exponents };
