@@ -2,7 +2,7 @@
 # SPDX-License-Identifier: Apache-2.0
 """Runs clang-tidy on the sources that standard input names, as few translation units as their names allow.
 
-Usage: tidy.py BUILD < NAMES       BUILD holds compile_commands.json. Exit status: 0, or 1 if there are findings.
+Usage: tidy.py BUILD [JOBS] < NAMES       BUILD holds compile_commands.json. Exit status: 0, or 1 if there are findings.
 
 Most of clang-tidy's time goes to the headers (the standard library, JSON, CLI11), which sources that are written into
 one file share (written, not included: clang's analyzer passes over what is included). Sources that declare the same
@@ -110,7 +110,7 @@ def check(sources, own, folder):
     return text, result.returncode == 0
 
 
-def main(build):
+def main(build, jobs):
     commands = {entry["file"]: entry for entry in json.loads((build / "compile_commands.json").read_text())}
     sources = [str(Path(line.strip()).resolve()) for line in sys.stdin]
     for source in sources:  # one of the CUDA backend is compiled as the source that has most of its path
@@ -119,7 +119,7 @@ def main(build):
     # The largest first: the small ones fill what they leave.
     work = sorted(groups(sources, commands), key=lambda group: -len(group[1]))
     print(f"{len(sources)} sources in {len(work)} translation units", flush=True)
-    with ThreadPoolExecutor(os.cpu_count()) as pool:
+    with ThreadPoolExecutor(jobs) as pool:
         results = list(pool.map(lambda group: check(group[1], group[0], build), work))
     for text, _ in results:
         print(text, end="")
@@ -127,4 +127,4 @@ def main(build):
 
 
 if __name__ == "__main__":
-    sys.exit(main(Path(sys.argv[1]).resolve()))
+    sys.exit(main(Path(sys.argv[1]).resolve(), int(sys.argv[2]) if len(sys.argv) > 2 else os.cpu_count()))
