@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // cuda_emulated: `distr_gpu check` without a GPU. Options: --filter CASE --except CASE --case CASE --kernel NAME,
-// or =NAME for one kernel, --jobs N --small --seed N.
+// or =NAME for one kernel, --jobs N --small --thin --seed N.
 #include <cstdlib>
 #include <iostream>
 #include <string>
@@ -16,6 +16,10 @@ int main(int argc, char** argv) {
     const std::string word = argv[n];
     if (word == "--small") {
       options.small = true;
+      continue;
+    }
+    if (word == "--thin") {
+      options.thin = true;
       continue;
     }
     const std::string value = n + 1 < argc ? argv[++n] : "";
