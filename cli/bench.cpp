@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // `distr bench`: times, rates and errors over a sweep of shapes, on random values.
 #include <algorithm>
+#include <array>
 #include <cstring>
 #include <iostream>
 #include <limits>
@@ -44,12 +45,21 @@ struct BenchOptions {
   bool nondeterministic = false;
 };
 
+constexpr std::array kWorks{Named<Work>{Work::grouping, "grouping"}, Named<Work>{Work::forward, "forward"},
+                            Named<Work>{Work::backward, "backward"},
+                            Named<Work>{Work::forward_backward, "forward-backward"}};
+
+std::string works(const char* separator) {
+  std::string names;
+  for (const auto& row : kWorks) names += (names.empty() ? "" : separator) + std::string(row.name);
+  return names;
+}
+
 Work parse_work(const std::string& word) {
-  if (word == "grouping") return Work::grouping;
-  if (word == "forward") return Work::forward;
-  if (word == "backward") return Work::backward;
-  if (word == "forward-backward") return Work::forward_backward;
-  throw InputError("--op: " + quoted(word) + " is unknown; allowed: grouping, forward, backward, forward-backward");
+  for (const auto& [work, name] : kWorks) {
+    if (word == name) return work;
+  }
+  throw InputError("--op: " + quoted(word) + " is unknown; allowed: " + works(", "));
 }
 
 struct Sweep {
@@ -256,25 +266,24 @@ void bench(const BenchOptions& options) {
 }
 
 void add_sweep_options(CLI::App& command, BenchOptions& options) {
-  const auto integers = [&](const char* flag, const char* help, std::int64_t high, std::vector<std::int64_t>& target,
-                            const char* shown) {
+  const auto integers = [&](const char* flag, const char* help, std::int64_t high, std::vector<std::int64_t>& target) {
     add_list(command, flag, "INT", help, target,
              [flag, high](const std::string& word) { return parse_integer(flag, word, 1, high); })
-        ->default_str(shown)
+        ->default_str(numbers_of(target))
         ->group(kInputGroup);
   };
-  integers("--seq", "N, the length of Q and of K", kAny, options.seqs, "1024,2048,4096");
-  integers("--head-dim", "d, of Q, K and V", kMaxHeadDim, options.head_dims, "64,128");
+  integers("--seq", "N, the length of Q and of K", kAny, options.seqs);
+  integers("--head-dim", "d, of Q, K and V", kMaxHeadDim, options.head_dims);
   add_list(command, "--dtypes", all_names<DType>("|"), "The types computed in", options.dtypes,
            [](const std::string& word) { return parse_name<DType>("--dtypes", word); })
-      ->default_str("f32")
+      ->default_str(names_of(options.dtypes))
       ->group(kInputGroup);
   add_list(command, "--causal", all_names<Causal>("|"), "Causality", options.causals,
            [](const std::string& word) { return parse_name<Causal>("--causal", word); })
-      ->default_str("none")
+      ->default_str(names_of(options.causals))
       ->group(kInputGroup);
-  add_list(command, "--op", "grouping|forward|backward|forward-backward", "What is timed", options.works, parse_work)
-      ->default_str("forward")
+  add_list(command, "--op", works("|"), "What is timed", options.works, parse_work)
+      ->default_str(name_in(kWorks, options.works.front()))
       ->group(kInputGroup);
   add_window_size_option(command, options.run.window_size)->group(kInputGroup);
   add_softcap_option(command, options.run.softcap)->group(kInputGroup);

@@ -14,6 +14,7 @@
 #include "commands.h"
 #include "options.h"
 #include "report.h"
+#include "settings.h"
 #include "tensor.h"
 #include "text.h"
 
@@ -280,7 +281,7 @@ void add_blocks(CLI::App& app) {
       options->head_dims.push_back(parse_integer("--head-dim", word, 1, kMaxHeadDim));
     }
   };
-  add_parsed(*command, "--head-dim", "INT,...", "d", parse_dims)->default_str("32,64,128");
+  add_parsed(*command, "--head-dim", "INT,...", "d", parse_dims)->default_str(numbers_of(options->head_dims));
   command->add_flag("--json", options->json, "Print one JSON object instead of a table");
   command->footer("Example: distr blocks --gpu H200");
   command->callback([options] { blocks(*options); });

@@ -247,7 +247,7 @@ void add_errors(CLI::App& app) {
   })->default_str(std::to_string(options->trials));
   add_parsed(*command, "--seed", "INT", "Of the trials", [options](const std::string& word) {
     options->seed = parse_unsigned("--seed", word);
-  })->default_str("0");
+  })->default_str(std::to_string(options->seed));
   add_parsed(*command, "--projections", "fresh|shared", "New ones in each trial, or, as the authors, one for all",
              [options](const std::string& word) {
                if (word != "fresh" && word != "shared") {
@@ -255,7 +255,7 @@ void add_errors(CLI::App& app) {
                }
                options->projections = word == "fresh" ? Projections::fresh : Projections::shared;
              })
-      ->default_str("fresh");
+      ->default_str(options->projections == Projections::fresh ? "fresh" : "shared");
   command->add_flag("--json", options->json, "Print one JSON object instead of tables")->group(kOutputGroup);
   add_path(*command, "--json-out", options->json_out, "FILE", "Write the JSON object")->group(kOutputGroup);
   add_path(*command, "--plot", options->plot, "FILE.png|svg",

@@ -5,6 +5,7 @@
 #include <memory>
 #include <optional>
 #include <string>
+#include <type_traits>
 #include <vector>
 
 #include "commands.h"
@@ -146,17 +147,20 @@ void print_text(const Report& report) {
 
 void add_sizes(CLI::App& command, InfoOptions& options) {
   const auto add = [&command](const char* flag, const char* help, std::int64_t low, std::int64_t high, auto& target) {
-    return add_integer(command, flag, help, low, high, [&target](std::int64_t value) { target = value; });
+    const auto option = add_integer(command, flag, help, low, high, [&target](std::int64_t value) { target = value; });
+    if constexpr (std::is_same_v<decltype(target), std::int64_t&>) {
+      option->default_str(std::to_string(target));
+    }
   };
   options.problem.heads_q = 8;
   options.problem.seq_q = 1024;
   options.problem.head_dim = 64;
-  add("--batch", "B", 0, kAny, options.problem.batch)->default_str("1");
-  add("--heads", "Heads of Q", 1, kAny, options.problem.heads_q)->default_str("8");
+  add("--batch", "B", 0, kAny, options.problem.batch);
+  add("--heads", "Heads of Q", 1, kAny, options.problem.heads_q);
   add("--kv-heads", "Heads of K and V [those of Q]", 1, kAny, options.heads_kv);
-  add("--seq-q", "Nq", 0, kAny, options.problem.seq_q)->default_str("1024");
+  add("--seq-q", "Nq", 0, kAny, options.problem.seq_q);
   add("--seq-k", "Nk [Nq]", 0, kAny, options.seq_k);
-  add("--head-dim", "d, of Q and K", 1, kMaxHeadDim, options.problem.head_dim)->default_str("64");
+  add("--head-dim", "d, of Q and K", 1, kMaxHeadDim, options.problem.head_dim);
   add("--head-dim-v", "dv, of V [d]", 1, kMaxHeadDim, options.head_dim_v);
   add_choice(command, "--dtype", options.problem.dtype, "Of Q, K, V and O");
   add_causal_option(command, options.problem.causal);

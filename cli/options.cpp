@@ -125,7 +125,7 @@ CLI::Option* add_device_option(CLI::App& app, std::optional<Device>& target) {
     }
   };
   return add_parsed(app, "--device", "auto|" + all_names<Device>("|"), "Where it runs; auto is cpu", parse)
-      ->default_str("auto");
+      ->default_str(target ? name_of(*target) : "auto");
 }
 
 void add_run_options(CLI::App& app, RunOptions& options) {
@@ -188,8 +188,7 @@ std::int64_t parse_key_offset(const std::string& word) {
 Grouping grouping_of(const GroupingOptions& options, std::int64_t head_dim, std::uint64_t seed) {
   if (options.grouping.strategy == Strategy::exact) require_unset_for_exact(options);
   Grouping grouping = options.grouping;
-  // `auto` approximates only where a group size was asked for.
-  const std::int64_t size = grouping.strategy == Strategy::automatic ? 1 : std::min<std::int64_t>(2, head_dim);
+  const std::int64_t size = std::min(traits(grouping.strategy).group_size, head_dim);
   grouping.group_size = options.group_size.value_or(size);
   grouping.seed = seed;
   return grouping;

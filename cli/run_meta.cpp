@@ -70,7 +70,7 @@ Json run_meta(int threads, Device device) {
           {"cudnn", nullptr},
           {"compiler", __VERSION__},
           {"build", DISTR_BUILD_TYPE},
-          {"left_out", disabled == nullptr ? "" : disabled},
+          {"disabled_kernels", disabled == nullptr ? "" : disabled},
           {"instruction_set", instruction_set()},
           {"threads", threads > 0 ? threads : processor_count()}};
 }

@@ -140,6 +140,12 @@ void add_near_settings(CLI::App& command, SettingLists& lists) {
 
 }  // namespace
 
+std::string numbers_of(const std::vector<std::int64_t>& values) {
+  std::string text;
+  for (const std::int64_t value : values) text += (text.empty() ? "" : ",") + std::to_string(value);
+  return text;
+}
+
 void add_setting_options(CLI::App& command, SettingLists& lists) {
   const std::vector<Strategy> settings = all_settings();
   const auto parse_strategy = [settings](const std::string& word) {

@@ -43,6 +43,8 @@ template <typename Enum>
   return text;
 }
 
+[[nodiscard]] std::string numbers_of(const std::vector<std::int64_t>& values);  // "1,2,3"
+
 // Adds the options. The help shows the lists as they are when this is called.
 void add_setting_options(CLI::App& command, SettingLists& lists);
 

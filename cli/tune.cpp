@@ -250,13 +250,9 @@ void tune(const TuneOptions& options) {
 
 void add_lists(CLI::App& command, TuneOptions& options) {
   const auto integers = [&](const char* flag, const char* help, std::int64_t high, std::vector<std::int64_t>& target) {
-    std::string shown;
-    for (const std::int64_t value : target) {
-      shown += (shown.empty() ? "" : ",") + std::to_string(value);
-    }
     add_list(command, flag, "INT", help, target,
              [flag, high](const std::string& word) { return parse_integer(flag, word, 1, high); })
-        ->default_str(shown)
+        ->default_str(numbers_of(target))
         ->group(kInputGroup);
   };
   integers("--head-dim", "d, of Q, K and V", kMaxHeadDim, options.head_dims);

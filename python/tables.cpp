@@ -28,12 +28,12 @@ int main(int count, char** arguments) {
       << DISTR_VERSION_MAJOR << '.' << DISTR_VERSION_MINOR << '.' << DISTR_VERSION_PATCH
       << "\"\n"
          "# name: (members of a group, where the order comes from, whether K is read for it, whether there is an "
-         "estimator)\n"
+         "estimator, the default of G)\n"
          "STRATEGIES = {\n";
   for (const StrategyTraits& entry : kStrategies) {
     out << "    \"" << entry.name << "\": (\"" << name_in(kMembers, entry.members) << "\", \""
         << name_in(kOrderSources, entry.order) << "\", " << (entry.reads_keys ? "True" : "False") << ", "
-        << (entry.has_estimator ? "True" : "False") << "),\n";
+        << (entry.has_estimator ? "True" : "False") << ", " << entry.group_size << "),\n";
   }
   out << "}\n";
   print_names(out, "ESTIMATORS", kEstimators);

@@ -53,17 +53,18 @@ struct StrategyTraits {
   const char* name;  ///< as the command and the Python package have it
   Members members;
   OrderSource order;
-  bool reads_keys;     ///< make_grouping() reads K
-  bool has_estimator;  ///< Grouping::estimator matters
+  bool reads_keys;          ///< make_grouping() reads K
+  bool has_estimator;       ///< Grouping::estimator matters
+  std::int64_t group_size;  ///< G of the command and the package where a call names none, if d allows it
 };
 
 /// In the order of the enumeration.
 inline constexpr std::array kStrategies{
-    StrategyTraits{Strategy::automatic, "auto", Members::one, OrderSource::computed, true, false},
-    StrategyTraits{Strategy::exact, "exact", Members::one, OrderSource::none, false, false},
-    StrategyTraits{Strategy::lsh, "lsh", Members::group_size, OrderSource::computed, false, true},
-    StrategyTraits{Strategy::energy, "energy", Members::one, OrderSource::computed, true, false},
-    StrategyTraits{Strategy::given, "given", Members::one, OrderSource::caller, false, false},
+    StrategyTraits{Strategy::automatic, "auto", Members::one, OrderSource::computed, true, false, 1},
+    StrategyTraits{Strategy::exact, "exact", Members::one, OrderSource::none, false, false, 1},
+    StrategyTraits{Strategy::lsh, "lsh", Members::group_size, OrderSource::computed, false, true, 2},
+    StrategyTraits{Strategy::energy, "energy", Members::one, OrderSource::computed, true, false, 2},
+    StrategyTraits{Strategy::given, "given", Members::one, OrderSource::caller, false, false, 2},
 };
 
 /// The name of a value in its table, whose rows are in the order of the enumeration.

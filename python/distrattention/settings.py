@@ -19,6 +19,7 @@ class StrategyTraits(NamedTuple):
     order: str  # "none"; "computed": by make_grouping(); "caller": by the caller, who has to bring it
     reads_keys: bool  # make_grouping() reads K
     has_estimator: bool
+    group_size: int  # where a call names none
 
 
 STRATEGIES = {name: StrategyTraits(*row) for name, row in _tables.STRATEGIES.items()}
@@ -120,7 +121,7 @@ class Settings:
     @property
     def taken_group_size(self) -> int:
         """G, by the default of the strategy where none is named."""
-        return self.group_size or (1 if self.strategy in ("auto", "exact") else 2)
+        return self.group_size or STRATEGIES[self.strategy].group_size
 
     @property
     def drops_columns(self) -> bool:
