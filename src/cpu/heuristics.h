@@ -3,6 +3,7 @@
 #pragma once
 
 #include <array>
+#include <cstdint>
 
 #include "common/advice.h"
 
@@ -12,5 +13,18 @@ namespace distr::cpu {
 // middle of the settings, at G = 2 (bench/results/cpu/experiments/forward_f32.json). Smaller heads lose too much when
 // half of their columns go (bench/results/cpu/minilm_report.json, d = 32).
 inline constexpr std::array kCrossovers{common::Crossover{64, 2048}, common::Crossover{128, 1024}};
+
+// Rows of Q and of K (m) in a tile: K^T, k_hat and V of a tile are some 200 KB in fp32 at d = 128, which a second-level
+// cache holds. Chosen so, not swept.
+inline constexpr std::int64_t kTileQueries = 128;
+inline constexpr std::int64_t kTileKeys = 128;
+// Rows whose scores go from product to softmax to P V together: 12 KB, which stay in the first-level cache. Four times
+// the six rows that a product keeps in registers.
+inline constexpr std::int64_t kRowsPerStep = 24;
+// Fewer tasks than this share their keys among several tasks each, of at least kMinimumSplit keys: twice the threads of
+// a large desktop processor, and parts so long that to merge them costs little. Chosen so, not swept: what is cut must
+// not follow from the number of threads, or results would.
+inline constexpr std::int64_t kEnoughTasks = 32;
+inline constexpr std::int64_t kMinimumSplit = 2048;
 
 }  // namespace distr::cpu

@@ -8,21 +8,15 @@
 #include <cstdint>
 
 #include "common/near.h"
+#include "cpu/heuristics.h"
 #include "kernel.h"
 
 namespace distr::cpu {
 
-inline constexpr std::int64_t kTileQueries = 128;
-inline constexpr std::int64_t kTileKeys = 128;  // m
-// Rows of a tile whose scores are taken all the way while they lie in the first-level cache: 4 tiles of registers.
-inline constexpr std::int64_t kRowsPerStep = 24;
 static_assert(kTileKeys == common::kNearTile, "the keys of a tile are near or far together");
 static_assert(kTileQueries % common::kSkipRows == 0, "rows that are skipped together are of one tile");
 // Rows of tiles are padded to the longest vector there is, 64 bytes.
 inline constexpr std::int64_t kPadding = 16;
-// Fewer tasks than this share their keys among several tasks each, of at least kMinimumSplit keys.
-inline constexpr std::int64_t kEnoughTasks = 32;
-inline constexpr std::int64_t kMinimumSplit = 2048;
 
 // A task's rows: whole blocks where blocks are short, a part of one block where they are long, and 128 rows whatever
 // the blocks are where keys are near or far.

@@ -55,10 +55,13 @@ inline constexpr std::array kCrossovers = {
   return mean * static_cast<double>(p.batch * p.heads_q * (row_end - row_begin)) / static_cast<double>(num_sms);
 }
 
-// Rows of a thread block with near keys, where both are compiled. scores: for each SM (docs/kernel-log.md,
+// Whether thread blocks of so many rows pay with near keys, beside those of the fewest rows that are compiled: where
+// there is enough to do, and where an SM has room for two of them, if it has room for two of the others. scores: for
+// each SM; resident, resident_of_least: thread blocks of either that an SM runs at once (docs/kernel-log.md,
 // sm80/near_forward, step 35).
-[[nodiscard]] constexpr std::int64_t near_rows_of(bool causal, double scores) noexcept {
-  return scores <= (causal ? 800e3 : 200e3) ? 64 : 128;
+[[nodiscard]] constexpr bool near_rows_pay(std::int64_t rows, bool causal, double scores, std::int64_t resident,
+                                           std::int64_t resident_of_least) noexcept {
+  return rows <= (scores <= (causal ? 800e3 : 200e3) ? 64 : 128) && (resident >= 2 || resident_of_least < 2);
 }
 
 struct SplitSizes {

@@ -210,7 +210,7 @@ class GroupedKeys {
   }
   // The address of this thread's first chunk in the raw tile.
   [[nodiscard]] __device__ std::uint32_t first_raw_chunk() const {
-    constexpr std::uint32_t kRaw = offsetof(typename SharedStorage<C>::Stages, raw);
+    constexpr std::uint32_t kRaw = offsetof(typename SharedStorage<C>::StageTiles, raw);
     return stages_ + kRaw + ptx::opaque(threadIdx.x) * 16;
   }
   // The offset of this step's slice in a chunk, in bytes. The chunks of 8 threads take all banks, so the next 8 threads

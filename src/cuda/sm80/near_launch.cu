@@ -76,11 +76,11 @@ std::vector<const NearVariant*> all_of(const Problem& problem, const Grouping& g
 // The one of them to take. tile_rows: the caller's, or 0.
 const NearVariant& choose(const std::vector<const NearVariant*>& variants, const Problem& problem,
                           std::int64_t tile_rows) {
-  const auto resident = [](const NearVariant& v) { return std::min(fitting_ctas(v.shared_bytes), std::int64_t{2}); };
+  const bool is_causal = problem.causal != Causal::none;
+  const std::int64_t resident_of_least = fitting_ctas(variants.back()->shared_bytes);
   const double scores = scores_per_sm(problem, 0, problem.seq_q, device_properties().num_sms);
   for (const NearVariant* v : variants) {
-    const bool pays =
-        v->rows <= near_rows_of(problem.causal != Causal::none, scores) && resident(*v) == resident(*variants.back());
+    const bool pays = near_rows_pay(v->rows, is_causal, scores, fitting_ctas(v->shared_bytes), resident_of_least);
     if (tile_rows > 0 ? v->rows == tile_rows : pays) {
       return *v;
     }

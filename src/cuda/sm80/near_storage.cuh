@@ -33,13 +33,13 @@ struct NearState {
 
 template <class C>
 struct NearStorage {
-  struct Stages {
+  struct StageTiles {
     SharedTile<C::kDim, C::kKeys> keys[2];  // K^T
     SharedTile<C::kKeys, C::kDim> values[2];
   };
   SharedTile<C::kRows, C::kDim> queries;
   union {
-    Stages stages;
+    StageTiles stages;
     SharedTile<C::kRows, C::kDim> query_copy;
   };
   // At each position p of Q and K^T, [p % 16][p / 16]; d where there is none: K^T has a row of zeros there. Bytes, as

@@ -19,7 +19,7 @@ constexpr int kThreads = 128;
 
 // The kernel that left the partial results, as far as place_of() and lse_index() ask.
 template <RowsOf kRowsOf>
-struct Rows {
+struct SplitKernel {
   static constexpr bool kSequences = kRowsOf == RowsOf::kv_head;
 };
 
@@ -116,7 +116,7 @@ void combine(const ForwardParameters& p, DType dtype, int rows, int dim, void* s
 }  // namespace
 
 void combine_splits(const ForwardParameters& p, DType dtype, int rows, int dim, bool sequences, void* stream) {
-  (sequences ? combine<Rows<RowsOf::kv_head>> : combine<Rows<RowsOf::head>>)(p, dtype, rows, dim, stream);
+  (sequences ? combine<SplitKernel<RowsOf::kv_head>> : combine<SplitKernel<RowsOf::head>>)(p, dtype, rows, dim, stream);
 }
 
 }  // namespace distr::cuda::sm80

@@ -100,7 +100,7 @@ struct SharedStorage {
   struct RawTile {  // rows of K^T before they are summed
     alignas(16) std::uint8_t bytes[C::kThreadChunks][C::kThreads][16];
   };
-  struct Stages {
+  struct StageTiles {
     KeyTile keys[C::kStages];  // K, or k_hat^T
     ValueTile values[C::kStages];
     [[no_unique_address]] std::conditional_t<C::kMembers == 1, NoRawTile, RawTile> raw;
@@ -111,7 +111,7 @@ struct SharedStorage {
 
   SharedTile<C::kRows, C::kGroups> queries;  // Q or q_hat, which a second pass reads too
   union {
-    Stages stages;
+    StageTiles stages;
     SharedTile<C::kRows, C::kDim> query_copy;  // of Q, from which q_hat is made
   };
   [[no_unique_address]] std::conditional_t<C::kExact, NoRowOffsets, AllRowOffsets> row_offsets;
@@ -131,7 +131,7 @@ template <class C>
 template <class C>
 [[nodiscard]] __device__ inline Tile<C::kDim> value_tile(std::uint32_t base, int j) {
   using Storage = SharedStorage<C>;
-  constexpr std::uint32_t kFirst = offsetof(Storage, stages) + offsetof(typename Storage::Stages, values);
+  constexpr std::uint32_t kFirst = offsetof(Storage, stages) + offsetof(typename Storage::StageTiles, values);
   constexpr std::uint32_t kTileBytes = sizeof(typename Storage::ValueTile);
   return {base + kFirst + static_cast<std::uint32_t>(j) % C::kStages * kTileBytes};
 }

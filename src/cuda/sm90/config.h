@@ -13,6 +13,7 @@
 #include "cuda/lengths.h"
 #include "cuda/problem.h"
 #include "cuda/score_cap.h"
+#include "cuda/sm90/heuristics.h"
 #include "cuda/tile_scheduler.cuh"
 
 namespace distr::cuda::sm90 {
@@ -159,9 +160,8 @@ struct Config {
 
   // Whether the first pass takes a row max from the scores (RowMax, softmax.cuh).
   static constexpr bool kFixesRowMax = kScaleIn == ScaleIn::softmax;
-  // Whether a thread makes the i-th exponential of a half by a polynomial. At d = 64 a tile waits for the unit that
-  // makes the others; more polynomials cost more than they save (docs/kernel-log.md, sm90/forward, step 39).
-  static constexpr bool by_polynomial(int i) { return kValues <= 64 && kCtasPerSm == 1 && i % 16 == 8; }
+  // Whether a thread makes the i-th exponential of a half by a polynomial.
+  static constexpr bool by_polynomial(int i) { return is_by_polynomial(kValues, kCtasPerSm, i); }
 
   using QueryTile = Panels<64, kColumns>;  // of a consumer
   using KeyTile = typename KeyLoader::template KeyTile<kColumns, kKeys>;

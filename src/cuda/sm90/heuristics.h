@@ -101,6 +101,12 @@ enum class Product : std::uint8_t {
   return std::min(band.last - band.first + 1, problem.seq_k);
 }
 
+// Whether the i-th exponential of a half of a thread's scores is a polynomial's. At dv = 64 a tile waits for the unit
+// that makes the others; more polynomials cost more than they save (docs/kernel-log.md, sm90/forward, step 39).
+[[nodiscard]] constexpr bool is_by_polynomial(int values, int ctas_per_sm, int i) noexcept {
+  return values <= 64 && ctas_per_sm == 1 && i % 16 == 8;
+}
+
 // Queries of a thread block of two consumers, and of three.
 inline constexpr std::int64_t kRowsOfTwo = 128;
 inline constexpr std::int64_t kRowsOfThree = 192;
