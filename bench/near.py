@@ -223,7 +223,7 @@ def meta(options):
         facts |= {"cpu": cpu_name(), "instruction_set": described.instruction_set, "threads": 1, "clock": "CPU time"}
     else:
         facts |= {"gpu": torch.cuda.get_device_name(), "cuda": torch.version.cuda}
-        facts |= {"left_out": os.environ.get("DISTR_DISABLE_KERNELS", ""), "built": described.cuda_build}
+        facts |= {"disabled_kernels": os.environ.get("DISTR_DISABLE_KERNELS", ""), "built": described.cuda_build}
     return facts
 
 

@@ -321,7 +321,7 @@ def meta(options):
         "commit": options.commit or command_output("git", "rev-parse", "--short", "HEAD"),
         "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
         "command": result_file.command(),
-        "left_out": os.environ.get("DISTR_DISABLE_KERNELS", os.environ.get("DISTR_LEAVE_OUT", "")),
+        "disabled_kernels": os.environ.get("DISTR_DISABLE_KERNELS", os.environ.get("DISTR_LEAVE_OUT", "")),
         "built": f"CUDA kernels: {ops.describe().cuda_build}",
         "skipped": {},
     }

@@ -154,7 +154,7 @@ class replace_sdpa(TorchFunctionMode):
             if not _is_refusal(error, arguments, scale, settings):
                 raise
             self._pass_on(error)
-            self.calls.count(str(error).splitlines()[0])
+            self.calls.count(str(error))
         return F.scaled_dot_product_attention(*arguments, scale=scale, enable_gqa=enable_gqa)
 
     def _pass_on(self, refusal):

@@ -163,7 +163,7 @@ class _Evaluation(_Meeting):
             causal, mask = causality(query, key, attn_mask, is_causal)
             super()._attend(*arguments, **options)
         except (RuntimeError, TypeError, ValueError) as refusal:
-            left_out = str(refusal).splitlines()[0]
+            left_out = str(refusal)
         call = Call(*context.autocast(query, key, value, mask), causal, scale)
         sums = self.sums_of(call, left_out)
         if left_out is None:

@@ -57,7 +57,7 @@ class Call:
         try:
             found = core.explain(*tensors, self.causal, self.scale, settings, key_offset=self.key_offset)
         except RuntimeError as error:
-            raise ValueError(str(error).splitlines()[0]) from None
+            raise ValueError(str(error)) from None
         if found["strategy"] == "exact" or core.resolve(settings, self.query.shape[-1])[0] == 1:
             of_exact = {"strategy": "exact", "group_size": None, "finish": False, "order": None, "estimator": "mean"}
             return replace(settings, **of_exact) if settings.skip else EXACT
