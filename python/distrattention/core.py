@@ -129,9 +129,6 @@ def attend(
     if plain and settings.order is None and not counting:
         numbers = _numbers(causal, options, settings.seed, sides)
         results = ops.attend_eagerly(q, k, v, mask, scale, numbers, deterministic, with_lse, softcap)
-    elif _is_one_operator(q, k, v, mask, settings, options, with_lse or counting):
-        numbers = _numbers(causal, options, settings.seed, sides)
-        results = ops.attend(q, k, v, mask, scale, *numbers, False, softcap)[:2]
     else:
         tensors = (q, k, v, mask, *columns_of(q, k, causal, settings, options))
         if counting:
@@ -147,20 +144,6 @@ def attend(
     leading = query.shape[:-2]
     others = (None if other is None else other.reshape(*leading, *other.shape[2:]) for other in others)
     return out.reshape(*query.shape[:-1], value.shape[-1]), *others
-
-
-def _is_one_operator(q, k, v, mask, settings, options, reads_more_than_out):
-    """Whether compiled code has `attend` for a call: where nothing else than O is asked for, nobody wants gradients,
-    and columns are ordered on the way. An exported program has the operators whose settings can be read."""
-    return (
-        torch.compiler.is_compiling()
-        and not torch.compiler.is_exporting()
-        and not reads_more_than_out
-        and options[0] != "exact"
-        and settings.order is None
-        and not torch._C._are_functorch_transforms_active()
-        and not (torch.is_grad_enabled() and ops.any_requires_grad((q, k, v, mask)))
-    )
 
 
 def columns_of(q, k, causal, settings, options, flat=True):
