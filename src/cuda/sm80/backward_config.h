@@ -122,6 +122,13 @@ struct DkDvStorage {
   };
 };
 
+// dQ~ of a thread block, and of each warp the columns' places in the order.
+template <class C>
+struct DqEpilogue {
+  alignas(16) float d_q[C::kRows][C::kPitch];
+  std::uint8_t places[C::kWarps][C::kDim];
+};
+
 // In backward_dq: what the main loop reads, and in its place dQ~ at the end of grouped attention.
 template <class C>
 struct DqStorage {
@@ -135,14 +142,14 @@ struct DqStorage {
   };
   union {
     MainLoop loop;
-    float d_q[C::kRows][C::kPitch];
+    DqEpilogue<C> epilogue;
   };
 };
 
 // In convert_dq: dQ~, where columns are grouped.
 template <class C>
 struct ConvertDqStorage {
-  alignas(16) float d_q[C::kRows][C::kPitch];
+  DqEpilogue<C> epilogue;
 };
 
 // What the kernels take by value. The tensors that they read are aligned to 16 bytes, and so are their strides.

@@ -25,37 +25,102 @@ __device__ inline void store_dq_tile(float* sums, int row, const float (&d_q)[C:
   }
 }
 
-// Writes dQ of the thread block's rows from dQ~ [kRows][kPitch] in shared memory. A warp takes one row at a time, and
-// its lanes take the groups.
+// Where a lane finds dQ of its columns lane, lane + 32, ... in a row of dQ~: in the column itself where groups have one
+// column, else in the group's sum, which sum_groups() leaves there. kNone: dQ is 0.
 template <class C>
-__device__ inline void store_groups(const BackwardParameters& p, const TileCoord& coord, int first, const float* sums) {
+struct ColumnSources {
+  static constexpr int kNone = -1;
+  int of[C::kDim / 32];
+};
+
+// `order`: of the rows' block; null: the block is exact. `places`: the warp's, of every column in the order.
+template <class C>
+__device__ inline void find_sources(ColumnSources<C>& sources, const DeviceProblem& problem, const std::int32_t* order,
+                                    std::uint8_t (&places)[C::kDim]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  if (order != nullptr) {
+    __syncwarp();  // no lane reads the last block's any more
+    for (int n = lane; n < problem.head_dim; n += 32) {
+      places[order[n]] = static_cast<std::uint8_t>(n);
+    }
+    __syncwarp();
+  }
+#pragma unroll
+  for (int i = 0; i < C::kDim / 32; ++i) {
+    const int column = lane + 32 * i;
+    sources.of[i] = column;
+    if (order != nullptr && column < problem.head_dim) {
+      const int group = places[column] / problem.members;
+      const bool shares = problem.mean || places[column] % problem.members == 0;  // else the sampled column has all
+      sources.of[i] = group >= problem.groups || !shares ? ColumnSources<C>::kNone
+                      : problem.members == 1             ? column
+                                                         : group;
+    }
+  }
+}
+
+// Puts dQ of each group, dq_hat times the scale by as many columns as share it, in the place of the first columns of a
+// row of dQ~.
+template <class C>
+__device__ inline void sum_groups(const DeviceProblem& problem, float scale, const std::int32_t* order, float* row) {
+  constexpr int kGroups = C::kDim / 2;  // the most, of two columns or more
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+  float sums[(kGroups + 31) / 32];
+#pragma unroll
+  for (int i = 0; i < (kGroups + 31) / 32; ++i) {
+    const int begin = (lane + 32 * i) * problem.members;
+    const int size = min(problem.members, problem.head_dim - begin);
+    sums[i] = 0;
+    for (int member = 0; member < size; ++member) {
+      sums[i] += row[order[begin + member]];
+    }
+    sums[i] *= scale;
+    sums[i] = problem.mean && size > 0 ? sums[i] / static_cast<float>(size) : sums[i];
+  }
+  __syncwarp();  // all lanes have read the row
+#pragma unroll
+  for (int i = 0; i < (kGroups + 31) / 32; ++i) {
+    if (lane + 32 * i < problem.groups) {
+      row[lane + 32 * i] = sums[i];
+    }
+  }
+  __syncwarp();
+}
+
+// Writes dQ of the warp's rows, from `first` on, from their dQ~ in `sums` [rows][kPitch].
+template <class C>
+__device__ inline void store_groups(const BackwardParameters& p, const TileCoord& coord, int first, float* sums,
+                                    std::uint8_t (&places)[C::kDim]) {
   using T = typename C::Element;
   const DeviceProblem& problem = p.problem;
-  const int d = problem.head_dim;
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  const int end = static_cast<int>(min(std::int64_t{first} + C::kRows, problem.seq_q));
+  const int rows = static_cast<int>(min(std::int64_t{first} + C::kRows / C::kWarps, problem.seq_q)) - first;
   const std::int64_t head = std::int64_t{coord.batch} * problem.heads_q + coord.head;
-  T* const base = static_cast<T*>(p.d_q) + coord.batch * p.d_q_strides.batch + coord.head * p.d_q_strides.head;
-#pragma unroll 2
-  for (int row = first + static_cast<int>(threadIdx.x) / 32; row < end; row += C::kWarps) {
-    const float* const of_row = sums + (row - first) * C::kPitch;
-    T* const to = base + row * p.d_q_strides.row;
-    const unsigned block = static_cast<unsigned>(row) / problem.rows_of_block;
-    const bool exact = problem.first_block_is_exact && block == 0;
-    const int members = exact ? 1 : problem.members;
-    const std::int32_t* const order = p.order + (head * problem.blocks + block) * d;
-    for (int g = lane; g * members < d; g += 32) {
-      const int begin = g * members;
-      const int size = min(members, d - begin);
-      const bool kept = exact || g < problem.groups;  // `energy` has dropped the other columns
-      float sum = 0;
-      for (int member = 0; member < size; ++member) {
-        sum += of_row[exact ? begin : order[begin + member]];
+  T* const base = static_cast<T*>(p.d_q) + coord.batch * p.d_q_strides.batch + coord.head * p.d_q_strides.head +
+                  first * p.d_q_strides.row;
+  ColumnSources<C> sources;
+  const std::int32_t* order = nullptr;
+  for (int begin = 0, end = 0; begin < rows; begin = end) {  // rows of one block
+    const unsigned block = static_cast<unsigned>(first + begin) / problem.rows_of_block;
+    end = static_cast<int>(min(std::int64_t{rows}, (block + std::int64_t{1}) * problem.rows_of_block.value() - first));
+    const bool is_exact = problem.first_block_is_exact && block == 0;
+    order = is_exact ? nullptr : p.order + (head * problem.blocks + block) * problem.head_dim;
+    find_sources<C>(sources, problem, order, places);
+    const bool sums_first = !is_exact && problem.members > 1;
+    const float factor = sums_first ? 1 : p.scale;
+#pragma unroll 4
+    for (int row = begin; row < end; ++row) {
+      float* const of_row = sums + row * C::kPitch;
+      if (sums_first) {
+        sum_groups<C>(problem, p.scale, order, of_row);
       }
-      const float whole = kept ? p.scale * sum : 0.0F;
-      for (int member = 0; member < size; ++member) {
-        const float share = problem.mean ? whole / static_cast<float>(size) : member == 0 ? whole : 0.0F;
-        to[exact ? begin : order[begin + member]] = T(share);
+#pragma unroll
+      for (int i = 0; i < C::kDim / 32; ++i) {
+        if (lane + 32 * i < problem.head_dim) {
+          const int source = sources.of[i];
+          base[row * p.d_q_strides.row + lane + 32 * i] =
+              T(source == ColumnSources<C>::kNone ? 0.0F : factor * of_row[source]);
+        }
       }
     }
   }
@@ -67,6 +132,7 @@ template <class C>
 __device__ inline void store_dq(const BackwardParameters& p, const TileCoord& coord, int row,
                                 typename C::Storage& storage, const float (&d_q)[C::kRowTiles][C::kDim / 8][4]) {
   using T = typename C::Element;
+  constexpr int kRowsOfWarp = C::kRows / C::kWarps;
   const int first = coord.tile * C::kRows;
   if (p.problem.exact) {
     T* const rows = static_cast<T*>(p.d_q) + coord.batch * p.d_q_strides.batch + coord.head * p.d_q_strides.head;
@@ -74,9 +140,9 @@ __device__ inline void store_dq(const BackwardParameters& p, const TileCoord& co
     return;
   }
   __syncthreads();  // no warp reads the tiles in it any more
-  store_dq_tile<C>(storage.d_q[0], row, d_q);
-  __syncthreads();
-  store_groups<C>(p, coord, first, storage.d_q[0]);
+  store_dq_tile<C>(storage.epilogue.d_q[0], row, d_q);
+  __syncwarp();
+  store_groups<C>(p, coord, first + row, storage.epilogue.d_q[row], storage.epilogue.places[row / kRowsOfWarp]);
 }
 
 }  // namespace distr::cuda::sm80
