@@ -299,7 +299,7 @@ std::vector<Case> wanted_cases(const CheckOptions& options) {
     const Case& test_case = all[n];
     for (const DType dtype : kDTypes) {
       const bool is_excepted = !options.except.empty() && test_case.name.find(options.except) != std::string::npos;
-      const bool is_thinned = options.thin && dtype == DType::f16 && n % 3 != 0;
+      const bool is_thinned = options.thin && dtype == DType::f16 && !is_exact(test_case.grouping) && n % 3 != 0;
       if (!is_excepted && !is_thinned && test_case.name.find(options.filter) != std::string::npos &&
           (options.name.empty() || test_case.name == options.name)) {
         result.push_back(with_dtype(test_case, dtype));

@@ -16,7 +16,7 @@ struct CheckOptions {
   std::string name;        // only the case of this name, or with the filter "properties" the property
   std::string kernel;      // only kernels whose name contains it; with '=' before it, that one
   bool small = false;      // a few small cases, for compute-sanitizer
-  bool thin = false;       // in f16 a third of the cases: beside bf16 it has conversions alone for its own
+  bool thin = false;       // of grouped cases in f16 a third: what is of f16 alone, exact ones and magnitudes show
   int jobs = 0;            // cases at a time; 0: one for each processor
   double time_limit = 60;  // seconds for one case
 };

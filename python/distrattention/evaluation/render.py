@@ -78,7 +78,7 @@ def _calls(report: Report, labels: list[str]) -> Section:
     for layer in report.layers:
         start = [layer.name or "-", _shape(layer.query), _shape(layer.key), _hidden(layer)]
         if layer.left_out:
-            rows.append([*start, f"left out: {layer.left_out}"])
+            rows.append([*start, f"left out: {' '.join(layer.left_out.split())}"])
             continue
         rows.append([*start, "exact", "0", "1", "0", _ms(layer.exact), "1.00", *([""] if skips else [])])
         for name, setting, m in zip(labels, report.settings, layer.measurements):

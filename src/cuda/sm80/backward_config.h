@@ -129,7 +129,7 @@ struct DqEpilogue {
   std::uint8_t places[C::kWarps][C::kDim];
 };
 
-// In backward_dq: what the main loop reads, and in its place dQ~ at the end of grouped attention.
+// In backward_dq: what the main loop reads, and in its place DqEpilogue at the end of grouped attention.
 template <class C>
 struct DqStorage {
   struct Stage {
@@ -146,7 +146,7 @@ struct DqStorage {
   };
 };
 
-// In convert_dq: dQ~, where columns are grouped.
+// In convert_dq, where columns are grouped.
 template <class C>
 struct ConvertDqStorage {
   DqEpilogue<C> epilogue;

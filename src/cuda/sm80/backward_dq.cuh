@@ -8,7 +8,7 @@
 //     dQ~ += dS K                             [16 kRowTiles, d]           in registers
 //   and at the end dQ from dQ~ (backward_epilogue.cuh).
 //   Shared memory: DqStorage (backward_config.h). Q~ and dO of the thread block; two stages of (K, V); LSE and D. The
-//   epilogue of grouped attention puts dQ~ in the place of all of them.
+//   epilogue of grouped attention has DqEpilogue in the place of all of them.
 //   Pipeline: while the warps compute one tile, cp.async copies the next one to the other stage; one barrier for each
 //   tile.
 #pragma once
