@@ -14,7 +14,8 @@ namespace {
 using test::Instance;
 
 constexpr const char* kCases[] = {"odd sizes",    "causal top-left, more keys", "additive mask",
-                                  "boolean mask", "lsh, short last group",      "energy, one column"};
+                                  "boolean mask", "lsh, short last group",      "energy, one column",
+                                  "near, given",  "sliding window, GQA",        "softcap"};
 
 TEST(Magnitudes, SoftmaxIsRightForEveryFiniteScore) {
   constexpr DType kTypes[] = {DType::f32, DType::f16, DType::bf16};

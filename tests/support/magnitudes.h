@@ -21,6 +21,8 @@ inline constexpr const char* kMagnified[] = {"one more than a tile",
                                              "energy, wide heads, blocks of 64 rows",
                                              "near, energy, window 127, sinks, wide heads, bottom right",
                                              "skip, exact, nothing is skipped",
+                                             "sliding window, causal bottom-right, more keys",
+                                             "softcap",
                                              "skip, exact, nothing is skipped, wide heads"};
 
 // One case for each way that a kernel on a GPU sums values, for --filter "large values", and where nothing is left out.
