@@ -99,12 +99,11 @@ __device__ inline void store_groups(const BackwardParameters& p, const TileCoord
   T* const base = static_cast<T*>(p.d_q) + coord.batch * p.d_q_strides.batch + coord.head * p.d_q_strides.head +
                   first * p.d_q_strides.row;
   ColumnSources<C> sources;
-  const std::int32_t* order = nullptr;
   for (int begin = 0, end = 0; begin < rows; begin = end) {  // rows of one block
     const unsigned block = static_cast<unsigned>(first + begin) / problem.rows_of_block;
     end = static_cast<int>(min(std::int64_t{rows}, (block + std::int64_t{1}) * problem.rows_of_block.value() - first));
     const bool is_exact = problem.first_block_is_exact && block == 0;
-    order = is_exact ? nullptr : p.order + (head * problem.blocks + block) * problem.head_dim;
+    const std::int32_t* const order = is_exact ? nullptr : p.order + (head * problem.blocks + block) * problem.head_dim;
     find_sources<C>(sources, problem, order, places);
     const bool sums_first = !is_exact && problem.members > 1;
     const float factor = sums_first ? 1 : p.scale;
