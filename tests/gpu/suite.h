@@ -16,7 +16,7 @@ struct CheckOptions {
   std::string name;        // only the case of this name, or with the filter "properties" the property
   std::string kernel;      // only kernels whose name contains it; with '=' before it, that one
   bool small = false;      // a few small cases, for compute-sanitizer
-  bool thin = false;       // of grouped cases in f16 a third: what is of f16 alone, exact ones and magnitudes show
+  bool thin = false;       // of f16 and bf16 a case has one, and properties f16; a GPU's check has all
   int jobs = 0;            // cases at a time; 0: one for each processor
   double time_limit = 60;  // seconds for one case
 };
