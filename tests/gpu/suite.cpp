@@ -323,9 +323,11 @@ std::vector<std::function<void()>> wanted_work(const CheckOptions& options, Chec
   }
   if (options.small) return work;
   const auto add = [&](const std::string& filter, std::span<const char* const> names, auto check_case) {
-    for (const char* name : is_whole(options) || options.filter == filter ? names : names.first(0)) {
-      for (const DType dtype :
-           options.name.empty() || options.name == name ? std::span(kDTypes) : std::span<const DType>()) {
+    if (!is_whole(options) && options.filter != filter) return;
+    for (std::size_t n = 0; n < names.size(); ++n) {
+      const char* const name = names[n];
+      if (!options.name.empty() && options.name != name) continue;
+      for (const DType dtype : types_of(options, n)) {
         work.emplace_back(
             [&checker, check_case, test_case = with_dtype(find(name), dtype)] { (checker.*check_case)(test_case); });
       }

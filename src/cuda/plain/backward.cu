@@ -34,9 +34,8 @@ __global__ void __launch_bounds__(kThreads) delta_kernel(const __grid_constant__
   constexpr int kWarp = 32;
   const DeviceProblem& problem = arguments.problem;
   const std::int64_t rows = problem.batch * problem.heads_q * problem.seq_q;
-  const std::int64_t step = static_cast<std::int64_t>(gridDim.x) * kWarps;
   for (std::int64_t row = static_cast<std::int64_t>(blockIdx.x) * kWarps + threadIdx.x / kWarp; row < rows;
-       row += step) {
+       row += std::int64_t{gridDim.x} * kWarps) {
     const std::int64_t head = row / problem.seq_q;
     const auto at = [&](const void* data) {
       return rows_at<T>(data, problem.o, head / problem.heads_q, head % problem.heads_q, row % problem.seq_q);
@@ -79,6 +78,7 @@ __device__ void spread_dq(const BackwardArguments& arguments, const Tile& tile, 
       const int g = first_group + column_of(n);
       const int size = g < groups.count && 4 * y + row < tile.rows ? groups.size(g) : 0;
       const float whole = arguments.scale * r_dq[row][n];
+#pragma unroll 1
       for (int member = 0; member < size; ++member) {
         const float share = arguments.problem.mean ? whole / static_cast<float>(size) : member == 0 ? whole : 0.0F;
         to[groups.column(g, member)] = from_float<T>(share);
@@ -121,6 +121,7 @@ __device__ __forceinline__ void compute_dq(const BackwardArguments& arguments, s
       const bool finite = stage_wide(problem.seq_k - first, columns, true, shared.wide, [&](int key, int column) {
         const int g = first_group + column;
         float sum = 0;
+#pragma unroll 1
         for (int member = 0; member < groups.size(g); ++member) {
           sum += to_float(k[(first + key) * problem.k.row + groups.column(g, member)]);
         }
@@ -168,10 +169,7 @@ template <class T>
 __device__ void store_owned(const DeviceProblem& problem, const Owned& owned, T* to, std::int64_t stride, int columns,
                             float factor, const float (&r_sum)[4][8]) {
   const int y = static_cast<int>(threadIdx.x) / 16;
-  for (int key = 0; key < 4; ++key) {
-    if (owned.first_key + 4 * y + key >= problem.seq_k) {
-      break;
-    }
+  for (int key = 0; key < 4 && owned.first_key + 4 * y + key < problem.seq_k; ++key) {
     for (int n = 0; n < 8; ++n) {
       if (column_of(n) < columns) {
         to[(4 * y + key) * stride + owned.first_column + column_of(n)] = from_float<T>(factor * r_sum[key][n]);
@@ -217,6 +215,7 @@ template <class T>
 __device__ float spread_q(const TileGroups& groups, bool mean, const T* row, int g) {
   const int members = g >= groups.count ? 0 : mean ? groups.size(g) : 1;
   float sum = 0;
+#pragma unroll 1
   for (int member = 0; member < members; ++member) {
     sum += to_float(row[groups.column(g, member)]);
   }

@@ -22,6 +22,7 @@ __device__ float spread_k(const TileGroups& groups, bool mean, const float* mean
     return 0;
   }
   float sum = 0;
+#pragma unroll 1
   for (int member = 0; member < groups.size(g); ++member) {
     sum += to_float(key[groups.column(g, member)]);
   }

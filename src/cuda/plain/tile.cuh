@@ -145,6 +145,7 @@ __device__ void stage_q(const TileGroups& groups, bool mean, const T* q, std::in
 #pragma unroll 2
   for (int row = static_cast<int>(threadIdx.x) / kDepth; row < kSide; row += kThreads / kDepth) {
     float sum = 0;
+#pragma unroll 2
     for (int member = 0; member < members && row < rows; ++member) {
       sum += to_float(q[row * stride + groups.column(g, member)]);
     }
@@ -162,6 +163,7 @@ __device__ void stage_k(const TileGroups& groups, const T* k, std::int64_t strid
 #pragma unroll 2
   for (int key = static_cast<int>(threadIdx.x) / kDepth; key < kSide; key += kThreads / kDepth) {
     float sum = 0;
+#pragma unroll 2
     for (int member = 0; member < members && key < keys; ++member) {
       sum += to_float(k[key * stride + groups.column(g, member)]);
     }

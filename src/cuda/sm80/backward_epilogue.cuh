@@ -107,7 +107,7 @@ __device__ inline void store_groups(const BackwardParameters& p, const TileCoord
     find_sources<C>(sources, problem, order, places);
     const bool sums_first = !is_exact && problem.members > 1;
     const float factor = sums_first ? 1 : p.scale;
-#pragma unroll 4
+#pragma unroll 1
     for (int row = begin; row < end; ++row) {
       float* const of_row = sums + row * C::kPitch;
       if (sums_first) {
