@@ -16,6 +16,8 @@
 //   for each tile, and a second one for dQ.
 #pragma once
 
+#include <climits>
+
 #include "cuda/dependent_launch.cuh"
 #include "cuda/sm80/backward_dq_atomics.cuh"
 #include "cuda/sm80/backward_tile.cuh"
@@ -182,18 +184,13 @@ __device__ __forceinline__ void differentiate_keys(float (&s)[C::kKeyTiles][2][4
     });
     scale = 1;
   }
-  if (edge && problem.causal) {
-    const int of_element = first_key - row - static_cast<int>(problem.causal_offset) + thread / 32 * 16 * C::kKeyTiles +
-                           thread % 32 / 4 - thread % 4 * 2;
+  if (edge) {  // a key's distance from its row, of those that the row sees
+    const int last = problem.causal ? static_cast<int>(problem.causal_offset) : INT_MAX;
+    const int first = has_left_end<C>(problem) ? static_cast<int>(problem.first_offset) : INT_MIN;
+    const int of_element = first_key - row + thread / 32 * 16 * C::kKeyTiles + thread % 32 / 4 - thread % 4 * 2;
     each([&](float& score, float& gradient, int rows, int keys) {
-      hide(score, gradient, of_element + keys - rows > 0);
-    });
-  }
-  if (edge && has_left_end<C>(problem)) {
-    const int of_element = first_key - row - static_cast<int>(problem.first_offset) + thread / 32 * 16 * C::kKeyTiles +
-                           thread % 32 / 4 - thread % 4 * 2;
-    each([&](float& score, float& gradient, int rows, int keys) {
-      hide(score, gradient, of_element + keys - rows < 0);
+      const int distance = of_element + keys - rows;
+      hide(score, gradient, distance > last || distance < first);
     });
   }
 #pragma unroll

@@ -13,6 +13,8 @@
 //   tile.
 #pragma once
 
+#include <climits>
+
 #include "cuda/sm80/backward_epilogue.cuh"
 #include "cuda/sm80/backward_tile.cuh"
 
@@ -77,16 +79,13 @@ __device__ __forceinline__ void differentiate_queries(float (&s)[C::kRowTiles][C
     });
     scale = 1;
   }
-  if (edge) {
+  if (edge) {  // a key's distance from its row, of those that the row sees
     const int left = static_cast<int>(problem.seq_k) - of_key;
-    const int seen = problem.causal ? of_row + static_cast<int>(problem.causal_offset) + 1 - of_key : left;
+    const int last = problem.causal ? of_row + static_cast<int>(problem.causal_offset) - of_key : INT_MAX;
+    const int first = has_left_end(problem) ? of_row + static_cast<int>(problem.first_offset) - of_key : INT_MIN;
     each([&](float& score, float& gradient, int rows, int keys) {
-      hide(score, gradient, keys >= left || (problem.causal && keys - rows >= seen));
+      hide(score, gradient, keys >= left || keys - rows > last || keys - rows < first);
     });
-    if (has_left_end(problem)) {
-      const int first = of_row + static_cast<int>(problem.first_offset) - of_key;
-      each([&](float& score, float& gradient, int rows, int keys) { hide(score, gradient, keys - rows < first); });
-    }
   }
 #pragma unroll
   for (int m = 0; m < C::kRowTiles; ++m) {
