@@ -184,7 +184,7 @@ __device__ __forceinline__ void differentiate_keys(float (&s)[C::kKeyTiles][2][4
     });
     scale = 1;
   }
-  if (edge) {  // a key's distance from its row, of those that the row sees
+  if (edge) {  // a row sees the keys whose distance from it is `first` to `last`
     const int last = problem.causal ? static_cast<int>(problem.causal_offset) : INT_MAX;
     const int first = has_left_end<C>(problem) ? static_cast<int>(problem.first_offset) : INT_MIN;
     const int of_element = first_key - row + thread / 32 * 16 * C::kKeyTiles + thread % 32 / 4 - thread % 4 * 2;
