@@ -32,13 +32,6 @@ namespace distr::test {
 namespace {
 
 constexpr DType kDTypes[] = {DType::f16, DType::bf16, DType::f32};
-// What thinned cases have: by turns one of the two types of 16 bits, which differ in how they round alone.
-constexpr DType kThinned[][2] = {{DType::f16, DType::f32}, {DType::bf16, DType::f32}};
-
-// The types of case number n.
-std::span<const DType> types_of(const CheckOptions& options, std::size_t n) {
-  return options.thin ? std::span<const DType>(kThinned[n % 2]) : std::span<const DType>(kDTypes);
-}
 
 // Stands for a kernel's name, and for a case's in --filter.
 constexpr const char* kPublic = "public functions";
@@ -304,9 +297,12 @@ std::vector<Case> wanted_cases(const CheckOptions& options) {
   std::vector<Case> result;
   for (std::size_t n = 0; n < all.size(); ++n) {
     const Case& test_case = all[n];
-    for (const DType dtype : types_of(options, n)) {
+    for (const DType dtype : kDTypes) {
       const bool is_excepted = !options.except.empty() && test_case.name.find(options.except) != std::string::npos;
-      if (!is_excepted && test_case.name.find(options.filter) != std::string::npos &&
+      const bool is_thinned =
+          options.thin && (is_exact(test_case.grouping) ? dtype == (n % 2 == 0 ? DType::f16 : DType::bf16)
+                                                        : dtype == DType::f16 && n % 3 != 0);
+      if (!is_excepted && !is_thinned && test_case.name.find(options.filter) != std::string::npos &&
           (options.name.empty() || test_case.name == options.name)) {
         result.push_back(with_dtype(test_case, dtype));
       }
@@ -324,10 +320,9 @@ std::vector<std::function<void()>> wanted_work(const CheckOptions& options, Chec
   if (options.small) return work;
   const auto add = [&](const std::string& filter, std::span<const char* const> names, auto check_case) {
     if (!is_whole(options) && options.filter != filter) return;
-    for (std::size_t n = 0; n < names.size(); ++n) {
-      const char* const name = names[n];
+    for (const char* name : names) {
       if (!options.name.empty() && options.name != name) continue;
-      for (const DType dtype : types_of(options, n)) {
+      for (const DType dtype : kDTypes) {
         work.emplace_back(
             [&checker, check_case, test_case = with_dtype(find(name), dtype)] { (checker.*check_case)(test_case); });
       }
@@ -336,9 +331,11 @@ std::vector<std::function<void()>> wanted_work(const CheckOptions& options, Chec
   add("magnitudes", kMagnified, &Checker::check_magnitudes);
   add("large values", kWithLargeValues, &Checker::check_large_values);
   const bool has_all = options.filter.empty() && options.name.empty();
-  for (const DType dtype :
-       has_all || options.filter == "properties" ? types_of(options, 0) : std::span<const DType>()) {
-    work.emplace_back([&checker, dtype] { checker.check_properties(dtype); });
+  if (has_all || options.filter == "properties") {
+    for (const DType dtype : kDTypes) {
+      if (!options.thin || dtype != DType::f16)
+        work.emplace_back([&checker, dtype] { checker.check_properties(dtype); });
+    }
   }
   if (!has_all) {
     return work;

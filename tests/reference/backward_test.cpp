@@ -226,7 +226,7 @@ TEST(ReferenceBackward, FullyHiddenRowsHaveFiniteGradients) {
 }
 
 // f64, and in turn one of the types that loads and stores alone tell from it.
-TEST(ReferenceBackward, IsTheTextbookOnEveryCaseAndType) {
+TEST(ReferenceBackward, IsTheTextbookOnEveryCase) {
   constexpr DType kTypes[][2] = {{DType::f64, DType::bf16}, {DType::f64, DType::f32}, {DType::f64, DType::f16}};
   for (std::size_t n = 0; n < test::cases().size(); ++n) {
     const Case& test_case = test::cases()[n];
