@@ -333,8 +333,8 @@ std::vector<std::function<void()>> wanted_work(const CheckOptions& options, Chec
   const bool has_all = options.filter.empty() && options.name.empty();
   if (has_all || options.filter == "properties") {
     for (const DType dtype : kDTypes) {
-      if (!options.thin || dtype != DType::f16)
-        work.emplace_back([&checker, dtype] { checker.check_properties(dtype); });
+      if (options.thin && dtype == DType::f16) continue;
+      work.emplace_back([&checker, dtype] { checker.check_properties(dtype); });
     }
   }
   if (!has_all) {

@@ -16,7 +16,7 @@ struct CheckOptions {
   std::string name;        // only the case of this name, or with the filter "properties" the property
   std::string kernel;      // only kernels whose name contains it; with '=' before it, that one
   bool small = false;      // a few small cases, for compute-sanitizer
-  bool thin = false;       // exact cases have f16 or bf16, a third of grouped ones f16 and all bf16, properties no f16
+  bool thin = false;       // leaves out much of f16, and of exact cases half of bf16 (docs/kernels/emulator.md)
   int jobs = 0;            // cases at a time; 0: one for each processor
   double time_limit = 60;  // seconds for one case
 };

@@ -78,7 +78,7 @@ __device__ void spread_dq(const BackwardArguments& arguments, const Tile& tile, 
       const int g = first_group + column_of(n);
       const int size = g < groups.count && 4 * y + row < tile.rows ? groups.size(g) : 0;
       const float whole = arguments.scale * r_dq[row][n];
-#pragma unroll 1
+#pragma unroll 1  // as in sum_members()
       for (int member = 0; member < size; ++member) {
         const float share = arguments.problem.mean ? whole / static_cast<float>(size) : member == 0 ? whole : 0.0F;
         to[groups.column(g, member)] = from_float<T>(share);
@@ -120,12 +120,7 @@ __device__ __forceinline__ void compute_dq(const BackwardArguments& arguments, s
       __syncthreads();
       const bool finite = stage_wide(problem.seq_k - first, columns, true, shared.wide, [&](int key, int column) {
         const int g = first_group + column;
-        float sum = 0;
-#pragma unroll 1
-        for (int member = 0; member < groups.size(g); ++member) {
-          sum += to_float(k[(first + key) * problem.k.row + groups.column(g, member)]);
-        }
-        return sum;
+        return sum_members(groups, k + (first + key) * problem.k.row, g, groups.size(g));
       });
       accumulate(shared.weights + staged * kPitch, shared.wide, columns, finite, 0, r_dq);
     }
@@ -214,11 +209,7 @@ __global__ void __launch_bounds__(kThreads) dv_kernel(const __grid_constant__ Ba
 template <class T>
 __device__ float spread_q(const TileGroups& groups, bool mean, const T* row, int g) {
   const int members = g >= groups.count ? 0 : mean ? groups.size(g) : 1;
-  float sum = 0;
-#pragma unroll 1
-  for (int member = 0; member < members; ++member) {
-    sum += to_float(row[groups.column(g, member)]);
-  }
+  const float sum = sum_members(groups, row, g, members);
   return members > 1 ? sum / static_cast<float>(members) : sum;
 }
 

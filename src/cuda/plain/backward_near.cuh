@@ -21,11 +21,7 @@ __device__ float spread_k(const TileGroups& groups, bool mean, const float* mean
   if (!mean && c != groups.column(g, 0)) {
     return 0;
   }
-  float sum = 0;
-#pragma unroll 1
-  for (int member = 0; member < groups.size(g); ++member) {
-    sum += to_float(key[groups.column(g, member)]);
-  }
+  const float sum = sum_members(groups, key, g, groups.size(g));
   return mean ? sum / static_cast<float>(groups.size(g)) : sum;
 }
 

@@ -135,6 +135,18 @@ __device__ inline TileGroups load_groups(const DeviceProblem& problem, const Til
   return {s_order, problem.head_dim, tile.exact ? problem.head_dim : problem.groups, tile.exact ? 1 : problem.members};
 }
 
+// The sum of the first `members` columns of group g in a row. Unrolled inside of loops over rows and columns, which are
+// unrolled themselves, it would be a quarter of all code (docs/kernel-log.md, the plain kernels' loops over members).
+template <class T>
+__device__ __forceinline__ float sum_members(const TileGroups& groups, const T* row, int g, int members) {
+  float sum = 0;
+#pragma unroll 1
+  for (int member = 0; member < members; ++member) {
+    sum += to_float(row[groups.column(g, member)]);
+  }
+  return sum;
+}
+
 // s_q [kDepth][kPitch] = the groups from `first` on of q_hat, transposed: a group's sampled column or its mean. `q` is
 // the tile's first row; rows and groups that there are not become 0.
 template <class T>
@@ -145,7 +157,7 @@ __device__ void stage_q(const TileGroups& groups, bool mean, const T* q, std::in
 #pragma unroll 2
   for (int row = static_cast<int>(threadIdx.x) / kDepth; row < kSide; row += kThreads / kDepth) {
     float sum = 0;
-#pragma unroll 2
+#pragma unroll 2  // two loads under way
     for (int member = 0; member < members && row < rows; ++member) {
       sum += to_float(q[row * stride + groups.column(g, member)]);
     }
@@ -163,7 +175,7 @@ __device__ void stage_k(const TileGroups& groups, const T* k, std::int64_t strid
 #pragma unroll 2
   for (int key = static_cast<int>(threadIdx.x) / kDepth; key < kSide; key += kThreads / kDepth) {
     float sum = 0;
-#pragma unroll 2
+#pragma unroll 2  // two loads under way
     for (int member = 0; member < members && key < keys; ++member) {
       sum += to_float(k[key * stride + groups.column(g, member)]);
     }

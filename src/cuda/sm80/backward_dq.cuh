@@ -79,7 +79,7 @@ __device__ __forceinline__ void differentiate_queries(float (&s)[C::kRowTiles][C
     });
     scale = 1;
   }
-  if (edge) {  // a row sees the keys whose distance from it, here from element 0's, is `first` to `last`
+  if (edge) {  // a row sees keys at distances `first` to `last`, here in rows and keys from element 0
     const int left = static_cast<int>(problem.seq_k) - of_key;
     const int last = problem.causal ? of_row + static_cast<int>(problem.causal_offset) - of_key : INT_MAX;
     const int first = has_left_end(problem) ? of_row + static_cast<int>(problem.first_offset) - of_key : INT_MIN;
