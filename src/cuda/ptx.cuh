@@ -20,6 +20,13 @@ __device__ inline void cp_async_16(std::uint32_t shared, const void* global, boo
   asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(shared), "l"(global), "r"(bytes) : "memory");
 }
 
+// The same where `issues` is true, else nothing.
+__device__ inline void cp_async_16_if(bool issues, std::uint32_t shared, const void* global) {
+  asm volatile("{\n.reg .pred p;\nsetp.ne.b32 p, %2, 0;\n@p cp.async.cg.shared.global [%0], [%1], 16;\n}" ::"r"(shared),
+               "l"(global), "r"(static_cast<int>(issues))
+               : "memory");
+}
+
 __device__ inline void cp_async_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
 
 // Waits until at most kPending of this thread's committed groups are under way.

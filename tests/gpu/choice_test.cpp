@@ -72,20 +72,34 @@ TEST(Choice, LosesLessThanTwoPercent) {
   }
 }
 
-// The sides of the border as they were measured on an H200 (docs/kernel-log/sm80-backward.md, step 6).
+// The sides of the border as they were measured on an H200 (docs/kernel-log/sm80-backward.md, steps 6 and 10).
 TEST(AddingDq, PaysInManyRoundsOrWhereKernelsFollowOneAnother) {
   constexpr int kSms = 132;
-  const auto pays = [](int dim, std::int64_t heads, std::int64_t seq_k, bool side_by_side) {
+  const auto pays = [](int dim, bool causal, std::int64_t heads, std::int64_t seq_k, bool side_by_side) {
     const std::int64_t resident = dim == 128 ? kSms : 2 * kSms;
-    return adding_dq_pays(dim, heads * ((seq_k + 127) / 128), resident, side_by_side);
+    return adding_dq_pays(dim, causal, heads * ((seq_k + 127) / 128), resident, side_by_side);
   };
-  EXPECT_FALSE(pays(128, 10, 4096, true));
-  EXPECT_FALSE(pays(128, 64, 1024, true));
-  EXPECT_TRUE(pays(128, 10, 8192, true));
-  EXPECT_FALSE(pays(64, 10, 4096, true));
-  EXPECT_TRUE(pays(64, 10, 8192, true));
-  EXPECT_TRUE(pays(64, 64, 1024, true));
-  EXPECT_TRUE(pays(128, 10, 1024, false));
+  EXPECT_FALSE(pays(128, false, 10, 4096, true));
+  EXPECT_FALSE(pays(128, true, 64, 1024, true));
+  EXPECT_TRUE(pays(128, true, 10, 8192, true));
+  EXPECT_FALSE(pays(64, false, 10, 1024, true));
+  EXPECT_TRUE(pays(64, false, 10, 2048, true));
+  EXPECT_FALSE(pays(64, true, 10, 4096, true));
+  EXPECT_TRUE(pays(64, true, 10, 8192, true));
+  EXPECT_TRUE(pays(64, true, 64, 1024, true));
+  EXPECT_TRUE(pays(128, true, 10, 1024, false));
+}
+
+// Of thread blocks of 128 rows with near keys (docs/kernel-log/sm80-forward.md, steps 35 and 37).
+TEST(NearRows, PayWithManyScores) {
+  const auto pays = [](int dim, bool causal, double scores) { return near_rows_pay(dim, 128, causal, scores, 2, 4); };
+  EXPECT_TRUE(pays(64, false, 5e6));
+  EXPECT_TRUE(pays(64, true, 2.5e6));
+  EXPECT_FALSE(pays(64, false, 1.2e6));
+  EXPECT_TRUE(pays(128, false, 300e3));
+  EXPECT_FALSE(pays(128, true, 300e3));
+  EXPECT_FALSE(near_rows_pay(64, 128, false, 5e6, 1, 2));  // one block an SM where two of 64 rows have room
+  EXPECT_TRUE(near_rows_pay(64, 64, false, 0, 4, 4));
 }
 
 }  // namespace

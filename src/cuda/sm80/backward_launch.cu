@@ -51,7 +51,8 @@ enum class DqOrder : std::uint8_t { fixed, any };
     return tile_rows == variant.of_all.rows;
   }
   const std::int64_t ctas = p.batch * p.heads_kv * common::ceil_div(p.seq_k, variant.of_all.keys);
-  return adding_dq_pays(variant.dim, ctas, std::int64_t{variant.of_all.ctas_per_sm} * device_properties().num_sms,
+  return adding_dq_pays(variant.dim, p.causal != Causal::none, ctas,
+                        std::int64_t{variant.of_all.ctas_per_sm} * device_properties().num_sms,
                         supports_dependent_launch());
 }
 

@@ -31,7 +31,7 @@ inline constexpr std::array kCrossovers = {
     Crossover{32, 32, 1, 25, 200},    Crossover{64, 64, 1, 400, 200},  Crossover{64, 32, 1, 25, 200},
     Crossover{64, 16, 1, 25, 200},    Crossover{64, 32, 2, 25, 25},    Crossover{64, 16, 4, 25, 200},
     Crossover{128, 128, 1, 100, 200}, Crossover{128, 64, 1, 100, 200}, Crossover{128, 32, 1, 25, 200},
-    Crossover{128, 64, 2, 25, 50},    Crossover{128, 32, 4, 25, 6},
+    Crossover{128, 64, 2, 25, 50},
 };
 
 // The rows of a tile to prefer for a launch of `scores` an SM.
@@ -58,10 +58,11 @@ inline constexpr std::array kCrossovers = {
 // Whether thread blocks of so many rows pay with near keys, beside those of the fewest rows that are compiled: where
 // there is enough to do, and where an SM has room for two of them, if it has room for two of the others. scores: for
 // each SM; resident, resident_of_least: thread blocks of either that an SM runs at once (docs/kernel-log.md,
-// sm80/near_forward, step 35).
-[[nodiscard]] constexpr bool near_rows_pay(std::int64_t rows, bool causal, double scores, std::int64_t resident,
-                                           std::int64_t resident_of_least) noexcept {
-  return rows <= (scores <= (causal ? 800e3 : 200e3) ? 64 : 128) && (resident >= 2 || resident_of_least < 2);
+// sm80/near_forward, steps 35 and 37).
+[[nodiscard]] constexpr bool near_rows_pay(int dim, std::int64_t rows, bool causal, double scores,
+                                           std::int64_t resident, std::int64_t resident_of_least) noexcept {
+  const double few = dim <= 64 ? 2e6 : causal ? 800e3 : 200e3;
+  return rows <= (scores <= few ? 64 : 128) && (resident >= 2 || resident_of_least < 2);
 }
 
 struct SplitSizes {
@@ -144,11 +145,11 @@ struct SplitSizes {
 
 // Whether one kernel that makes dK and dV and adds dQ up in any order is quicker than a kernel for either, when so many
 // thread blocks are to run of which so many run at once. Two kernels have more to do, but where they run side by side
-// (from 9.0 on) one takes the room that the other leaves at its end (docs/kernel-log.md, sm80/backward, step 6;
-// measured with as many query heads as KV heads).
-[[nodiscard]] constexpr bool adding_dq_pays(int dim, std::int64_t ctas, std::int64_t resident_ctas,
+// (from 9.0 on) one takes the room that the other leaves at its end, which is most where rows are causal
+// (docs/kernel-log.md, sm80/backward, steps 6 and 10; measured with as many query heads as KV heads).
+[[nodiscard]] constexpr bool adding_dq_pays(int dim, bool causal, std::int64_t ctas, std::int64_t resident_ctas,
                                             bool side_by_side) noexcept {
-  const double rounds = dim > 64 ? 4.5 : 1.5;
+  const double rounds = dim > 64 ? 4.5 : causal ? 1.5 : 0.6;
   return !side_by_side || static_cast<double>(ctas) >= rounds * static_cast<double>(resident_ctas);
 }
 

@@ -12,15 +12,16 @@
 //   skipped, at G = 2 and 4, it is what near keys have left. Rows for which that does not do, whose scores are very
 //   large or whose O is not finite are taken once more, with scores scaled beforehand, an online row max and kHeadroom
 //   for V. Shared memory: NearStorage (near_storage.cuh). Pipeline: while half n is computed cp.async copies half n
-//   + 1. There is one barrier for each half, and one of the warps that vote.
+//   + 1 (near_copies.cuh). There is one barrier for each half, and one of the warps that vote.
 #pragma once
 
+#include "cuda/sm80/near_copies.cuh"
 #include "cuda/sm80/near_task.cuh"
 
 namespace distr::cuda::sm80 {
 
 template <class C>
-__global__ void __launch_bounds__(C::kThreads, C::kDim > 64 ? 2 : 4)
+__global__ void __launch_bounds__(C::kThreads, kNearCtasPerSm<C>)
     near_forward(const __grid_constant__ NearParameters parameters) {
   extern __shared__ __align__(1024) std::uint8_t shared[];
   auto& storage = *reinterpret_cast<NearStorage<C>*>(shared);
@@ -48,39 +49,36 @@ __global__ void __launch_bounds__(C::kThreads, C::kDim > 64 ? 2 : 4)
   task.load_queries();
   task.store_dropped();
   __syncthreads();
-  const auto copy = [&](const HalfPlace& place) {
-    if (place.exists()) {
-      task.copy_keys(place.half(), place.stage(), state.segments.of[place.segment()].copied_steps);
-      task.copy_values(place.half(), place.stage());
-    }
-    ptx::cp_async_commit();
-  };
 
+  const HalfCopies<C> copies(parameters, storage);
   storage.rows[threadIdx.x] = kAllRows<C>;
   bool again = false;
   do {
     float o[C::kRowTiles][C::kDim / 8][4] = {};
+    task.begin_pass();
     Softmax<C> softmax(task.scales_scores() ? 1.0F : problem.scale_log2);
     if (counts_halves<C>(parameters)) {
       begin_counts<C>(storage.counts[voters_of<C>(ptx::opaque(threadIdx.x))], p, state.work);
     }
-    HalfPlace place(state.segments.of[0].begin, 0, 0);
-    copy(place);
+    int stage = 0;
+    copies.issue(state.segments.of[0].begin, stage, state.segments.of[0].copied_steps);
 #pragma unroll 1
-    while (place.exists()) {
-      ptx::cp_async_wait<0>();
-      __syncthreads();  // the half has arrived, and no warp reads the other stage any more
-      if (state.repeats) {
-        make_headroom<C>(storage.stages.values[place.stage()]);
+    for (int n = 0; state.segments.of[n].exists(); ++n) {
+      const typename NearTask<C>::Segment segment = state.segments.of[n];
+      if (segment.begins_far) {  // the near keys are behind us
+        task.begin_far_keys(softmax);
       }
-      const HalfPlace next = state.segments.behind(place);
-      copy(next);
-      const KeySegment& segment = state.segments.of[place.segment()];
-      if (segment.begins_far && place.half() == segment.begin) {  // the near keys are behind us
-        begin_far_keys<C>(p, state.work.row, storage, softmax);
+#pragma unroll 1
+      for (int half = segment.begin; half < segment.end; ++half) {
+        ptx::cp_async_wait<0>();
+        __syncthreads();  // the half has arrived, and no warp reads the other stage any more
+        task.make_headroom(stage);
+        const bool is_last = half + 1 == segment.end;
+        copies.issue(is_last ? state.segments.of[n + 1].begin : half + 1, 1 - stage,
+                     is_last ? state.segments.of[n + 1].copied_steps : segment.copied_steps);
+        task.visit(segment, half, stage, o, softmax);
+        stage = 1 - stage;
       }
-      task.visit(place, o, softmax);
-      place = next;
     }
     ptx::cp_async_wait<0>();
     const bool has_far = state.segments.has_far();

@@ -33,19 +33,8 @@ struct alignas(16) KeySegment {
   bool is_far, begins_far;           // the first far one
   bool is_whole;                     // every row of the block sees all keys
   bool is_online;                    // the row max changes
-};
 
-// A half among the segments: its number, its segment's, and the stage that it lies in, in one register.
-class HalfPlace {
- public:
-  __device__ HalfPlace(int half, int segment, int stage) : word_(half * 32 + segment * 2 + stage) {}
-  [[nodiscard]] __device__ bool exists() const { return word_ >= 0; }
-  [[nodiscard]] __device__ int half() const { return word_ >> 5; }
-  [[nodiscard]] __device__ int segment() const { return word_ >> 1 & 15; }
-  [[nodiscard]] __device__ int stage() const { return word_ & 1; }
-
- private:
-  int word_;
+  [[nodiscard]] __device__ bool exists() const { return begin >= 0; }
 };
 
 // The halves that a thread block meets, one segment after another: near ones, then far ones, each in ascending order.
@@ -88,12 +77,6 @@ struct KeySegments {
     add_run(tiles.last, tiles.end, true);
     of[count].begin = -1;
     of[count].is_far = count > 0 && of[count - 1].is_far;
-  }
-
-  [[nodiscard]] __device__ HalfPlace behind(const HalfPlace& place) const {
-    const int segment = place.segment();
-    return place.half() + 1 < of[segment].end ? HalfPlace(place.half() + 1, segment, 1 - place.stage())
-                                              : HalfPlace(of[segment + 1].begin, segment + 1, 1 - place.stage());
   }
 
   // Whether there are far keys.

@@ -49,10 +49,10 @@ constexpr NearVariant variant() {
   return {kDTypeOf<T>, kDim, kRows, C::kMasks, sizeof(NearStorage<C>), launch_near<T, kDim, kRows>};
 }
 
-// Those of more rows before the others. At d = 64 blocks of 128 rows are no quicker (log, sm80/near_forward).
-constexpr std::array kNearVariants = {variant<__half, 64, 64>(), variant<__half, 128, 64>(),
-                                      variant<__nv_bfloat16, 64, 64>(), variant<__nv_bfloat16, 128, 128>(),
-                                      variant<__nv_bfloat16, 128, 64>()};
+// Those of more rows before the others.
+constexpr std::array kNearVariants = {variant<__half, 64, 64>(),          variant<__half, 128, 64>(),
+                                      variant<__nv_bfloat16, 64, 128>(),  variant<__nv_bfloat16, 64, 64>(),
+                                      variant<__nv_bfloat16, 128, 128>(), variant<__nv_bfloat16, 128, 64>()};
 
 // Whether all rows of a thread block have the same columns and near keys.
 bool share_keys(const Problem& problem, const Grouping& grouping, std::int64_t rows) {
@@ -80,7 +80,8 @@ const NearVariant& choose(const std::vector<const NearVariant*>& variants, const
   const std::int64_t resident_of_least = fitting_ctas(variants.back()->shared_bytes);
   const double scores = scores_per_sm(problem, 0, problem.seq_q, device_properties().num_sms);
   for (const NearVariant* v : variants) {
-    const bool pays = near_rows_pay(v->rows, is_causal, scores, fitting_ctas(v->shared_bytes), resident_of_least);
+    const bool pays =
+        near_rows_pay(v->dim, v->rows, is_causal, scores, fitting_ctas(v->shared_bytes), resident_of_least);
     if (tile_rows > 0 ? v->rows == tile_rows : pays) {
       return *v;
     }

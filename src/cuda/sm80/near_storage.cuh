@@ -31,6 +31,10 @@ struct NearState {
   bool repeats;                        // rows for which the first pass did not do
 };
 
+// Thread blocks that share an SM.
+template <class C>
+inline constexpr int kNearCtasPerSm = C::kRowTiles == 1 && C::kDim <= 64 ? 4 : 2;
+
 template <class C>
 struct NearStorage {
   struct StageTiles {
@@ -51,5 +55,19 @@ struct NearStorage {
   std::uint8_t rows[C::kThreads];  // a thread's rows that are not written yet, a bit each
   NearState state;
 };
+
+// K^T and V of a stage.
+template <class C>
+[[nodiscard]] __device__ inline Tile<C::kKeys> key_tile(const NearStorage<C>& storage, int stage) {
+  using Keys = decltype(storage.stages.keys[0]);
+  return {ptx::shared_address(&storage.stages.keys) +
+          static_cast<std::uint32_t>(stage) * static_cast<std::uint32_t>(sizeof(Keys))};
+}
+template <class C>
+[[nodiscard]] __device__ inline Tile<C::kDim> value_tile(const NearStorage<C>& storage, int stage) {
+  using Values = decltype(storage.stages.values[0]);
+  return {ptx::shared_address(&storage.stages.values) +
+          static_cast<std::uint32_t>(stage) * static_cast<std::uint32_t>(sizeof(Values))};
+}
 
 }  // namespace distr::cuda::sm80

@@ -2,6 +2,8 @@
 // What a thread block of near_forward does with a half: copies, scores, P and O += P V (near.cuh).
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/sm80/forward.cuh"
 #include "cuda/sm80/near_vote.cuh"
 
@@ -14,6 +16,8 @@ class NearTask {
   using Storage = NearStorage<C>;
   using Scores = ScoreFragment<C>[C::kParts];
   using Output = float[C::kRowTiles][C::kDim / 8][4];
+  static constexpr bool kKeepsSegment = C::kRowTiles * C::kDim <= 128;  // in registers, which else are too few
+  using Segment = std::conditional_t<kKeepsSegment, KeySegment, const KeySegment&>;
 
   __device__ NearTask(const NearParameters& parameters, Storage& storage)
       : parameters_(parameters), storage_(storage) {}
@@ -86,55 +90,40 @@ class NearTask {
     }
   }
 
-  // Issues the copies of K^T, of 64 keys and the first 16 steps positions.
-  __device__ void copy_keys(int half, int stage, int steps) const {
-    const int row = thread() / kRowChunks;
-    const int chunk = thread() % kRowChunks;
-    const auto* const from = reinterpret_cast<const char*>(state().keys + half * C::kKeys + chunk * kChunk);
-    const std::uint32_t to = keys(stage).at(row, chunk);
-    static_assert(C::kThreads / kRowChunks == 16);
-    const auto row_bytes = static_cast<std::uint32_t>(parameters_.forward.column_stride * 2);
-#pragma unroll
-    for (int first = 0; first < C::kDim / 16; first += 4) {
-      if (first < steps) {
-        const std::uint32_t columns = *reinterpret_cast<const std::uint32_t*>(&storage_.columns[row][first]);
-#pragma unroll
-        for (int i = 0; i < 4; ++i) {
-          if (first + i < steps) {  // offsets are below 2^32, as the sequence is below 2^22
-            ptx::cp_async_16(Tile<C::kKeys>::move(to, (first + i) * 16, 0), from + (columns >> 8 * i & 255) * row_bytes,
-                             true);
-          }
-        }
-      }
+  __device__ void begin_pass() { repeats_ = state().repeats; }
+
+  // Between near keys and far ones.
+  __device__ void begin_far_keys(Softmax<C>& softmax) const {
+    sm80::begin_far_keys<C>(parameters_.forward, state().work.row, storage_, softmax);
+  }
+
+  // In a pass that repeats rows.
+  __device__ void make_headroom(int stage) const {
+    if (repeats()) {
+      sm80::make_headroom<C>(storage_.stages.values[stage]);
     }
   }
 
-  __device__ void copy_values(int half, int stage) const {
-    const DeviceProblem& problem = parameters_.forward.problem;
-    const int key = half * C::kKeys;
-    copy_tile<C::kKeys, C::kDim, C::kThreads>(values(stage), row_of(state().values, problem.v.row, key), problem.v.row,
-                                              rows_left(key, problem.seq_k), problem.head_dim_v);
-  }
-
-  // S += Q K^T over the positions 16 first .. 16 (first + kSteps) - 1.
-  template <int kSteps>
+  // S += Q K^T over the positions 16 first .. 16 (first + kCount) - 1.
+  template <int kCount>
   __device__ void add_scores(Scores& s, int stage, int first) const {
     const int lane = thread() % 32;
     const std::uint32_t q = Tile<C::kDim>{ptx::shared_address(&storage_)}.at(first_row() + lane % 16, lane / 16);
-    const std::uint32_t k = keys(stage).at(lane % 16, lane / 16);
+    const std::uint32_t k = key_tile<C>(storage_, stage).at(lane % 16, lane / 16);
 #pragma unroll
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < kCount; ++step) {
       add_step(s, Tile<C::kDim>::move(q, 0, (first + step) * 2), Tile<C::kKeys>::move(k, (first + step) * 16, 0));
     }
   }
 
   // The same over the positions 16 first .. 16 end - 1.
   __device__ void add_scores(Scores& s, int stage, int first, int end) const {
-    constexpr int kAll = C::kDim / 16;
-    if (end - first == kAll) {
-      add_scores<kAll>(s, stage, first);
-    } else if (end - first == kAll / 2) {
-      add_scores<kAll / 2>(s, stage, first);
+    if (end - first == kSteps) {
+      add_scores<kSteps>(s, stage, first);
+    } else if (end - first == kSteps / 2) {
+      add_scores<kSteps / 2>(s, stage, first);
+    } else if (end - first == kSteps - kSteps / 4) {  // to finish, at G = 4
+      add_scores<kSteps - kSteps / 4>(s, stage, first);
     } else {
 #pragma unroll 2
       for (; first < end; ++first) {
@@ -167,7 +156,7 @@ class NearTask {
 
   // Whether scores become logarithms to the base 2 before they are compared: for a mask, and where they may be so large
   // that their product with the scale is rounded by more than P allows (softmax.cuh).
-  [[nodiscard]] __device__ bool scales_scores() const { return has_mask() || state().repeats; }
+  [[nodiscard]] __device__ bool scales_scores() const { return has_mask() || repeats(); }
 
   // S from the first 16 steps positions, hidden keys -inf.
   __device__ void scores(Scores& s, int half, int stage, int steps, bool is_whole) const {
@@ -209,34 +198,31 @@ class NearTask {
 
   // Takes a half into O. In halves of which nothing is hidden and with a fixed row max, at G = 2 and 4, the compiler
   // can mix exponentials with products.
-  __device__ __forceinline__ void visit(const HalfPlace& place, Output& o, Softmax<C>& softmax) {
-    const KeySegment& segment = state().segments.of[place.segment()];
-    const int stage = place.stage();
-    constexpr int kAll = C::kDim / 16;
-    if (!segment.is_online && segment.is_whole && !state().repeats) {
-      if (segment.steps == kAll / 2) {
-        add_plain<kAll / 2>(o, softmax, stage);
+  __device__ __forceinline__ void visit(const Segment& segment, int half, int stage, Output& o, Softmax<C>& softmax) {
+    if (!segment.is_online && segment.is_whole && !repeats()) {
+      if (segment.steps == kSteps / 2) {
+        add_plain<kSteps / 2>(o, softmax, stage);
         return;
       }
-      if (C::kRowTiles == 1 && segment.steps == kAll / 4) {  // else registers are too few
-        add_plain<kAll / 4>(o, softmax, stage);
+      if (kKeepsSegment && segment.steps == kSteps / 4) {  // else registers are too few
+        add_plain<kSteps / 4>(o, softmax, stage);
         return;
       }
     }
     Scores s;
-    scores(s, place.half(), stage, segment.steps, segment.is_whole);
+    scores(s, half, stage, segment.steps, segment.is_whole);
     float maxima[C::kRowTiles][2];
     maxima_of<C>(maxima, s, ptx::max_nan);
     if (segment.is_far && parameters_.forward.problem.near.skips) {
       const bool keeps = vote<C>(maxima, [&](int row) { return storage_.limits[row]; });
       if (parameters_.halves != nullptr) {
-        count_half<C>(parameters_, storage_, has_mask(), place.half(), keeps, maxima);
+        count_half<C>(parameters_, storage_, has_mask(), half, keeps, maxima);
       }
       if (!keeps) {
         return;
       }
       if (segment.steps < segment.copied_steps) {
-        finish(s, place.half(), stage, segment.is_whole);
+        finish(s, half, stage, segment.is_whole);
         maxima_of<C>(maxima, s, ptx::max_nan);
       }
     }
@@ -245,11 +231,11 @@ class NearTask {
   }
 
   // A far half of which nothing is hidden or skipped, with a fixed row max.
-  template <int kSteps>
+  template <int kCount>
   __device__ __forceinline__ void add_plain(Output& o, Softmax<C>& softmax, int stage) const {
     Scores s = {};
 #pragma unroll 2
-    for (int step = 0; step < kSteps; ++step) {
+    for (int step = 0; step < kCount; ++step) {
       add_scores<1>(s, stage, step);
     }
     add_probabilities(o, s, softmax, stage);
@@ -263,7 +249,7 @@ class NearTask {
       softmax.exponentials(s[part], probabilities[part]);
     }
     const int lane = thread() % 32;
-    const std::uint32_t value = values(stage).at(lane % 16, lane / 16);
+    const std::uint32_t value = value_tile<C>(storage_, stage).at(lane % 16, lane / 16);
 #pragma unroll
     for (int part = 0; part < C::kParts; ++part) {
       accumulate<C, C::kPartKeys / 16>(o, probabilities[part], value, part * C::kPartKeys, 0);
@@ -275,17 +261,11 @@ class NearTask {
   }
 
  private:
-  static constexpr int kRowChunks = C::kKeys / kChunk;  // of a row of K^T
+  static constexpr int kSteps = C::kDim / 16;
+
+  [[nodiscard]] __device__ bool repeats() const { return kKeepsSegment ? repeats_ : state().repeats; }
 
   [[nodiscard]] __device__ static int thread() { return static_cast<int>(ptx::opaque(threadIdx.x)); }
-  [[nodiscard]] __device__ Tile<C::kKeys> keys(int stage) const {
-    return {ptx::shared_address(&storage_.stages.keys[0]) +
-            static_cast<std::uint32_t>(stage) * static_cast<std::uint32_t>(sizeof(storage_.stages.keys[0]))};
-  }
-  [[nodiscard]] __device__ Tile<C::kDim> values(int stage) const {
-    return {ptx::shared_address(&storage_.stages.values[0]) +
-            static_cast<std::uint32_t>(stage) * static_cast<std::uint32_t>(sizeof(storage_.stages.values[0]))};
-  }
 
   [[nodiscard]] __device__ int column_at(int position) const { return storage_.columns[position % 16][position / 16]; }
 
@@ -293,6 +273,7 @@ class NearTask {
 
   const NearParameters& parameters_;
   Storage& storage_;
+  bool repeats_ = false;
 };
 
 }  // namespace distr::cuda::sm80

@@ -49,12 +49,12 @@ inline constexpr std::array kOfSequences = {variant<Config<T, kDims, kDims, 64, 
 // columns are grouped, tiles of 64 queries and more r, and where they are taken as they are d = 256.
 template <class T>
 inline constexpr std::array kMeasured = {
-    variant<Config<T, 64, 32, 128, 2>>(),  variant<Config<T, 64, 16, 128, 4>>(), variant<Config<T, 128, 64, 128, 2>>(),
-    variant<Config<T, 128, 32, 128, 4>>(), variant<Config<T, 32, 32, 128, 1>>(), variant<Config<T, 32, 32, 64, 1>>(),
-    variant<Config<T, 32, 16, 128, 1>>(),  variant<Config<T, 64, 16, 128, 1>>(), variant<Config<T, 128, 32, 128, 1>>(),
-    variant<Config<T, 64, 32, 64, 1>>(),   variant<Config<T, 64, 16, 64, 1>>(),  variant<Config<T, 64, 32, 64, 2>>(),
-    variant<Config<T, 64, 16, 64, 4>>(),   variant<Config<T, 128, 64, 64, 1>>(), variant<Config<T, 128, 32, 64, 1>>(),
-    variant<Config<T, 128, 64, 64, 2>>(),  variant<Config<T, 128, 32, 64, 4>>(), variant<Config<T, 256, 128, 64, 1>>(),
+    variant<Config<T, 64, 32, 128, 2>>(),  variant<Config<T, 64, 16, 128, 4>>(),  variant<Config<T, 128, 64, 128, 2>>(),
+    variant<Config<T, 128, 32, 128, 4>>(), variant<Config<T, 32, 32, 128, 1>>(),  variant<Config<T, 32, 32, 64, 1>>(),
+    variant<Config<T, 32, 16, 128, 1>>(),  variant<Config<T, 64, 16, 128, 1>>(),  variant<Config<T, 128, 32, 128, 1>>(),
+    variant<Config<T, 64, 32, 64, 1>>(),   variant<Config<T, 64, 16, 64, 1>>(),   variant<Config<T, 64, 32, 64, 2>>(),
+    variant<Config<T, 64, 16, 64, 4>>(),   variant<Config<T, 128, 64, 64, 1>>(),  variant<Config<T, 128, 32, 64, 1>>(),
+    variant<Config<T, 128, 64, 64, 2>>(),  variant<Config<T, 256, 128, 64, 1>>(),
 };
 
 }  // namespace distr::cuda::sm80

@@ -44,6 +44,11 @@ inline std::uint32_t shared_address(const void* pointer) { return emulator::shar
 inline void cp_async_16(std::uint32_t shared, const void* global, bool valid) {
   emulator::copy_async_16(shared, global, valid);
 }
+inline void cp_async_16_if(bool issues, std::uint32_t shared, const void* global) {
+  if (issues) {
+    emulator::copy_async_16(shared, global, true);
+  }
+}
 inline void cp_async_commit() { emulator::copy_async_commit(); }
 template <int kPending>
 inline void cp_async_wait() {
