@@ -33,7 +33,7 @@ inline constexpr std::array kAdviceCrossovers{common::Crossover{64, 8192}};
 inline constexpr std::array kAdviceCrossoversOfHopper{common::Crossover{64, 16384}};
 
 // What the tensor-core kernels were not measured with, or do not gain enough with (near keys:
-// bench/results/h200/near.json, h100/near_portable.json); empty: nothing.
+// bench/results/h200/near.json, h200/near_portable.json); empty: nothing.
 [[nodiscard]] inline std::string unmeasured(const Problem& problem, const Grouping& grouping) {
   constexpr std::int64_t kTileRows = 128;
   if (problem.dtype != DType::f16 && problem.dtype != DType::bf16) {
