@@ -94,8 +94,8 @@ TEST(AddingDq, PaysInManyRoundsOrWhereKernelsFollowOneAnother) {
 TEST(NearRows, PayWithManyScores) {
   const auto pays = [](int dim, bool causal, double scores) { return near_rows_pay(dim, 128, causal, scores, 2, 4); };
   EXPECT_TRUE(pays(64, false, 5e6));
-  EXPECT_TRUE(pays(64, true, 2.5e6));
-  EXPECT_FALSE(pays(64, false, 1.2e6));
+  EXPECT_TRUE(pays(64, true, 2.03e6));
+  EXPECT_FALSE(pays(64, false, 1.3e6));
   EXPECT_TRUE(pays(128, false, 300e3));
   EXPECT_FALSE(pays(128, true, 300e3));
   EXPECT_FALSE(near_rows_pay(64, 128, false, 5e6, 1, 2));  // one block an SM where two of 64 rows have room

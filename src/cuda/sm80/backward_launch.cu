@@ -10,6 +10,7 @@
 #include <utility>
 
 #include "common/gradient_strides.h"
+#include "common/mask.h"
 #include "cuda/dependent_launch.cuh"
 #include "cuda/launch.h"
 #include "cuda/mask_gradient.h"
@@ -51,7 +52,7 @@ enum class DqOrder : std::uint8_t { fixed, any };
     return tile_rows == variant.of_all.rows;
   }
   const std::int64_t ctas = p.batch * p.heads_kv * common::ceil_div(p.seq_k, variant.of_all.keys);
-  return adding_dq_pays(variant.dim, p.causal != Causal::none, ctas,
+  return adding_dq_pays(variant.dim, common::band_of(p).last != common::kUnlimited, ctas,
                         std::int64_t{variant.of_all.ctas_per_sm} * device_properties().num_sms,
                         supports_dependent_launch());
 }

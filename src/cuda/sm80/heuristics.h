@@ -20,8 +20,8 @@ namespace distr::cuda::sm80 {
 // Tiles of 64 queries are quicker while there is little to do, as they spread over more SMs, and longer so where rows
 // are causal, whose ends they meet closer; then tiles of 128, which read K and V half as often. What decides is the
 // work: scores (pairs of a query and a key that see each other, of all heads) for each SM, whatever heads and lengths
-// make them up. Choosing so loses 0.9 % of the time at most, mean over H = 1, 10 and N = 512 to 16384; tiles of 128
-// alone lose up to 12 %, and up to 50 % for one size.
+// make them up. Choosing so loses 1.1 % of the time at most, mean over H = 1, 10 and N = 512 to 16384; tiles of 128
+// alone lose up to 12 %, and up to 50 % for one size. Sums of four columns at d = 128 have tiles of 128 alone.
 struct Crossover {
   int dim, groups, members;  // Config's
   double scores, causal;     // thousands an SM, up to which 64 are quicker

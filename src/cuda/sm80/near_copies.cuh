@@ -14,7 +14,7 @@ namespace distr::cuda::sm80 {
 template <class C>
 class HalfCopies {
  public:
-  static constexpr bool kKeepsPlaces = C::kRowTiles * C::kDim == 128;  // two thread blocks share an SM
+  static constexpr bool kKeepsPlaces = C::kRowTiles * C::kDim == 128;  // less leaves 128 registers, more none
 
   // Once the state and the columns are in shared memory.
   __device__ HalfCopies(const NearParameters& parameters, NearStorage<C>& storage)

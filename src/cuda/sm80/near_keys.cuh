@@ -75,14 +75,14 @@ struct KeySegments {
     add_run(tiles.first, tiles.last, false);
     add_run(tiles.sinks, tiles.first, true);
     add_run(tiles.last, tiles.end, true);
-    of[count].begin = -1;
-    of[count].is_far = count > 0 && of[count - 1].is_far;
+    const bool is_far = count > 0 && of[count - 1].is_far;
+    of[count] = {-1, -1, 0, 0, is_far, false, false, false};
   }
 
   // Whether there are far keys.
   [[nodiscard]] __device__ bool has_far() const {
     int last = 0;
-    while (of[last].begin >= 0) {
+    while (of[last].exists()) {
       ++last;
     }
     return of[last].is_far;

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// What a thread block of near_forward does with a half: copies, scores, P and O += P V (near.cuh).
+// What a thread block of near_forward does with a half that has arrived: scores, P and O += P V (near.cuh).
 #pragma once
 
 #include <type_traits>
