@@ -72,6 +72,10 @@ def near_gpu() -> str:
     return times_near("h200/near.json", "h200/near_b4_h16.json")
 
 
+def near_portable() -> str:
+    return times_near("h200/near_portable.json")
+
+
 def near_exact() -> str:
     """Exact attention with `skip` by length, relative to the same without and to cuDNN."""
     lines, sources = [], []

@@ -317,7 +317,8 @@ def build_time() -> str:
 
 TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "smollm2": near_tables.smollm2,
           "smollm2_alone": near_tables.smollm2_alone, "near_cpu": near_tables.near_cpu,
-          "near_gpu": near_tables.near_gpu, "near_exact": near_tables.near_exact,
+          "near_gpu": near_tables.near_gpu, "near_portable": near_tables.near_portable,
+          "near_exact": near_tables.near_exact,
           "near_backward": near_tables.near_backward,
           "given": near_tables.given,
           "near_small_models": near_tables.near_small_models,
