@@ -66,13 +66,15 @@ __global__ void __launch_bounds__(C::kThreads, kNearCtasPerSm<C>)
     for (int n = 0; state.segments.of[n].exists(); ++n) {
       const typename NearTask<C>::Segment segment = state.segments.of[n];
       if (segment.begins_far) {  // the near keys are behind us
-        task.begin_far_keys(softmax);
+        begin_far_keys<C>(p, state.work.row, storage, softmax);
       }
 #pragma unroll 1
       for (int half = segment.begin; half < segment.end; ++half) {
         ptx::cp_async_wait<0>();
         __syncthreads();  // the half has arrived, and no warp reads the other stage any more
-        task.make_headroom(stage);
+        if (task.repeats()) {
+          make_headroom<C>(storage.stages.values[stage]);
+        }
         const bool is_last = half + 1 == segment.end;
         copies.issue(is_last ? state.segments.of[n + 1].begin : half + 1, 1 - stage,
                      is_last ? state.segments.of[n + 1].copied_steps : segment.copied_steps);

@@ -86,18 +86,12 @@ class HalfCopies {
                                                 rows_left(key, problem.seq_k), problem.head_dim_v);
       return;
     }
-    constexpr int kRowsPerPass = C::kThreads / kValueChunks;
-    static_assert(kRowsPerPass % 8 == 0);  // so rows that are so far apart have one swizzle
     const int first = thread() / kValueChunks;
     const auto row_bytes = static_cast<std::uint32_t>(problem.v.row) * 2;
-    const char* from = values_ + static_cast<std::uint64_t>(static_cast<std::uint32_t>(key)) * row_bytes;
-    const std::uint32_t to = tile.at(first, thread() % kValueChunks);
-    const int left = rows_left(key + first, values_end_);
-#pragma unroll
-    for (int row = 0; row < C::kKeys; row += kRowsPerPass) {
-      ptx::cp_async_16(Tile<C::kDim>::move(to, row, 0), from, row < left);
-      from += kRowsPerPass * row_bytes;
-    }
+    copy_chunks<C::kKeys, C::kDim, C::kThreads>(
+        tile.at(first, thread() % kValueChunks),
+        values_ + static_cast<std::uint64_t>(static_cast<std::uint32_t>(key)) * row_bytes, row_bytes,
+        rows_left(key + first, values_end_));
   }
 
   const NearParameters& parameters_;

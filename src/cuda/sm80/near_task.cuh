@@ -92,17 +92,8 @@ class NearTask {
 
   __device__ void begin_pass() { repeats_ = state().repeats; }
 
-  // Between near keys and far ones.
-  __device__ void begin_far_keys(Softmax<C>& softmax) const {
-    sm80::begin_far_keys<C>(parameters_.forward, state().work.row, storage_, softmax);
-  }
-
-  // In a pass that repeats rows.
-  __device__ void make_headroom(int stage) const {
-    if (repeats()) {
-      sm80::make_headroom<C>(storage_.stages.values[stage]);
-    }
-  }
+  // Whether the pass repeats rows.
+  [[nodiscard]] __device__ bool repeats() const { return kKeepsSegment ? repeats_ : state().repeats; }
 
   // S += Q K^T over the positions 16 first .. 16 (first + kCount) - 1.
   template <int kCount>
@@ -262,8 +253,6 @@ class NearTask {
 
  private:
   static constexpr int kSteps = C::kDim / 16;
-
-  [[nodiscard]] __device__ bool repeats() const { return kKeepsSegment ? repeats_ : state().repeats; }
 
   [[nodiscard]] __device__ static int thread() { return static_cast<int>(ptx::opaque(threadIdx.x)); }
 

@@ -11,30 +11,38 @@
 
 namespace distr::cuda::sm80 {
 
+// Issues this thread's copies of a tile of kRows rows of kColumns elements: a chunk of the first row that it has, from
+// `from` to `to`, and of every row kThreads / kChunks behind that. Rows from `rows` on become 0, counted from its
+// first.
+template <int kRows, int kColumns, int kThreads>
+__device__ inline void copy_chunks(std::uint32_t to, const char* from, unsigned row_bytes, int rows) {
+  constexpr int kChunks = kColumns / kChunk;
+  constexpr int kRowsPerPass = kThreads / kChunks;
+  // A pass has a power of two of rows, the thread's first row is less than that, and `row` is a multiple of it. Adding
+  // `row` therefore only sets bits of the row's number, and move() can apply their part of the swizzle to the address.
+  static_assert(kRows % kRowsPerPass == 0);
+  static_assert(std::has_single_bit(static_cast<unsigned>(kRowsPerPass)));
+  static_assert(kRowsPerPass % 8 == 0 || kChunks >= 8);
+#pragma unroll
+  for (int row = 0; row < kRows; row += kRowsPerPass) {
+    ptx::cp_async_16(Tile<kColumns>::move(to, row, row % 8), from, row < rows);
+    from += kRowsPerPass * row_bytes;
+  }
+}
+
 // Issues the copies of kRows rows of kColumns elements each. Rows from `rows` on and columns from `columns` on become
 // 0.
 template <int kRows, int kColumns, int kThreads>
 __device__ inline void copy_tile(Tile<kColumns> tile, const void* source, std::int64_t stride, int rows, int columns) {
   constexpr int kChunks = kColumns / kChunk;
-  constexpr int kRowsPerPass = kThreads / kChunks;
   const unsigned thread = ptx::opaque(threadIdx.x);
   const auto first = static_cast<int>(thread / kChunks);
   const auto chunk = static_cast<int>(thread % kChunks);
   const int rows_there = chunk * kChunk < columns ? rows - first : 0;
   // Registers are scarce: the tile's address is the same for all threads, and 32-bit offsets reach any of its rows.
   const auto row_bytes = static_cast<unsigned>(stride * 2);
-  const char* from = static_cast<const char*>(source) + (first * row_bytes + chunk * 16);
-  // A pass has a power of two of rows, `first` is less than that, and `row` is a multiple of it. Adding `row` therefore
-  // only sets bits of the row's number, and move() can apply their part of the swizzle to the address.
-  static_assert(kRows % kRowsPerPass == 0);
-  static_assert(std::has_single_bit(static_cast<unsigned>(kRowsPerPass)));
-  static_assert(kRowsPerPass % 8 == 0 || kChunks >= 8);
-  const std::uint32_t to = tile.at(first, chunk);
-#pragma unroll
-  for (int row = 0; row < kRows; row += kRowsPerPass) {
-    ptx::cp_async_16(Tile<kColumns>::move(to, row, row % 8), from, row < rows_there);
-    from += kRowsPerPass * row_bytes;
-  }
+  const char* const from = static_cast<const char*>(source) + (first * row_bytes + chunk * 16);
+  copy_chunks<kRows, kColumns, kThreads>(tile.at(first, chunk), from, row_bytes, rows_there);
 }
 
 // The rows from `begin` to `end`, which are both below 2^22. In 32 bits the difference costs half as much.
