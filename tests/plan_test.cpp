@@ -108,7 +108,7 @@ TEST(Plan, TakesTheKernelAndTheTileThatAreNamed) {
             "reference/forward");
   execution.kernel = "cpu/forwards";
   EXPECT_EQ(failure([&] { (void)plan(Operation::forward, test_case.problem, test_case.grouping, execution); }).second,
-            "kernel is 'cpu/forwards'; allowed: cpu/forward, reference/forward");
+            "kernel is 'cpu/forwards'; allowed: cpu/forward_bf16, cpu/forward, reference/forward");
   execution.kernel = "cpu/forward";
   Problem doubles = test::with_dtype(test_case, DType::f64).problem;
   EXPECT_EQ(failure([&] { (void)plan(Operation::forward, doubles, test_case.grouping, execution); }).second,

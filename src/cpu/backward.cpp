@@ -34,7 +34,7 @@ namespace distr::cpu::HWY_NAMESPACE {
 
 // The gradient of an additive mask: dS summed over the axes that the mask repeats along. A task owns the mask's
 // elements of a tile of queries and a strip of keys, and computes all their dS anew, so that no two tasks share a sum.
-template <class T>
+template <class T, class Word>
 class MaskGradient {
  public:
   MaskGradient(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
@@ -92,38 +92,37 @@ class MaskGradient {
   const Problem& problem_;
   const BackwardTiling& tiling_;
   float* d_mask_;
-  ScoreGradient<T> gradient_;
+  ScoreGradient<T, Word> gradient_;
   float* sum_;  // [128, 128]
 };
 
-template <class T>
+template <class T, class Word>
 void backward_of(const Problem& problem, const Grouping& grouping, const BackwardTiling& tiling,
                  const BackwardTensors& tensors, const Execution& execution) {
   auto* dq_hat = static_cast<float*>(execution.workspace);
   float* scratches = dq_hat + tiling.shared_floats();
   std::fill_n(reinterpret_cast<std::int32_t*>(dq_hat + tiling.dq_hat_floats()), tiling.num_tiles(), 0);
   common::parallel_for(execution, tiling.num_tasks(), [&](std::int64_t index, int thread) {
-    KeyStripTask<T>(problem, grouping, tensors, tiling, execution.workspace, thread)
+    KeyStripTask<T, Word>(problem, grouping, tensors, tiling, execution.workspace, thread)
         .run(index / tiling.strips(), index % tiling.strips());
   });
   if (tensors.d_mask != nullptr) {
     common::parallel_for(execution, tiling.num_mask_tasks(), [&](std::int64_t index, int thread) {
-      MaskGradient<T>(problem, grouping, tensors, tiling, scratches + thread * BackwardScratch(problem, grouping).total)
+      MaskGradient<T, Word>(problem, grouping, tensors, tiling,
+                            scratches + thread * BackwardScratch(problem, grouping).total)
           .run(tiling.mask_task(index));
     });
   }
 }
 
 void backward(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-              const Execution& execution) {
-  common::with_element(problem.dtype, [&]<class T>(std::type_identity<T>) {
-    if constexpr (!std::is_same_v<T, double>) {
-      for (std::int64_t b = 0; b < (common::has_lengths(problem) ? problem.batch : 1); ++b) {
-        common::with_sequence(problem, tensors, b,
-                              [&](const Problem& own, const BackwardTensors& from, std::int64_t /*b*/) {
-                                backward_of<T>(own, grouping, BackwardTiling(own, grouping), from, execution);
-                              });
-      }
+              const Execution& execution, Products products) {
+  with_operands(problem.dtype, products, [&]<class T, class Word>(std::type_identity<T>, std::type_identity<Word>) {
+    for (std::int64_t b = 0; b < (common::has_lengths(problem) ? problem.batch : 1); ++b) {
+      common::with_sequence(problem, tensors, b,
+                            [&](const Problem& own, const BackwardTensors& from, std::int64_t /*b*/) {
+                              backward_of<T, Word>(own, grouping, BackwardTiling(own, grouping), from, execution);
+                            });
     }
   });
 }
@@ -136,6 +135,7 @@ namespace distr::cpu {
 
 HWY_EXPORT(backward);
 
+template <Products kProducts>
 KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping& grouping,
                                           const Execution& execution) {
   const Problem longest = common::longest_sequence(problem);
@@ -146,10 +146,15 @@ KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping
   plan.workspace.add("dQ's sums and turns", bytes_of(tiling.shared_floats()));
   plan.workspace.add("tiles of each thread", bytes_of(threads * BackwardScratch(problem, grouping).total));
   plan.run = [&problem, &grouping](const BackwardTensors& tensors, const Execution& with) {
-    HWY_DYNAMIC_DISPATCH(backward)(problem, grouping, tensors, with);
+    HWY_DYNAMIC_DISPATCH(backward)(problem, grouping, tensors, with, kProducts);
   };
   return plan;
 }
+
+template KernelPlan<BackwardTensors> plan_backward<Products::of_floats>(const Problem&, const Grouping&,
+                                                                        const Execution&);
+template KernelPlan<BackwardTensors> plan_backward<Products::of_pairs>(const Problem&, const Grouping&,
+                                                                       const Execution&);
 
 }  // namespace distr::cpu
 #endif

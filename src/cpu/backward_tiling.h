@@ -123,7 +123,7 @@ struct BackwardScratch {
     q_hat = take(kTileQueries * d);
     d_o = take(kTileQueries * dv);
     k_transposed = take(d * kTileKeys);
-    k_hat = take(is_exact(grouping) ? 0 : num_groups(problem, grouping) * kTileKeys);
+    k_hat = take(k_hat_floats(problem, grouping));
     k_hat_by_key = take(kTileKeys * d);
     v_transposed = take(dv * kTileKeys);
     p = take(kTileQueries * kTileKeys);
@@ -131,11 +131,20 @@ struct BackwardScratch {
     dk_transposed = take(d * kTileKeys);
     dk_hat = take(d * kTileKeys);
     dv_transposed = take(dv * kTileKeys);
+    if (problem.dtype == DType::bf16) {
+      d_s_pairs = take(kTileQueries * kTileKeys);
+      summed = take(kTileQueries / 2 * kTileKeys);
+      summed_q_hat = take(kTileQueries / 2 * d);
+      summed_d_o = take(kTileQueries / 2 * dv);
+      k_hat_sums = take(is_exact(grouping) ? 0 : kTileKeys * d);
+    }
     d_mask = take(problem.mask.kind == MaskKind::additive ? kTileQueries * kTileKeys : 0);
   }
 
   std::int64_t q_hat, d_o, k_transposed, k_hat, k_hat_by_key, v_transposed, p, d_s, dk_transposed, dk_hat,
       dv_transposed, d_mask;
+  // Of pairs only.
+  std::int64_t d_s_pairs = 0, summed = 0, summed_q_hat = 0, summed_d_o = 0, k_hat_sums = 0;
   std::int64_t total = 0;
 
  private:

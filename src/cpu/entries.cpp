@@ -15,9 +15,20 @@ std::string supports(const Problem& problem, const Grouping& /*grouping*/) {
   return problem.dtype == DType::f64 ? "computes in fp32; f64 is for the reference" : "";
 }
 
+std::string supports_pairs(const Problem& problem, const Grouping& /*grouping*/) {
+  if (problem.dtype != DType::bf16) {
+    return "is for bf16";
+  }
+  return multiplies_pairs() ? "" : "the CPU has no AVX512_BF16";
+}
+
 constexpr std::array<GroupingKernel, 1> kGrouping{{{"cpu/grouping", Device::cpu, supports, plan_grouping}}};
-constexpr std::array<ForwardKernel, 1> kForward{{{"cpu/forward", Device::cpu, supports, plan_forward}}};
-constexpr std::array<BackwardKernel, 1> kBackward{{{"cpu/backward", Device::cpu, supports, plan_backward}}};
+constexpr std::array<ForwardKernel, 2> kForward{
+    {{"cpu/forward_bf16", Device::cpu, supports_pairs, plan_forward<Products::of_pairs>},
+     {"cpu/forward", Device::cpu, supports, plan_forward<Products::of_floats>}}};
+constexpr std::array<BackwardKernel, 2> kBackward{
+    {{"cpu/backward_bf16", Device::cpu, supports_pairs, plan_backward<Products::of_pairs>},
+     {"cpu/backward", Device::cpu, supports, plan_backward<Products::of_floats>}}};
 
 }  // namespace
 }  // namespace cpu

@@ -42,7 +42,7 @@
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
 
-template <class T>
+template <class T, class Word>
 void forward_of(const Problem& problem, const Grouping& grouping, const ForwardTiling& tiling,
                 const ForwardTensors& tensors, const Execution& execution) {
   const std::int64_t splits = tiling.splits();
@@ -57,15 +57,15 @@ void forward_of(const Problem& problem, const Grouping& grouping, const ForwardT
                             tile.b = b;
                             tile.rows = std::min(tile.rows, own.seq_q - tile.first);
                             if (tile.rows > 0) {
-                              ForwardTask<T> task(own, grouping, from, tile,
-                                                  workspace + thread * ForwardScratch(problem, grouping).total);
+                              ForwardTask<T, Word> task(own, grouping, from, tile,
+                                                        workspace + thread * ForwardScratch(problem, grouping).total);
                               body(task, own.seq_k);
                             }
                           });
   };
   const auto partial = [&](std::int64_t index) { return partials + index * partial_floats(problem); };
   common::parallel_for(execution, tiling.num_tasks(), [&](std::int64_t index, int thread) {
-    with_task(index / splits, thread, [&](ForwardTask<T>& task, std::int64_t keys) {
+    with_task(index / splits, thread, [&](ForwardTask<T, Word>& task, std::int64_t keys) {
       const std::int64_t first_key = index % splits * tiling.split_keys();
       task.run(first_key, std::min(first_key + tiling.split_keys(), keys));
       if (splits == 1) {
@@ -79,7 +79,7 @@ void forward_of(const Problem& problem, const Grouping& grouping, const ForwardT
     return;
   }
   common::parallel_for(execution, tiling.num_tiles(), [&](std::int64_t tile, int thread) {
-    with_task(tile, thread, [&](ForwardTask<T>& task, std::int64_t /*keys*/) {
+    with_task(tile, thread, [&](ForwardTask<T, Word>& task, std::int64_t /*keys*/) {
       task.clear();
       for (std::int64_t split = 0; split < splits; ++split) {
         task.merge_partial(partial(tile * splits + split));
@@ -90,11 +90,9 @@ void forward_of(const Problem& problem, const Grouping& grouping, const ForwardT
 }
 
 void forward(const Problem& problem, const Grouping& grouping, const ForwardTiling& tiling,
-             const ForwardTensors& tensors, const Execution& execution) {
-  common::with_element(problem.dtype, [&]<class T>(std::type_identity<T>) {
-    if constexpr (!std::is_same_v<T, double>) {
-      forward_of<T>(problem, grouping, tiling, tensors, execution);
-    }
+             const ForwardTensors& tensors, const Execution& execution, Products products) {
+  with_operands(problem.dtype, products, [&]<class T, class Word>(std::type_identity<T>, std::type_identity<Word>) {
+    forward_of<T, Word>(problem, grouping, tiling, tensors, execution);
   });
 }
 
@@ -105,7 +103,9 @@ HWY_AFTER_NAMESPACE();
 namespace distr::cpu {
 
 HWY_EXPORT(forward);
+HWY_EXPORT(can_multiply_pairs);
 
+template <Products kProducts>
 KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& grouping, const Execution& execution) {
   const ForwardTiling tiling(problem, grouping);
   const std::int64_t threads = useful_threads(execution.threads, tiling.num_tasks());
@@ -113,10 +113,16 @@ KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& 
   plan.workspace.add("tiles of each thread", bytes_of(threads * ForwardScratch(problem, grouping).total));
   plan.workspace.add("partial sums", tiling.splits() == 1 ? 0 : bytes_of(tiling.num_tasks() * partial_floats(problem)));
   plan.run = [&problem, &grouping, tiling](const ForwardTensors& tensors, const Execution& with) {
-    HWY_DYNAMIC_DISPATCH(forward)(problem, grouping, tiling, tensors, with);
+    HWY_DYNAMIC_DISPATCH(forward)(problem, grouping, tiling, tensors, with, kProducts);
   };
   return plan;
 }
+
+template KernelPlan<ForwardTensors> plan_forward<Products::of_floats>(const Problem&, const Grouping&,
+                                                                      const Execution&);
+template KernelPlan<ForwardTensors> plan_forward<Products::of_pairs>(const Problem&, const Grouping&, const Execution&);
+
+bool multiplies_pairs() { return HWY_DYNAMIC_DISPATCH(can_multiply_pairs)(); }
 
 }  // namespace distr::cpu
 #endif

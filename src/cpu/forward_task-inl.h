@@ -15,14 +15,16 @@
 #include <cstdint>
 #include <limits>
 
+#include "cpu/outliers-inl.h"
+#include "cpu/pair_segment-inl.h"
 #include "cpu/segment-inl.h"
 #include "cpu/vote-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
 
-// One task: a tile of queries against a range of keys.
-template <class T>
+// One task: a tile of queries against a range of keys. `Word`: what its products read.
+template <class T, class Word>
 class ForwardTask {
  public:
   ForwardTask(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors, const QueryTile& tile,
@@ -37,14 +39,16 @@ class ForwardTask {
         dv_stride_(padded(problem.head_dim_v)),
         unit_(problem, mask_) {
     const ForwardScratch offsets(problem, grouping);
-    q_hat_ = scratch + offsets.q_hat;
-    q_ = common::has_near_keys(grouping) && !is_exact(grouping) ? scratch + offsets.q : q_hat_;
-    k_transposed_ = scratch + offsets.k_transposed;
-    k_hat_ = scratch + offsets.k_hat;
-    v_ = scratch + offsets.v;
+    auto* operands = reinterpret_cast<Word*>(scratch);
+    q_hat_ = operands + offsets.q_hat;
+    q_ = common::has_near_keys(grouping) && !is_exact(grouping) ? operands + offsets.q : q_hat_;
+    k_transposed_ = operands + offsets.k_transposed;
+    k_hat_ = operands + offsets.k_hat;
+    v_ = operands + offsets.v;
+    p_ = operands + offsets.p;
     scores_ = scratch + offsets.scores;
     o_ = scratch + offsets.o;
-    for (std::int64_t j = 0; j < kTileKeys; ++j) {
+    for (std::int64_t j = 0; j < words<Word>(kTileKeys); ++j) {
       v_rows_[static_cast<std::size_t>(j)] = v_ + j * dv_stride_;
     }
   }
@@ -174,12 +178,12 @@ class ForwardTask {
   // bound of the vote instead.
   void append_dropped_columns(const Segment& segment) {
     const common::Groups& groups = segment.groups;
+    const std::int32_t* dropped = groups.order + groups.count;
     for (std::int64_t n = segment.first; n < segment.first + segment.rows; ++n) {
-      const float dropped = q_hat_[n * d_stride_ + groups.count];
-      votes_.dropped[static_cast<std::size_t>(n)] = unit_.is_raw ? dropped : scaled(dropped, unit_.scale);
-      for (std::int64_t position = groups.count; position < groups.columns; ++position) {
-        q_hat_[n * d_stride_ + position] = q_[n * d_stride_ + groups.order[position]];
-      }
+      Word* q_hat = q_hat_ + n * d_stride_;
+      const float of_means = score_of_means(q_hat, groups);
+      votes_.dropped[static_cast<std::size_t>(n)] = unit_.is_raw ? of_means : scaled(of_means, unit_.scale);
+      put_columns(q_ + n * d_stride_, dropped, groups.columns - groups.count, q_hat + words<Word>(groups.count));
     }
   }
 
@@ -216,14 +220,14 @@ class ForwardTask {
       }
       const Segment exact = segment.exact();
       const Segment& scored = reach == Reach::near ? exact : segment;
-      const float* q_hat = reach == Reach::near ? q_ : q_hat_;
-      KHatRows k_hat_rows;
+      const Word* q_hat = reach == Reach::near ? q_ : q_hat_;
+      KHatRows<Word> k_hat_rows;
       fuse_k(scored, k_transposed_, padded_keys_, k_hat_, k_hat_rows);
       for (std::int64_t n = 0; n < segment.rows; n += kRowsPerStep) {
         const std::int64_t first = segment.first + n;
         const std::int64_t rows = std::min(kRowsPerStep, segment.rows - n);
-        multiply({q_hat + first * d_stride_, d_stride_, 1, k_hat_rows.data(), scores_, kTileKeys, rows, padded_keys_,
-                  scored.columns(), false});
+        multiply<Word>({q_hat + first * d_stride_, d_stride_, 1, k_hat_rows.data(), scores_, kTileKeys, rows,
+                        padded_keys_, scored.template columns<Word>(), false});
         for (std::int64_t row = 0; row < rows; ++row) {
           finish_row(first + row, scores_ + row * kTileKeys, all);
         }
@@ -267,11 +271,12 @@ class ForwardTask {
   // Leaves the segment's scores, as they are where they are to be finished.
   void vote(const Segment& segment, Halves& halves) {
     const KeyRange all{0, keys_, padded_keys_};
-    const std::int64_t columns = grouping_.finish ? segment.groups.count : segment.columns();
-    KHatRows k_hat_rows;
+    const std::int64_t columns =
+        grouping_.finish ? words<Word>(segment.groups.count) : segment.template columns<Word>();
+    KHatRows<Word> k_hat_rows;
     fuse_k(segment, k_transposed_, padded_keys_, k_hat_, k_hat_rows);
-    multiply({q_hat_ + segment.first * d_stride_, d_stride_, 1, k_hat_rows.data(), voting_scores(segment.first),
-              kTileKeys, segment.rows, padded_keys_, columns, false});
+    multiply<Word>({q_hat_ + segment.first * d_stride_, d_stride_, 1, k_hat_rows.data(), voting_scores(segment.first),
+                    kTileKeys, segment.rows, padded_keys_, columns, false});
     std::array<float, kTileKeys> copy;
     for (std::int64_t n = segment.first; n < segment.first + segment.rows; ++n) {
       float* scores = voting_scores(n);
@@ -288,13 +293,10 @@ class ForwardTask {
     const common::Groups& groups = segment.groups;
     float* scores = voting_scores(segment.first) + range.first;
     if (grouping_.finish && groups.count < groups.columns) {
-      KHatRows dropped;
-      for (std::int64_t position = groups.count; position < groups.columns; ++position) {
-        dropped[static_cast<std::size_t>(position - groups.count)] =
-            k_transposed_ + groups.order[position] * kTileKeys + range.first;
-      }
-      multiply({q_hat_ + segment.first * d_stride_ + groups.count, d_stride_, 1, dropped.data(), scores, kTileKeys,
-                segment.rows, range.padded, groups.columns - groups.count, true});
+      KHatRows<Word> dropped;
+      dropped_columns(segment, k_transposed_ + range.first, range.padded, k_hat_, dropped);
+      multiply<Word>({q_hat_ + segment.first * d_stride_ + words<Word>(groups.count), d_stride_, 1, dropped.data(),
+                      scores, kTileKeys, segment.rows, range.padded, words<Word>(groups.columns - groups.count), true});
     }
     for (std::int64_t n = 0; n < segment.rows; n += kRowsPerStep) {
       const std::int64_t rows = std::min(kRowsPerStep, segment.rows - n);
@@ -315,11 +317,12 @@ class ForwardTask {
 
   void load_values() {
     const T* v = static_cast<const T*>(tensors_.v) + tile_.b * problem_.v.batch + h_kv_ * problem_.v.head;
-    load_rows(v + first_key_ * problem_.v.row, problem_.v.row, keys_, problem_.head_dim_v, dv_stride_, v_, dv_stride_);
+    load_summed_rows(v + first_key_ * problem_.v.row, problem_.v.row, keys_, problem_.head_dim_v, dv_stride_, v_,
+                     dv_stride_);
     if (value_scale_ != 1) {
-      scale_row(v_, keys_ * dv_stride_, value_scale_);
+      scale_row(v_, words<Word>(keys_) * dv_stride_, value_scale_);
     }
-    values_finite_ = all_finite(v_, keys_ * dv_stride_);
+    outliers_ = take_outliers(v_, keys_, dv_stride_, dv_stride_);
   }
 
   // Whether scores of row n are finished as they are: rows that see all keys of a full tile are scaled on the way
@@ -342,29 +345,22 @@ class ForwardTask {
       online_softmax(scores + row * kTileKeys, range.padded, unit_.to_log2, states_[static_cast<std::size_t>(n)],
                      o_row(n), dv_stride_);
     }
-    if (values_finite_) {
-      multiply({scores, kTileKeys, 1, v_rows_.data() + range.first, o_row(first), dv_stride_, rows,
-                round_up(problem_.head_dim_v, vector_length()), range.keys, true});
-    } else {
-      add_weighty_values(first, rows, scores, range);
-    }
+    multiply<Word>({weights(scores, rows, range.padded), kTileKeys, 1, v_rows_.data() + words<Word>(range.first),
+                    o_row(first), dv_stride_, rows, round_up(problem_.head_dim_v, vector_length()),
+                    words<Word>(range.keys), true});
+    add_outliers(outliers_, range.first, range.keys, rows, {scores, scores, 1, kTileKeys},
+                 {o_row(first), 1, dv_stride_});
   }
 
-  // O += P V without the keys of probability 0, hidden ones above all: 0 times NaN or infinity would be NaN. Adds in
-  // the order of multiply(): what a row does not see must not change its bits.
-  void add_weighty_values(std::int64_t first, std::int64_t rows, const float* scores, const KeyRange& range) {
-    for (std::int64_t row = 0; row < rows; ++row) {
-      std::array<float, kMaxHeadDim> sum{};
-      for (std::int64_t j = 0; j < range.keys; ++j) {
-        const float p = scores[row * kTileKeys + j];
-        const float* values = v_rows_[static_cast<std::size_t>(range.first + j)];
-        for (std::int64_t c = 0; p != 0 && c < problem_.head_dim_v; ++c) {
-          sum[static_cast<std::size_t>(c)] = std::fma(p, values[c], sum[static_cast<std::size_t>(c)]);
-        }
+  // P [rows, 128] as the product with V takes it.
+  const Word* weights(const float* p, std::int64_t rows, std::int64_t padded_keys) {
+    if constexpr (std::is_same_v<Word, float>) {
+      return p;
+    } else {
+      for (std::int64_t row = 0; row < rows; ++row) {
+        round_row(p + row * kTileKeys, padded_keys, p_ + row * kTileKeys);
       }
-      for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
-        o_row(first + row)[c] += sum[static_cast<std::size_t>(c)];
-      }
+      return p_;
     }
   }
 
@@ -376,11 +372,12 @@ class ForwardTask {
   std::int64_t h_kv_;
   std::int64_t d_stride_, dv_stride_;
   ScoreUnit unit_;
-  float* q_hat_;           // [128, d]
-  float* q_;               // [128, d]; q_hat itself where all columns are kept, or no key is near
-  float* k_transposed_;    // [d, 128]
-  float* k_hat_;           // [r, 128]
-  float* v_;               // [128, dv]
+  Word* q_hat_;            // [128, d]
+  Word* q_;                // [128, d]; q_hat itself where all columns are kept, or no key is near
+  Word* k_transposed_;     // [d, 128]
+  Word* k_hat_;            // [r, 128]
+  Word* v_;                // [128, dv]
+  Word* p_;                // [24, 128], of pairs
   float* scores_;          // [24, 128]; [64, 128] where halves are skipped
   float* o_;               // [128, dv]
   float value_scale_ = 1;  // a power of 2
@@ -388,9 +385,9 @@ class ForwardTask {
   Segments segments_;
   // The tile of keys.
   std::int64_t first_key_ = 0, keys_ = 0, padded_keys_ = 0;
-  bool values_finite_ = true;
+  Outliers outliers_;  // of V
   Votes votes_;
-  std::array<const float*, kTileKeys> v_rows_{};
+  std::array<const Word*, kTileKeys> v_rows_{};
 };
 
 }  // namespace distr::cpu::HWY_NAMESPACE

@@ -195,8 +195,8 @@ class GroupingRun {
           r[t * kTileQueries + static_cast<std::size_t>(n)] = row[t];
         }
       }
-      multiply({r.data(), kTileQueries, 1, q_rows.data(), projections.data(), kMaxHeadDim, common::kHashBits, stride_,
-                count, true});
+      multiply<float>({r.data(), kTileQueries, 1, q_rows.data(), projections.data(), kMaxHeadDim, common::kHashBits,
+                       stride_, count, true});
     });
     std::array<std::uint32_t, kMaxHeadDim> keys{};  // hash, then column
     for (std::int64_t c = 0; c < problem_.head_dim; ++c) {

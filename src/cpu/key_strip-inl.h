@@ -13,10 +13,12 @@
 #include <algorithm>
 #include <array>
 #include <atomic>
-#include <cmath>
 #include <cstdint>
+#include <type_traits>
+#include <utility>
 
 #include "common/gradient_strides.h"
+#include "cpu/outliers-inl.h"
 #include "cpu/score_gradient-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -56,8 +58,9 @@ void write_dq(const Problem& problem, const Grouping& grouping, const BackwardTe
   }
 }
 
-// A task computes dK and dV of 128 keys of a KV head, and their share of dq_hat.
-template <class T>
+// A task computes dK and dV of 128 keys of a KV head, and their share of dq_hat. `Word`: what its products read. Floats
+// have one form for all products; pairs have one for each axis that is summed over.
+template <class T, class Word>
 class KeyStripTask {
  public:
   KeyStripTask(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
@@ -72,17 +75,15 @@ class KeyStripTask {
         dq_hat_(static_cast<float*>(workspace)),
         turns_(reinterpret_cast<std::int32_t*>(dq_hat_ + tiling.dq_hat_floats())),
         scratch_(dq_hat_ + tiling.shared_floats() + thread * BackwardScratch(problem, grouping).total),
-        gradient_(problem, grouping, tensors, scratch_) {
-    const BackwardScratch offsets(problem, grouping);
+        gradient_(problem, grouping, tensors, scratch_),
+        offsets_(problem, grouping),
+        summed_rows_(operand(offsets_.summed)) {
+    const BackwardScratch& offsets = offsets_;
     dk_transposed_ = scratch_ + offsets.dk_transposed;
     dk_hat_ = scratch_ + offsets.dk_hat;
     dv_transposed_ = scratch_ + offsets.dv_transposed;
-    k_hat_by_key_ = scratch_ + offsets.k_hat_by_key;
-    for (std::int64_t n = 0; n < kTileQueries; ++n) {
-      p_rows_[static_cast<std::size_t>(n)] = gradient_.p + n * kTileKeys;
-      ds_rows_[static_cast<std::size_t>(n)] = gradient_.d_s + n * kTileKeys;
-    }
-    for (std::int64_t j = 0; j < kTileKeys; ++j) {
+    k_hat_by_key_ = operand(offsets.k_hat_by_key);
+    for (std::int64_t j = 0; j < words<Word>(kTileKeys); ++j) {
       k_hat_by_key_rows_[static_cast<std::size_t>(j)] = k_hat_by_key_ + j * d_stride_;
     }
   }
@@ -115,19 +116,14 @@ class KeyStripTask {
   }
 
  private:
+  [[nodiscard]] Word* operand(std::int64_t offset) const { return reinterpret_cast<Word*>(scratch_) + offset; }
+
   // The first strip that the tile sees initialises dq_hat, and the last one writes dQ.
   void add_tile(const QueryTile& tile, std::int64_t index, std::int64_t strip, const Strips& seen) {
     const bool is_first = strip == seen.first;
     gradient_.load_queries(tile);
     gradient_.run(GradientOf::products);
-    const std::int64_t keys = gradient_.padded_keys;
-    const bool finite = all_finite(gradient_.d_o, tile.rows * dv_stride_);
-    if (finite) {
-      multiply({gradient_.d_o, 1, dv_stride_, p_rows_.data(), dv_transposed_, kTileKeys, problem_.head_dim_v, keys,
-                tile.rows, true});
-    } else {
-      add_dv_skipping_zeros();
-    }
+    add_dv();
     for (const Segment& segment : gradient_.segments) {
       add_dk(segment);
     }
@@ -144,17 +140,40 @@ class KeyStripTask {
     }
   }
 
+  // dV^T += dO^T P.
+  void add_dv() {
+    const std::int64_t rows = gradient_.tile.rows;
+    const std::int64_t keys = gradient_.padded_keys;
+    Word* d_o = gradient_.d_o;
+    if constexpr (std::is_same_v<Word, Pair>) {
+      d_o = operand(offsets_.summed_d_o);
+      gradient_.load_d_o(d_o, dv_stride_);
+    }
+    const Outliers outliers = take_outliers(d_o, rows, dv_stride_, dv_stride_);
+    multiply<Word>({d_o, 1, dv_stride_, summed_rows_.of(gradient_.p, rows, keys), dv_transposed_, kTileKeys,
+                    problem_.head_dim_v, keys, words<Word>(rows), true});
+    add_outliers(outliers, 0, rows, gradient_.keys, {gradient_.p, gradient_.p, kTileKeys, 1},
+                 {dv_transposed_, kTileKeys, 1});
+  }
+
   // Computes dk_hat^T = q_hat^T dS and adds it to the columns of each group.
   void add_dk(const Segment& segment) {
     const std::int64_t keys = gradient_.padded_keys;
     const common::Groups& groups = segment.groups;
-    const float* q_hat = gradient_.q_hat + segment.first * d_stride_;
-    if (all_finite(q_hat, segment.rows * d_stride_)) {
-      multiply({q_hat, 1, d_stride_, ds_rows_.data() + segment.first, dk_hat_, kTileKeys, groups.count, keys,
-                segment.rows, false});
-    } else {
-      multiply_dk_skipping_zeros(segment, q_hat);
+    Word* q_hat = gradient_.q_hat + segment.first * d_stride_;
+    if constexpr (std::is_same_v<Word, Pair>) {
+      const Pair* rows = std::exchange(q_hat, operand(offsets_.summed_q_hat));
+      for (std::int64_t n = 0; n < segment.rows; n += 2) {
+        const Pair* second = n + 1 < segment.rows ? rows + (n + 1) * d_stride_ : nullptr;
+        pair_rows(values(rows + n * d_stride_), values(second), groups.count, d_stride_, q_hat + n / 2 * d_stride_);
+      }
     }
+    const Outliers outliers = take_outliers(q_hat, segment.rows, d_stride_, d_stride_);
+    const float* p = gradient_.p + segment.first * kTileKeys;
+    const float* d_s = gradient_.d_s + segment.first * kTileKeys;
+    multiply<Word>({q_hat, 1, d_stride_, summed_rows_.of(d_s, segment.rows, keys), dk_hat_, kTileKeys, groups.count,
+                    keys, words<Word>(segment.rows), false});
+    add_outliers(outliers, 0, segment.rows, gradient_.keys, {p, d_s, kTileKeys, 1}, {dk_hat_, kTileKeys, 1});
     for (std::int64_t g = 0; g < groups.count; ++g) {
       for (std::int64_t member = 0; member < groups.size(g); ++member) {
         float* row = dk_transposed_ + groups.column(g, member) * kTileKeys;
@@ -174,80 +193,50 @@ class KeyStripTask {
   void add_dq(const Segment& segment, bool accumulate) {
     load_k_hat_by_key(segment);
     float* dq_hat = dq_hat_of(segment.first) + (gradient_.is_near(segment) ? layout_.near : 0);
+    const float* p = gradient_.p + segment.first * kTileKeys;
     const float* d_s = gradient_.d_s + segment.first * kTileKeys;
-    if (k_hat_finite_) {
-      multiply({d_s, kTileKeys, 1, k_hat_by_key_rows_.data(), dq_hat, layout_.stride, segment.rows,
-                round_up(segment.columns(), vector_length()), gradient_.keys, accumulate});
+    const std::int64_t keys = gradient_.keys;
+    const std::int64_t columns = round_up(segment.template columns<float>(), vector_length());
+    multiply<Word>({by_keys(d_s, segment.rows), kTileKeys, 1, k_hat_by_key_rows_.data(), dq_hat, layout_.stride,
+                    segment.rows, columns, words<Word>(keys), accumulate});
+    add_outliers(k_hat_outliers_, 0, keys, segment.rows, {p, d_s, 1, kTileKeys}, {dq_hat, 1, layout_.stride});
+  }
+
+  // dS [rows, 128] as a product takes it that sums over the keys.
+  const Word* by_keys(const float* d_s, std::int64_t rows) {
+    if constexpr (std::is_same_v<Word, float>) {
+      return d_s;
     } else {
-      add_dq_skipping_zeros(segment, dq_hat, accumulate);
+      Word* pairs = operand(offsets_.d_s_pairs);
+      for (std::int64_t n = 0; n < rows; ++n) {
+        round_row(d_s + n * kTileKeys, gradient_.padded_keys, pairs + n * kTileKeys);
+      }
+      return pairs;
     }
   }
 
-  // Loads k_hat [keys, r]: the transpose of k_hat^T, or with all columns K itself, which is kept for the next tile.
+  // Loads k_hat [keys, r]: K itself with all columns, which is kept for the next tile, or what is fused.
   void load_k_hat_by_key(const Segment& segment) {
-    if (segment.groups.order == nullptr) {
-      if (!holds_k_) {
-        gradient_.load_k(k_hat_by_key_, d_stride_);
-        k_hat_finite_ = all_finite(k_hat_by_key_, gradient_.keys * d_stride_);
-      }
-      holds_k_ = true;
+    const bool is_k = segment.groups.order == nullptr;
+    if (is_k && holds_k_) {
       return;
     }
-    holds_k_ = false;
-    k_hat_finite_ = true;
-    const float* const* k_hat = gradient_.fuse(segment);
-    for (std::int64_t g = 0; g < segment.columns(); g += 4) {
-      std::array<const float*, 4> four{};
-      for (std::size_t n = 0; n < 4; ++n) {
-        four[n] = k_hat[std::min<std::int64_t>(g + static_cast<std::int64_t>(n), segment.columns() - 1)];
-        k_hat_finite_ = k_hat_finite_ && all_finite(four[n], gradient_.padded_keys);
-      }
-      for (std::int64_t j = 0; j < gradient_.padded_keys; j += 4) {
-        transpose_4x4(four, j, k_hat_by_key_ + j * d_stride_ + g, d_stride_);
-      }
-    }
-  }
-
-  // These products skip keys of probability 0, because 0 times a NaN or an infinity is NaN. They sum in the order of
-  // multiply(), so that keys which a row does not see cannot change the bits of its gradient.
-  void add_dv_skipping_zeros() {
-    for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
-      for (std::int64_t j = 0; j < gradient_.keys; ++j) {
-        float sum = 0;
-        for (std::int64_t n = 0; n < gradient_.tile.rows; ++n) {
-          const float p = gradient_.p[n * kTileKeys + j];
-          sum = p == 0 ? sum : std::fma(p, gradient_.d_o[n * dv_stride_ + c], sum);
-        }
-        dv_transposed_[c * kTileKeys + j] += sum;
+    if (is_k) {
+      gradient_.load_k(k_hat_by_key_, d_stride_);
+    } else if constexpr (std::is_same_v<Word, float>) {
+      gradient_.fuse_by_key(segment, k_hat_by_key_, d_stride_);
+    } else {
+      float* sums = scratch_ + offsets_.k_hat_sums;
+      gradient_.fuse_by_key(segment, sums, d_stride_);
+      const std::int64_t columns = round_up(segment.template columns<float>(), vector_length());
+      for (std::int64_t j = 0; j < gradient_.keys; j += 2) {
+        const float* second = j + 1 < gradient_.keys ? sums + (j + 1) * d_stride_ : nullptr;
+        round_rows(sums + j * d_stride_, second, columns, k_hat_by_key_ + j / 2 * d_stride_);
       }
     }
-  }
-
-  void multiply_dk_skipping_zeros(const Segment& segment, const float* q_hat) {
-    std::fill_n(dk_hat_, segment.groups.count * kTileKeys, 0.0F);
-    for (std::int64_t n = 0; n < segment.rows; ++n) {
-      for (std::int64_t j = 0; j < gradient_.keys; ++j) {
-        const std::int64_t at = (segment.first + n) * kTileKeys + j;
-        for (std::int64_t g = 0; gradient_.p[at] != 0 && g < segment.groups.count; ++g) {
-          float& sum = dk_hat_[g * kTileKeys + j];
-          sum = std::fma(gradient_.d_s[at], q_hat[n * d_stride_ + g], sum);
-        }
-      }
-    }
-  }
-
-  void add_dq_skipping_zeros(const Segment& segment, float* dq_hat, bool accumulate) const {
-    for (std::int64_t n = 0; n < segment.rows; ++n) {
-      for (std::int64_t g = 0; g < segment.columns(); ++g) {
-        float sum = 0;
-        for (std::int64_t j = 0; j < gradient_.keys; ++j) {
-          const std::int64_t at = (segment.first + n) * kTileKeys + j;
-          sum = gradient_.p[at] == 0 ? sum : std::fma(gradient_.d_s[at], k_hat_by_key_[j * d_stride_ + g], sum);
-        }
-        float& target = dq_hat[n * layout_.stride + g];
-        target = accumulate ? target + sum : sum;
-      }
-    }
+    holds_k_ = is_k;
+    const std::int64_t columns = round_up(segment.template columns<float>(), vector_length());
+    k_hat_outliers_ = take_outliers(k_hat_by_key_, gradient_.keys, columns, d_stride_);
   }
 
   void wait_for_turn(std::int64_t tile, std::int64_t mine) {
@@ -284,16 +273,16 @@ class KeyStripTask {
   float* dq_hat_;        // [batch, heads_q, seq_q] rows of that layout, shared
   std::int32_t* turns_;  // [tiles], shared
   float* scratch_;
-  ScoreGradient<T> gradient_;
+  ScoreGradient<T, Word> gradient_;
+  BackwardScratch offsets_;
+  SummedRows<Word> summed_rows_;
   float* dk_transposed_;  // [d, 128]
   float* dk_hat_;         // [d, 128]
   float* dv_transposed_;  // [dv, 128]
-  float* k_hat_by_key_;   // [128, d]
+  Word* k_hat_by_key_;    // [128, d]
   bool holds_k_ = false;  // whether k_hat_by_key_ holds K itself
-  bool k_hat_finite_ = true;
-  std::array<const float*, kTileQueries> p_rows_{};
-  std::array<const float*, kTileQueries> ds_rows_{};
-  std::array<const float*, kTileKeys> k_hat_by_key_rows_{};
+  Outliers k_hat_outliers_;
+  std::array<const Word*, kTileKeys> k_hat_by_key_rows_{};
 };
 
 }  // namespace distr::cpu::HWY_NAMESPACE

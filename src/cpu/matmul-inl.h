@@ -13,6 +13,8 @@
 #include <array>
 #include <cstdint>
 
+#include "cpu/operand-inl.h"
+
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
@@ -22,12 +24,13 @@ inline constexpr int kRegisterRows = 6;
 inline constexpr int kRegisterVectors = HWY_TARGET <= HWY_AVX3 ? 4 : 2;
 
 // A is [m, k] with any strides, the rows of B [k, n] may lie anywhere, and C is [m, n] in row-major order. n is a
-// multiple of the vector length.
+// multiple of the vector length. Of words that are pairs k counts the pairs.
+template <class Word>
 struct MatmulArguments {
-  const float* a;
+  const Word* a;
   std::int64_t a_stride;  // from row to row
   std::int64_t a_step;    // from column to column
-  const float* const* b;
+  const Word* const* b;
   float* c;
   std::int64_t c_stride;
   std::int64_t m, n, k;
@@ -35,12 +38,12 @@ struct MatmulArguments {
 };
 
 // Computes kRows x kVectors vectors of C, from row i and column j on, with all of them in registers.
-template <int kRows, int kVectors>
-void multiply_registers(const MatmulArguments& product, std::int64_t i, std::int64_t j) {
+template <class Word, int kRows, int kVectors>
+void multiply_registers(const MatmulArguments<Word>& product, std::int64_t i, std::int64_t j) {
   const hn::ScalableTag<float> tag;
   using Vector = hn::Vec<decltype(tag)>;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-  const float* a = product.a + i * product.a_stride;
+  const Word* a = product.a + i * product.a_stride;
   float* c = product.c + i * product.c_stride + j;
   Vector sum[kRows][kVectors];
   for (int row = 0; row < kRows; ++row) {
@@ -51,17 +54,17 @@ void multiply_registers(const MatmulArguments& product, std::int64_t i, std::int
   const std::int64_t depth = product.k;
   const std::int64_t a_stride = product.a_stride;
   const std::int64_t a_step = product.a_step;
-  const float* const* b_rows = product.b;
+  const Word* const* b_rows = product.b;
   for (std::int64_t k = 0; k < depth; ++k) {
-    const float* b_row = b_rows[k] + j;
+    const Word* b_row = b_rows[k] + j;
     Vector b[kVectors];
     for (int v = 0; v < kVectors; ++v) {
-      b[v] = hn::LoadU(tag, b_row + v * lanes);
+      b[v] = load_words(tag, b_row + v * lanes);
     }
     for (int row = 0; row < kRows; ++row) {
-      const Vector a_value = hn::Set(tag, a[row * a_stride]);
+      const Vector a_value = broadcast(tag, a[row * a_stride]);
       for (int v = 0; v < kVectors; ++v) {
-        sum[row][v] = hn::MulAdd(a_value, b[v], sum[row][v]);
+        sum[row][v] = multiply_add<Word>(a_value, b[v], sum[row][v]);
       }
     }
     a += a_step;
@@ -75,26 +78,29 @@ void multiply_registers(const MatmulArguments& product, std::int64_t i, std::int
   }
 }
 
-using MultiplyRegisters = void (*)(const MatmulArguments&, std::int64_t, std::int64_t);
+template <class Word>
+using MultiplyRegisters = void (*)(const MatmulArguments<Word>&, std::int64_t, std::int64_t);
 
-template <int kVectors>
-MultiplyRegisters choose_rows(std::int64_t rows) {
-  static constexpr std::array<MultiplyRegisters, kRegisterRows> kByRows{
-      multiply_registers<1, kVectors>, multiply_registers<2, kVectors>, multiply_registers<3, kVectors>,
-      multiply_registers<4, kVectors>, multiply_registers<5, kVectors>, multiply_registers<6, kVectors>};
+template <class Word, int kVectors>
+MultiplyRegisters<Word> choose_rows(std::int64_t rows) {
+  static constexpr std::array<MultiplyRegisters<Word>, kRegisterRows> kByRows{
+      multiply_registers<Word, 1, kVectors>, multiply_registers<Word, 2, kVectors>,
+      multiply_registers<Word, 3, kVectors>, multiply_registers<Word, 4, kVectors>,
+      multiply_registers<Word, 5, kVectors>, multiply_registers<Word, 6, kVectors>};
   return kByRows[static_cast<std::size_t>(rows - 1)];
 }
 
-inline MultiplyRegisters choose_registers(std::int64_t rows, std::int64_t vectors) {
+template <class Word>
+MultiplyRegisters<Word> choose_registers(std::int64_t rows, std::int64_t vectors) {
   if constexpr (kRegisterVectors == 4) {
     if (vectors == 4) {
-      return choose_rows<4>(rows);
+      return choose_rows<Word, 4>(rows);
     }
     if (vectors == 3) {
-      return choose_rows<3>(rows);
+      return choose_rows<Word, 3>(rows);
     }
   }
-  return vectors == 2 ? choose_rows<2>(rows) : choose_rows<1>(rows);
+  return vectors == 2 ? choose_rows<Word, 2>(rows) : choose_rows<Word, 1>(rows);
 }
 
 // The rows of the next register tile: 6, except that two tiles share the last 7 to 11 rows evenly.
@@ -102,14 +108,15 @@ inline std::int64_t next_rows(std::int64_t left) {
   return left <= kRegisterRows ? left : left < 2 * kRegisterRows ? (left + 1) / 2 : kRegisterRows;
 }
 
-inline void multiply(const MatmulArguments& product) {
+template <class Word>
+void multiply(const MatmulArguments<Word>& product) {
   const hn::ScalableTag<float> tag;
   const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
   for (std::int64_t j = 0; j < product.n;) {
     const std::int64_t vectors = std::min<std::int64_t>((product.n - j) / lanes, kRegisterVectors);
     for (std::int64_t i = 0; i < product.m;) {
       const std::int64_t rows = next_rows(product.m - i);
-      choose_registers(rows, vectors)(product, i, j);
+      choose_registers<Word>(rows, vectors)(product, i, j);
       i += rows;
     }
     j += vectors * lanes;

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <numbers>
 
+#include "cpu/pair_segment-inl.h"
 #include "cpu/segment-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -62,7 +63,8 @@ inline void multiply_slopes(float* d_s, const float* slopes, std::int64_t count)
 enum class GradientOf : std::uint8_t { scores, products };
 
 // One tile of queries against one strip of 128 keys: loads both and computes P and dS, from which all gradients follow.
-template <class T>
+// `Word`: what its products read.
+template <class T, class Word>
 class ScoreGradient {
  public:
   ScoreGradient(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, float* scratch)
@@ -74,14 +76,15 @@ class ScoreGradient {
         d_stride_(padded(problem.head_dim)),
         dv_stride_(padded(problem.head_dim_v)) {
     const BackwardScratch offsets(problem, grouping);
-    q_hat = scratch + offsets.q_hat;
-    d_o = scratch + offsets.d_o;
-    k_transposed_ = scratch + offsets.k_transposed;
-    k_hat_ = scratch + offsets.k_hat;
-    v_transposed_ = scratch + offsets.v_transposed;
+    auto* operands = reinterpret_cast<Word*>(scratch);
+    q_hat = operands + offsets.q_hat;
+    d_o = operands + offsets.d_o;
+    k_transposed_ = operands + offsets.k_transposed;
+    k_hat_ = operands + offsets.k_hat;
+    v_transposed_ = operands + offsets.v_transposed;
     p = scratch + offsets.p;
     d_s = scratch + offsets.d_s;
-    for (std::int64_t c = 0; c < problem.head_dim_v; ++c) {
+    for (std::int64_t c = 0; c < words<Word>(problem.head_dim_v); ++c) {
       v_rows_[static_cast<std::size_t>(c)] = v_transposed_ + c * kTileKeys;
     }
   }
@@ -97,9 +100,14 @@ class ScoreGradient {
                     v_transposed_, kTileKeys);
   }
 
-  // Loads the strip's K as [keys, stride], padded with 0.
-  void load_k(float* target, std::int64_t stride) const {
-    load_rows(k_, problem_.k.row, keys, problem_.head_dim, stride, target, stride);
+  // Loads the strip's K [keys, stride] for a product that sums over the keys, padded with 0.
+  void load_k(Word* target, std::int64_t stride) const {
+    load_summed_rows(k_, problem_.k.row, keys, problem_.head_dim, stride, target, stride);
+  }
+
+  // Likewise dO [queries, stride].
+  void load_d_o(Word* target, std::int64_t stride) const {
+    load_summed_rows(o_start(tensors_.d_o), problem_.o.row, tile.rows, problem_.head_dim_v, stride, target, stride);
   }
 
   // The keys are loaded. Rows that they are near to take all columns.
@@ -122,14 +130,15 @@ class ScoreGradient {
   // Computes P and dS from the keys and queries that are loaded.
   void run(GradientOf of) {
     for (const Segment& segment : segments) {
-      const float* const* k_hat = fuse(segment);
+      KHatRows<Word> k_hat_rows;
+      fuse_k(segment, k_transposed_, padded_keys, k_hat_, k_hat_rows);
       for (std::int64_t n = 0; n < segment.rows; n += kRowsPerStep) {
         const std::int64_t first = segment.first + n;
         const std::int64_t rows = std::min(kRowsPerStep, segment.rows - n);
-        multiply({q_hat + first * d_stride_, d_stride_, 1, k_hat, p + first * kTileKeys, kTileKeys, rows, padded_keys,
-                  segment.columns(), false});
-        multiply({d_o + first * dv_stride_, dv_stride_, 1, v_rows_.data(), d_s + first * kTileKeys, kTileKeys, rows,
-                  padded_keys, problem_.head_dim_v, false});
+        multiply<Word>({q_hat + first * d_stride_, d_stride_, 1, k_hat_rows.data(), p + first * kTileKeys, kTileKeys,
+                        rows, padded_keys, segment.template columns<Word>(), false});
+        multiply<Word>({d_o + first * dv_stride_, dv_stride_, 1, v_rows_.data(), d_s + first * kTileKeys, kTileKeys,
+                        rows, padded_keys, words<Word>(problem_.head_dim_v), false});
         for (std::int64_t row = first; row < first + rows; ++row) {
           take_gradient(row, of);
         }
@@ -137,19 +146,18 @@ class ScoreGradient {
     }
   }
 
-  // Pointers to the rows of k_hat^T of the segment's columns. They are valid until the next call.
-  const float* const* fuse(const Segment& segment) {
-    fuse_k(segment, k_transposed_, padded_keys, k_hat_, k_hat_rows_);
-    return k_hat_rows_.data();
+  // k_hat [keys, stride] in floats.
+  void fuse_by_key(const Segment& segment, float* k_hat, std::int64_t stride) const {
+    fuse_k_by_key(segment, k_transposed_, padded_keys, k_hat, stride);
   }
 
   QueryTile tile{};
   Segments segments;
   std::int64_t keys = 0, padded_keys = 0;
-  float* q_hat;  // [128, d]
-  float* d_o;    // [128, dv]
-  float* p;      // [128, 128]
-  float* d_s;    // [128, 128]
+  Word* q_hat;  // [128, d]
+  Word* d_o;    // [128, dv]
+  float* p;     // [128, 128]
+  float* d_s;   // [128, 128]
 
  private:
   [[nodiscard]] const T* o_start(const void* data) const {
@@ -178,8 +186,10 @@ class ScoreGradient {
   // D = rowsum(dO * O) - dLSE.
   [[nodiscard]] float correction(std::int64_t n, std::int64_t row) const {
     alignas(64) std::array<float, kMaxHeadDim> o;
+    alignas(64) std::array<float, kMaxHeadDim> gradient;
     load_rows(o_start(tensors_.o) + n * problem_.o.row, 0, 1, problem_.head_dim_v, dv_stride_, o.data(), 0);
-    const float sum = dot(d_o + n * dv_stride_, o.data(), dv_stride_);
+    load_rows(o_start(tensors_.d_o) + n * problem_.o.row, 0, 1, problem_.head_dim_v, dv_stride_, gradient.data(), 0);
+    const float sum = dot(gradient.data(), o.data(), dv_stride_);
     return tensors_.d_lse == nullptr ? sum : sum - static_cast<const float*>(tensors_.d_lse)[row];
   }
 
@@ -191,11 +201,10 @@ class ScoreGradient {
   std::int64_t d_stride_, dv_stride_;
   std::int64_t first_key_ = 0;
   const T* k_ = nullptr;  // of the strip
-  float* k_transposed_;   // [d, 128]
-  float* k_hat_;          // [r, 128]
-  float* v_transposed_;   // [dv, 128]
-  KHatRows k_hat_rows_{};
-  std::array<const float*, kMaxHeadDim> v_rows_{};
+  Word* k_transposed_;    // [d, 128]
+  Word* k_hat_;           // [r, 128]
+  Word* v_transposed_;    // [dv, 128]
+  std::array<const Word*, kMaxHeadDim> v_rows_{};
 };
 
 }  // namespace distr::cpu::HWY_NAMESPACE

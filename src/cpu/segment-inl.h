@@ -14,16 +14,22 @@
 #include <cstdint>
 #include <limits>
 #include <numbers>
+#include <type_traits>
 
 #include "common/mask.h"
 #include "common/near.h"
 #include "cpu/matmul-inl.h"
+#include "cpu/operand-inl.h"
 #include "cpu/softmax-inl.h"
 #include "cpu/tile-inl.h"
 #include "cpu/tiling.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
+
+// What the means add to a score is one float, or three numbers of bf16 that have its bits.
+template <class Word>
+inline constexpr std::int64_t kMeansWords = std::is_same_v<Word, float> ? 1 : 2;
 
 // The rows of a tile that share one order and have the same near keys.
 struct Segment {
@@ -33,8 +39,11 @@ struct Segment {
   common::NearTiles near;        // whose scores are exact
   const float* means = nullptr;  // [d], of the keys: what far scores keep of dropped columns; null: nothing
 
-  // Columns of q_hat and k_hat: the groups, and one whose k_hat is 1 and whose q_hat is what the means add to a score.
-  [[nodiscard]] std::int64_t columns() const { return groups.count + (means == nullptr ? 0 : 1); }
+  // Words of a row of q_hat and k_hat: the groups, and where k_hat is 1 and q_hat what the means add to a score.
+  template <class Word>
+  [[nodiscard]] std::int64_t columns() const {
+    return words<Word>(groups.count) + (means == nullptr ? 0 : kMeansWords<Word>);
+  }
   // The same rows with all columns of Q and K.
   [[nodiscard]] Segment exact() const { return {first, rows, {nullptr, groups.columns, groups.columns, 1}, near}; }
 };
@@ -89,10 +98,32 @@ inline float dropped_score(const Segment& segment, const float* q) {
   return static_cast<float>(sum);
 }
 
-// Computes q_hat [rows, stride] of the segment's rows: the sampled column or the mean of each group, then what the
-// means of the keys add, padded with 0. `q` is the tile's first row.
+// estimate = the sampled column or the mean of each group of a row's columns.
+inline void estimate_row(const common::Groups& groups, Estimator estimator, const float* row, float* estimate) {
+  const std::int64_t summed = estimator == Estimator::mean ? groups.members : 1;
+  std::fill_n(estimate, groups.count, 0.0F);
+  for (std::int64_t member = 0; member < summed; ++member) {
+    const std::int64_t holders = std::min(groups.count, common::ceil_div(groups.columns - member, groups.members));
+    for (std::int64_t g = 0; g < holders; ++g) {
+      estimate[g] += row[groups.order[g * groups.members + member]];
+    }
+  }
+  for (std::int64_t g = 0; summed > 1 && g < groups.count; ++g) {
+    estimate[g] /= static_cast<float>(groups.size(g));
+  }
+}
+
+// A row of q_hat, zeros before: its estimates, and what the means of the keys add to its scores.
 template <class T>
-void estimate_q(const Problem& problem, Estimator estimator, const Segment& segment, const T* q, float* q_hat,
+void write_q_hat(const Segment& segment, Estimator estimator, const T* /*source*/, const float* row, float* q_hat) {
+  estimate_row(segment.groups, estimator, row, q_hat);
+  if (segment.means != nullptr) {
+    q_hat[segment.groups.count] = dropped_score(segment, row);
+  }
+}
+// Computes q_hat [rows, stride] of the segment's rows, padded with 0. `q` is the tile's first row.
+template <class T, class Word>
+void estimate_q(const Problem& problem, Estimator estimator, const Segment& segment, const T* q, Word* q_hat,
                 std::int64_t stride) {
   const common::Groups& groups = segment.groups;
   if (groups.order == nullptr) {
@@ -100,58 +131,85 @@ void estimate_q(const Problem& problem, Estimator estimator, const Segment& segm
               q_hat + segment.first * stride, stride);
     return;
   }
-  const std::int64_t summed = estimator == Estimator::mean ? groups.members : 1;
   std::array<float, kMaxHeadDim> row;
   for (std::int64_t n = segment.first; n < segment.first + segment.rows; ++n) {
-    load_row(q + n * problem.q.row, problem.head_dim, row.data());
-    float* estimate = q_hat + n * stride;
-    std::fill_n(estimate, stride, 0.0F);
-    for (std::int64_t member = 0; member < summed; ++member) {
-      const std::int64_t holders = std::min(groups.count, common::ceil_div(groups.columns - member, groups.members));
-      for (std::int64_t g = 0; g < holders; ++g) {
-        estimate[g] += row[static_cast<std::size_t>(groups.order[g * groups.members + member])];
-      }
-    }
-    for (std::int64_t g = 0; summed > 1 && g < groups.count; ++g) {
-      estimate[g] /= static_cast<float>(groups.size(g));
-    }
-    if (segment.means != nullptr) {
-      estimate[groups.count] = dropped_score(segment, row.data());
-    }
+    const T* source = q + n * problem.q.row;
+    load_row(source, problem.head_dim, row.data());
+    std::fill_n(q_hat + n * stride, stride, Word{});
+    write_q_hat(segment, estimator, source, row.data(), q_hat + n * stride);
   }
 }
 
+// What the means add to a row's far scores, from its q_hat.
+inline float score_of_means(const float* q_hat, const common::Groups& groups) { return q_hat[groups.count]; }
 // The row of k_hat^T that stands for dropped columns.
-alignas(64) inline constexpr auto kOnes = [] {
-  std::array<float, kTileKeys> ones{};
-  ones.fill(1);
+template <class Word>
+inline constexpr auto kOnes = [] {
+  std::array<Word, kTileKeys> ones{};
+  ones.fill(one<Word>());
   return ones;
 }();
 
+// row = a row of k_hat^T: the sum of the group's columns.
+inline void fuse_group(const common::Groups& groups, std::int64_t g, const float* k_transposed,
+                       std::int64_t padded_keys, float* row) {
+  std::array<const float*, kMaxHeadDim> members;
+  for (std::int64_t member = 0; member < groups.size(g); ++member) {
+    members[static_cast<std::size_t>(member)] = k_transposed + groups.column(g, member) * kTileKeys;
+  }
+  add_rows(members.data(), groups.size(g), padded_keys, row);
+}
 // Pointers to the rows of k_hat^T: a row of K^T itself where a group has one column, else a row of sums in k_hat
-// [r, 128].
-using KHatRows = std::array<const float*, kMaxHeadDim>;
+// [r, 128]; of pairs a row of K^T where all columns are kept, else one in k_hat, to which sums are rounded.
+template <class Word>
+using KHatRows = std::array<const Word*, kMaxHeadDim>;
 
 inline void fuse_k(const Segment& segment, const float* k_transposed, std::int64_t padded_keys, float* k_hat,
-                   KHatRows& rows) {
+                   KHatRows<float>& rows) {
   const common::Groups& groups = segment.groups;
-  std::array<const float*, kMaxHeadDim> members;
   for (std::int64_t g = 0; g < groups.count; ++g) {
-    for (std::int64_t member = 0; member < groups.size(g); ++member) {
-      members[static_cast<std::size_t>(member)] = k_transposed + groups.column(g, member) * kTileKeys;
-    }
-    if (groups.size(g) == 1) {
-      rows[static_cast<std::size_t>(g)] = members[0];
-    } else {
-      add_rows(members.data(), groups.size(g), padded_keys, k_hat + g * kTileKeys);
-      rows[static_cast<std::size_t>(g)] = k_hat + g * kTileKeys;
+    const float*& row = rows[static_cast<std::size_t>(g)];
+    row = groups.size(g) == 1 ? k_transposed + groups.column(g, 0) * kTileKeys : k_hat + g * kTileKeys;
+    if (groups.size(g) > 1) {
+      fuse_group(groups, g, k_transposed, padded_keys, k_hat + g * kTileKeys);
     }
   }
   if (segment.means != nullptr) {
-    rows[static_cast<std::size_t>(groups.count)] = kOnes.data();
+    rows[static_cast<std::size_t>(groups.count)] = kOnes<float>.data();
   }
 }
 
+// k_hat [keys, stride], the sums in floats, for products that sum over the keys.
+template <class Word>
+void fuse_k_by_key(const Segment& segment, const Word* k_transposed, std::int64_t padded_keys, float* k_hat,
+                   std::int64_t stride) {
+  const common::Groups& groups = segment.groups;
+  const std::int64_t columns = segment.columns<float>();
+  alignas(64) std::array<std::array<float, kTileKeys>, 4> sums;
+  for (std::int64_t first = 0; first < columns; first += 4) {
+    std::array<const float*, 4> four{};
+    for (std::int64_t n = 0; n < 4; ++n) {
+      const std::int64_t g = std::min(first + n, columns - 1);
+      const float*& row = four[static_cast<std::size_t>(n)];
+      row = g == groups.count ? kOnes<float>.data() : sums[static_cast<std::size_t>(n)].data();
+      if (g < groups.count) {
+        fuse_group(groups, g, k_transposed, padded_keys, sums[static_cast<std::size_t>(n)].data());
+      }
+    }
+    for (std::int64_t j = 0; j < padded_keys; j += 4) {
+      transpose_4x4(four, j, k_hat + j * stride + first, stride);
+    }
+  }
+}
+
+// Pointers to the rows of K^T of the columns that a segment drops, with which scores are finished.
+inline void dropped_columns(const Segment& segment, const float* k_transposed, std::int64_t /*padded_keys*/,
+                            float* /*k_hat*/, KHatRows<float>& rows) {
+  const common::Groups& groups = segment.groups;
+  for (std::int64_t position = groups.count; position < groups.columns; ++position) {
+    rows[static_cast<std::size_t>(position - groups.count)] = k_transposed + groups.order[position] * kTileKeys;
+  }
+}
 // The unit that the scores of a problem are in when they go to the softmax: q_hat k_hat^T as it is, or S where
 // something is done to them, or where their order or fp32's range asks for it.
 struct ScoreUnit {

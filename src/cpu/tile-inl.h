@@ -60,6 +60,13 @@ void load_rows(const T* source, std::int64_t source_stride, std::int64_t rows, s
   }
 }
 
+// Operands of products that sum over the rows of `source` [rows, columns]: target [rows, target_stride] (of pairs: half
+// as many), with zeros up to `padded` columns.
+template <class T>
+void load_summed_rows(const T* source, std::int64_t source_stride, std::int64_t rows, std::int64_t columns,
+                      std::int64_t padded, float* target, std::int64_t target_stride) {
+  load_rows(source, source_stride, rows, columns, padded, target, target_stride);
+}
 // Writes columns c .. c + 3 of four rows as four rows of `target`, four floats each.
 inline void transpose_4x4(const std::array<const float*, 4>& rows, std::int64_t c, float* target,
                           std::int64_t target_stride) {
@@ -117,14 +124,14 @@ void load_transposed(const T* source, std::int64_t source_stride, std::int64_t r
   }
 }
 
-// target = the sum of two or more rows of `count` floats, in the order given. `count` is a multiple of the vector
+// target = the sum of rows of `count` floats, in the order given. `count` is a multiple of the vector
 // length.
 inline void add_rows(const float* const* rows, std::int64_t row_count, std::int64_t count, float* target) {
   const hn::ScalableTag<float> tag;
   const std::int64_t lanes = vector_length();
   for (std::int64_t j = 0; j < count; j += lanes) {
-    auto sum = hn::Add(hn::LoadU(tag, rows[0] + j), hn::LoadU(tag, rows[1] + j));
-    for (std::int64_t row = 2; row < row_count; ++row) {
+    auto sum = hn::LoadU(tag, rows[0] + j);
+    for (std::int64_t row = 1; row < row_count; ++row) {
       sum = hn::Add(sum, hn::LoadU(tag, rows[row] + j));
     }
     hn::StoreU(sum, tag, target + j);

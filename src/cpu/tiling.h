@@ -18,6 +18,9 @@ static_assert(kTileQueries % common::kSkipRows == 0, "rows that are skipped toge
 // Rows of tiles are padded to the longest vector there is, 64 bytes.
 inline constexpr std::int64_t kPadding = 16;
 
+// What products read: floats, or bf16 by AVX512_BF16, which sums the products of a pair at once.
+enum class Products : std::uint8_t { of_floats, of_pairs };
+
 // A task's rows: whole blocks where blocks are short, a part of one block where they are long, and 128 rows whatever
 // the blocks are where keys are near or far.
 struct QueryTile {
@@ -84,6 +87,12 @@ class ForwardTiling {
 
 [[nodiscard]] inline std::int64_t padded(std::int64_t count) { return common::ceil_div(count, kPadding) * kPadding; }
 
+// Of a tile's k_hat, or of the columns that it lacks, as they are where bf16's pairs are put together.
+[[nodiscard]] inline std::int64_t k_hat_floats(const Problem& problem, const Grouping& grouping) {
+  const std::int64_t pairs = problem.dtype == DType::bf16 ? common::ceil_div(problem.head_dim, 2) : 0;
+  return is_exact(grouping) ? 0 : std::max(num_groups(problem, grouping), pairs) * kTileKeys;
+}
+
 // Where a thread's tiles lie in its part of the workspace, in floats.
 struct ForwardScratch {
   explicit ForwardScratch(const Problem& problem, const Grouping& grouping) {
@@ -92,13 +101,14 @@ struct ForwardScratch {
     q_hat = take(kTileQueries * d);
     q = take(common::has_near_keys(grouping) && !is_exact(grouping) ? kTileQueries * d : 0);
     k_transposed = take(d * kTileKeys);
-    k_hat = take(is_exact(grouping) ? 0 : num_groups(problem, grouping) * kTileKeys);
+    k_hat = take(k_hat_floats(problem, grouping));
     v = take(kTileKeys * dv);
+    p = take(problem.dtype == DType::bf16 ? kRowsPerStep * kTileKeys : 0);
     scores = take((grouping.skip > 0 ? common::kSkipRows : kRowsPerStep) * kTileKeys);
     o = take(kTileQueries * dv);
   }
 
-  std::int64_t q_hat, q, k_transposed, k_hat, v, scores, o;
+  std::int64_t q_hat, q, k_transposed, k_hat, v, p, scores, o;
   std::int64_t total = 0;
 
  private:

@@ -10,6 +10,7 @@
 #include <random>
 #include <tuple>
 
+#include "cpu/kernel_name.h"
 #include "support/normal.h"
 #include "support/oracle.h"
 #include "support/types_of_case.h"
@@ -27,7 +28,8 @@ TEST(CpuBackward, IsWithinToleranceOnEveryCase) {
     const Case& test_case = test::cases()[n];
     for (const DType dtype : test::types_of_case(n, kTypes)) {
       Instance instance(test::with_dtype(test_case, dtype));
-      EXPECT_EQ(explain(Operation::backward, instance.test_case.problem, test_case.grouping).kernel, "cpu/backward");
+      EXPECT_EQ(explain(Operation::backward, instance.test_case.problem, test_case.grouping).kernel,
+                test::cpu_kernel(Operation::backward, dtype));
       EXPECT_EQ(test::check_backward(backward, instance), "") << test_case.name << ", " << test::name_of(dtype);
     }
   }
@@ -38,8 +40,11 @@ TEST(CpuBackward, IsWithinToleranceOnEveryInstructionSet) {
     const std::int64_t target = left & -left;
     hwy::SetSupportedTargetsForTest(target);
     for (const char* name : {"odd sizes", "lsh, short last group", "energy, previous", "additive mask", "softcap"}) {
-      Instance instance(test::with_dtype(test::find(name), DType::f32));
-      EXPECT_EQ(test::check_backward(backward, instance), "") << name << ", " << hwy::TargetName(target);
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        Instance instance(test::with_dtype(test::find(name), dtype));
+        EXPECT_EQ(test::check_backward(backward, instance), "")
+            << name << ", " << test::name_of(dtype) << ", " << hwy::TargetName(target);
+      }
     }
   }
   hwy::SetSupportedTargetsForTest(0);
@@ -100,12 +105,12 @@ TEST(CpuBackward, NanAndInfinityGoWhereTheyGoInExactAttention) {
   for (const char* name : {"odd sizes", "causal, square", "padding mask", "additive mask", "energy", "lsh, mean",
                            "sliding window across tiles", "softcap, causal, GQA"}) {
     for (const double value : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
-      for (int which = 0; which < 3; ++which) {
-        Instance instance(test::with_dtype(test::find(name), DType::f32));
-        Buffer& buffer = which == 0 ? instance.q : which == 1 ? instance.k : instance.v;
+      for (int which = 0; which < 6; ++which) {
+        Instance instance(test::with_dtype(test::find(name), which < 3 ? DType::f32 : DType::bf16));
+        Buffer& buffer = which % 3 == 0 ? instance.q : which % 3 == 1 ? instance.k : instance.v;
         buffer.set(buffer.count() / 2, value);
         EXPECT_EQ(test::check_backward(backward, instance), "") << name << ", " << value << " in "
-                                                                << "qkv"[which];
+                                                                << "qkv"[which % 3] << (which < 3 ? ", f32" : ", bf16");
       }
     }
   }

@@ -6,6 +6,7 @@
 #include <cmath>
 #include <limits>
 
+#include "cpu/kernel_name.h"
 #include "kernel.h"
 #include "support/oracle.h"
 #include "support/types_of_case.h"
@@ -24,6 +25,8 @@ TEST(CpuForward, IsWithinToleranceOnEveryCase) {
     const Case& test_case = test::cases()[n];
     for (const DType dtype : test::types_of_case(n, kDTypes)) {
       Instance instance(test::with_dtype(test_case, dtype));
+      EXPECT_EQ(explain(Operation::forward, instance.test_case.problem, test_case.grouping).kernel,
+                test::cpu_kernel(Operation::forward, dtype));
       EXPECT_EQ(test::check_forward(forward, instance), "") << test_case.name << ", " << test::name_of(dtype);
     }
   }
@@ -32,8 +35,11 @@ TEST(CpuForward, IsWithinToleranceOnEveryCase) {
 TEST(CpuForward, IsWithinToleranceOnFreshValues) {
   for (const std::uint64_t seed : {11U, 12U, 13U}) {
     for (const char* name : {"odd sizes", "lsh, mean", "energy, previous", "additive mask", "heavy tails"}) {
-      Instance instance(test::with_dtype(test::find(name), DType::f32), seed);
-      EXPECT_EQ(test::check_forward(forward, instance), "") << name << ", seed " << seed;
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        Instance instance(test::with_dtype(test::find(name), dtype), seed);
+        EXPECT_EQ(test::check_forward(forward, instance), "")
+            << name << ", " << test::name_of(dtype) << ", seed " << seed;
+      }
     }
   }
 }
@@ -45,8 +51,11 @@ TEST(CpuForward, IsWithinToleranceOnEveryInstructionSet) {
     const std::int64_t target = left & -left;
     hwy::SetSupportedTargetsForTest(target);
     for (const char* name : {"odd sizes", "lsh, short last group", "energy, previous", "GQA", "huge scores"}) {
-      Instance instance(test::with_dtype(test::find(name), DType::f16));
-      EXPECT_EQ(test::check_forward(forward, instance), "") << name << ", " << hwy::TargetName(target);
+      for (const DType dtype : {DType::f16, DType::bf16}) {
+        Instance instance(test::with_dtype(test::find(name), dtype));
+        EXPECT_EQ(test::check_forward(forward, instance), "")
+            << name << ", " << test::name_of(dtype) << ", " << hwy::TargetName(target);
+      }
     }
   }
   hwy::SetSupportedTargetsForTest(0);

@@ -11,6 +11,7 @@
 #include <utility>
 #include <vector>
 
+#include "cpu/kernel_name.h"
 #include "kernel.h"
 #include "support/oracle.h"
 
@@ -50,7 +51,8 @@ TEST(CpuNear, ForwardIsWithinToleranceOnEveryCase) {
   for (const Case& test_case : typed_cases()) {
     SCOPED_TRACE(test_case.name + ", " + test::name_of(test_case.problem.dtype));
     Instance instance(test_case);
-    EXPECT_EQ(explain(Operation::forward, test_case.problem, test_case.grouping).kernel, "cpu/forward");
+    EXPECT_EQ(explain(Operation::forward, test_case.problem, test_case.grouping).kernel,
+              test::cpu_kernel(Operation::forward, test_case.problem.dtype));
     EXPECT_EQ(test::check_forward(forward, instance), "");
   }
 }
@@ -62,7 +64,8 @@ TEST(CpuNear, BackwardIsWithinToleranceOnEveryCase) {
     }
     SCOPED_TRACE(test_case.name + ", " + test::name_of(test_case.problem.dtype));
     Instance instance(test_case);
-    EXPECT_EQ(explain(Operation::backward, test_case.problem, test_case.grouping).kernel, "cpu/backward");
+    EXPECT_EQ(explain(Operation::backward, test_case.problem, test_case.grouping).kernel,
+              test::cpu_kernel(Operation::backward, test_case.problem.dtype));
     EXPECT_EQ(test::check_backward(backward, instance), "");
   }
 }
@@ -73,10 +76,13 @@ TEST(CpuNear, EveryInstructionSetIsWithinTolerance) {
     hwy::SetSupportedTargetsForTest(target);
     for (const char* name : {"near, energy, window 129, G 3, blocks of 64 rows",
                              "skip, energy, blocks of 100 rows, mask", "skip, given, finish, additive mask"}) {
-      Instance instance(test::with_dtype(test::find(name), DType::f32));
-      EXPECT_EQ(test::check_forward(forward, instance), "") << name << ", " << hwy::TargetName(target);
-      if (instance.test_case.grouping.skip == 0) {
-        EXPECT_EQ(test::check_backward(backward, instance), "") << name << ", " << hwy::TargetName(target);
+      for (const DType dtype : {DType::f32, DType::bf16}) {
+        SCOPED_TRACE(std::string(name) + ", " + test::name_of(dtype) + ", " + hwy::TargetName(target));
+        Instance instance(test::with_dtype(test::find(name), dtype));
+        EXPECT_EQ(test::check_forward(forward, instance), "");
+        if (instance.test_case.grouping.skip == 0) {
+          EXPECT_EQ(test::check_backward(backward, instance), "");
+        }
       }
     }
   }

@@ -320,7 +320,11 @@ def test_explain_says_what_auto_chooses():
         assert found["choice"].startswith(f"exact, as {reason}")
     found = distrattention.explain(long, long, long, operation="backward", group_size=2)
     assert found["choice"].startswith("energy") and found["kernel"] == "cpu/backward"
-    assert found["kernels"] == {"cpu/backward": "", "reference/backward": ""}
+    assert found["kernels"] == {
+        "cpu/backward_bf16": "is for bf16",
+        "cpu/backward": "",
+        "reference/backward": "",
+    }
     double = distrattention.explain(*(tensor.double() for tensor in (short, short, short)))
     assert double["kernel"] == "reference/forward" and "f64" in double["kernels"]["cpu/forward"]
     with pytest.raises(ValueError, match="operation is 'sideways'; allowed: 'grouping', 'forward', 'backward'"):
@@ -343,4 +347,5 @@ def test_explain_casts_under_autocast_as_attention_does():
         distrattention.explain(q, k, v)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         assert distrattention.scaled_dot_product_attention(q, k, v).dtype == torch.bfloat16
-        assert distrattention.explain(q, k, v)["kernel"] == "cpu/forward"
+        found = distrattention.explain(q, k, v)
+        assert found["kernel"] == ("cpu/forward_bf16" if found["kernels"]["cpu/forward_bf16"] == "" else "cpu/forward")
