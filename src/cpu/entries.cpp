@@ -34,7 +34,8 @@ constexpr std::array<BackwardKernel, 2> kBackward{
 }  // namespace cpu
 
 Advice cpu_advice(const Problem& problem, const Grouping& /*grouping*/) {
-  return common::advice_by(cpu::kCrossovers, problem);
+  const bool takes_pairs = problem.dtype == DType::bf16 && cpu::multiplies_pairs();
+  return common::advice_by(takes_pairs ? cpu::kCrossoversOfPairs : cpu::kCrossovers, problem);
 }
 
 Backend cpu_backend() { return {cpu::kGrouping, cpu::kForward, cpu::kBackward}; }

@@ -13,6 +13,9 @@ namespace distr::cpu {
 // middle of the settings, at G = 2 (bench/results/cpu/experiments/forward_f32.json). Smaller heads lose too much when
 // half of their columns go (bench/results/cpu/minilm_report.json, d = 32).
 inline constexpr std::array kCrossovers{common::Crossover{64, 2048}, common::Crossover{128, 1024}};
+// The same where bf16 is multiplied as it is: the product that an approximation shrinks takes less of the time there
+// (bench/results/cpu/torch_zen4.json).
+inline constexpr std::array kCrossoversOfPairs{common::Crossover{64, 4096}, common::Crossover{128, 2048}};
 
 // Rows of Q and of K (m) in a tile: K^T, k_hat and V of a tile are some 200 KB in fp32 at d = 128, which a second-level
 // cache holds. Chosen so, not swept.

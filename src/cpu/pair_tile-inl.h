@@ -111,23 +111,23 @@ inline void load_summed_rows(const common::BFloat16* source, std::int64_t source
   }
 }
 
-// target [words of columns rounded up to 4, target_stride] = the transpose of source [rows, columns], two columns a
-// word; the entries of row `rows` up to `padded` (a multiple of 4) are 0.
+// target [words of columns rounded up to kTransposed, target_stride] = the transpose of source [rows, columns], two
+// columns a word; the entries of row `rows` up to `padded` (a multiple of kTransposed) are 0.
 inline void load_transposed(const common::BFloat16* source, std::int64_t source_stride, std::int64_t rows,
                             std::int64_t columns, std::int64_t padded, Pair* target, std::int64_t target_stride) {
-  std::array<std::array<Pair, kMaxHeadDim / 2>, 4> buffer;
-  const std::int64_t padded_words = round_up(words<Pair>(columns), 4);
-  std::array<const float*, 4> four{};  // whose bits are moved and never computed with
-  for (std::int64_t j = 0; j < padded; j += 4) {
-    for (std::int64_t n = 0; n < 4; ++n) {
+  std::array<std::array<Pair, kMaxHeadDim / 2>, kTransposed> buffer;
+  const std::int64_t padded_words = round_up(words<Pair>(columns), kTransposed);
+  std::array<const float*, kTransposed> some{};  // whose bits are moved and never computed with
+  for (std::int64_t j = 0; j < padded; j += kTransposed) {
+    for (std::int64_t n = 0; n < kTransposed; ++n) {
       auto& row = buffer[static_cast<std::size_t>(n)];
       const std::int64_t inside = j + n < rows ? columns : 0;
       load_row(inside > 0 ? source + (j + n) * source_stride : nullptr, inside, row.data());
       std::fill(row.data() + words<Pair>(inside), row.data() + padded_words, Pair{});
-      four[static_cast<std::size_t>(n)] = reinterpret_cast<const float*>(row.data());
+      some[static_cast<std::size_t>(n)] = reinterpret_cast<const float*>(row.data());
     }
-    for (std::int64_t w = 0; w < padded_words; w += 4) {
-      transpose_4x4(four, w, reinterpret_cast<float*>(target) + w * target_stride + j, target_stride);
+    for (std::int64_t w = 0; w < padded_words; w += kTransposed) {
+      transpose_square(some, w, reinterpret_cast<float*>(target) + w * target_stride + j, target_stride);
     }
   }
 }

@@ -94,32 +94,80 @@ inline void transpose_4x4(const std::array<const float*, 4>& rows, std::int64_t 
 #endif
 }
 
-// target [columns rounded up to 4, target_stride] = the transpose of source [rows, columns]; the entries of row
-// `rows` up to `padded` (a multiple of 4) are 0.
+#if HWY_TARGET <= HWY_AVX3
+// Rows and columns that are transposed at once.
+inline constexpr std::int64_t kTransposed = 16;
+
+// Writes columns c .. c + 15 of 16 rows as 16 rows of `target`: within blocks of four lanes first, then the blocks.
+inline void transpose_square(const std::array<const float*, kTransposed>& rows, std::int64_t c, float* target,
+                             std::int64_t target_stride) {
+  const hn::ScalableTag<float> tag;
+  const hn::Repartition<double, decltype(tag)> pair_tag;
+  using Vector = hn::Vec<decltype(tag)>;
+  // within[column][four]: block b holds column 4 b + column of rows 4 four .. 4 four + 3.
+  std::array<std::array<Vector, 4>, 4> within;
+  for (std::size_t four = 0; four < 4; ++four) {
+    const auto row0 = hn::LoadU(tag, rows[4 * four] + c);
+    const auto row1 = hn::LoadU(tag, rows[4 * four + 1] + c);
+    const auto row2 = hn::LoadU(tag, rows[4 * four + 2] + c);
+    const auto row3 = hn::LoadU(tag, rows[4 * four + 3] + c);
+    const auto low01 = hn::BitCast(pair_tag, hn::InterleaveLower(tag, row0, row1));
+    const auto low23 = hn::BitCast(pair_tag, hn::InterleaveLower(tag, row2, row3));
+    const auto high01 = hn::BitCast(pair_tag, hn::InterleaveUpper(tag, row0, row1));
+    const auto high23 = hn::BitCast(pair_tag, hn::InterleaveUpper(tag, row2, row3));
+    within[0][four] = hn::BitCast(tag, hn::InterleaveLower(pair_tag, low01, low23));
+    within[1][four] = hn::BitCast(tag, hn::InterleaveUpper(pair_tag, low01, low23));
+    within[2][four] = hn::BitCast(tag, hn::InterleaveLower(pair_tag, high01, high23));
+    within[3][four] = hn::BitCast(tag, hn::InterleaveUpper(pair_tag, high01, high23));
+  }
+  for (std::size_t column = 0; column < 4; ++column) {
+    const auto& [a, b, e, f] = within[column];
+    const auto even_ab = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(b), a);
+    const auto even_ef = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(f), e);
+    const auto odd_ab = hn::OddEvenBlocks(b, hn::SwapAdjacentBlocks(a));
+    const auto odd_ef = hn::OddEvenBlocks(f, hn::SwapAdjacentBlocks(e));
+    float* row = target + static_cast<std::int64_t>(column) * target_stride;
+    hn::StoreU(hn::ConcatLowerLower(tag, even_ef, even_ab), tag, row);
+    hn::StoreU(hn::ConcatLowerLower(tag, odd_ef, odd_ab), tag, row + 4 * target_stride);
+    hn::StoreU(hn::ConcatUpperUpper(tag, even_ef, even_ab), tag, row + 8 * target_stride);
+    hn::StoreU(hn::ConcatUpperUpper(tag, odd_ef, odd_ab), tag, row + 12 * target_stride);
+  }
+}
+#else
+inline constexpr std::int64_t kTransposed = 4;
+
+inline void transpose_square(const std::array<const float*, kTransposed>& rows, std::int64_t c, float* target,
+                             std::int64_t target_stride) {
+  transpose_4x4(rows, c, target, target_stride);
+}
+#endif
+
+// target [columns rounded up to kTransposed, target_stride] = the transpose of source [rows, columns]; the entries of
+// row `rows` up to `padded` (a multiple of kTransposed) are 0.
 template <class T>
 void load_transposed(const T* source, std::int64_t source_stride, std::int64_t rows, std::int64_t columns,
                      std::int64_t padded, float* target, std::int64_t target_stride) {
-  alignas(64) std::array<std::array<float, kMaxHeadDim>, 4> buffer;
-  const std::int64_t padded_columns = round_up(columns, 4);
-  std::array<const float*, 4> four{};
-  for (std::int64_t j = 0; j < padded; j += 4) {
-    for (std::int64_t n = 0; n < 4; ++n) {
+  alignas(64) std::array<std::array<float, kMaxHeadDim>, kTransposed> buffer;
+  const std::int64_t padded_columns = round_up(columns, kTransposed);
+  std::array<const float*, kTransposed> some{};
+  for (std::int64_t j = 0; j < padded; j += kTransposed) {
+    for (std::int64_t n = 0; n < kTransposed; ++n) {
       const bool inside = j + n < rows;
       if constexpr (std::is_same_v<T, float>) {
         if (inside && columns == padded_columns) {
-          four[static_cast<std::size_t>(n)] = source + (j + n) * source_stride;  // read in place
+          some[static_cast<std::size_t>(n)] = source + (j + n) * source_stride;  // read in place
           continue;
         }
       }
       float* row = buffer[static_cast<std::size_t>(n)].data();
-      four[static_cast<std::size_t>(n)] = row;
+      some[static_cast<std::size_t>(n)] = row;
       if (inside) {
         load_row(source + (j + n) * source_stride, columns, row);
       }
       std::fill(row + (inside ? columns : 0), row + padded_columns, 0.0F);
     }
-    for (std::int64_t c = 0; c < padded_columns; c += 4) {
-      transpose_4x4(four, c, target + c * target_stride + j, target_stride);
+    for (std::int64_t c = 0; c < padded_columns; c += kTransposed) {
+      transpose_square(some, c, target + c * target_stride + j, target_stride);
     }
   }
 }
