@@ -9,7 +9,7 @@ round calls every contender once, in an order of its own: the model with torch's
 and with ours, exact and by the settings that docs/choosing.md recommends. The clock is the wall's.
 
 Writes {"meta", "rows"}: `seconds` is the median, `time_of_sdpa` the median over the rounds of this time relative to
-that of the quickest of torch's contenders in the same round, and `loss` the mean cross entropy of the first prompt's
+that of the quicker of torch's contenders in the same round, and `loss` the mean cross entropy of the first prompt's
 tokens in nats, of a further call. On a GPU one short prompt of a small model takes as long as the host needs to launch
 its kernels; --batch reads several at once.
 """
@@ -89,7 +89,7 @@ def measure(model, tokens, rounds):
                     torch.cuda.synchronize()
                 times[name].append(time.perf_counter() - begin)
     peers = [name for name in contenders if name.startswith("sdpa")]
-    best = [min(times[name][n] for name in peers) for n in range(rounds)]
+    best = times[min(peers, key=lambda name: statistics.median(times[name]))]
     return [
         {
             "batch": len(tokens),
