@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0
-"""The tables of docs/choosing.md on near keys and skipped tiles."""
+"""The tables of docs/choosing.md on near keys and skipped tiles, and the one of docs/transformers.md on prompts."""
 
+import math
 import statistics
 
 from table_parts import ROOT, load, markdown, source
@@ -38,6 +39,27 @@ def smollm2_alone() -> str:
              for (setting, n, together), row in found.items() if together == 1]
     return markdown(["setting", "N", "64 rows together", "rows one by one"], lines) + "\n\n" + source(
         name, meta, f'CUDA {meta["cuda"]}', f'torch {meta["torch"]}')
+
+
+def prefill() -> str:
+    """How long SmolLM2 takes to read prompts by torch's attention and ours, and what that does to its perplexity."""
+    near = " window=512 sinks=128"
+    wanted = ["exact", f"exact{near} skip=0.0025", f"energy G=2{near}", f"energy G=2{near} skip=0.0025"]
+    lines, sources = [], []
+    for name in ("cpu/prefill.json", "h200/prefill.json", "h200/prefill_b1.json"):
+        meta, rows = (load(name)[part] for part in ("meta", "rows"))
+        on = meta["gpu"] or f'{meta["threads"]} cores of an {meta["cpu"]}'
+        sources.append(source(name, meta, f'torch {meta["torch"]}'))
+        of_prompts = {}
+        for row in rows:
+            of_prompts.setdefault((row["batch"], row["length"]), {})[row["impl"]] = row
+        for (batch, length), of_impl in of_prompts.items():
+            changes = [math.expm1(of_impl[impl]["loss"] - of_impl["exact"]["loss"]) for impl in wanted]
+            cells = [f'{of_impl[impl]["time_of_sdpa"]:.2f}' + (f" ({change:+.2%})" if impl != "exact" else "")
+                     for impl, change in zip(wanted, changes)]
+            lines.append([on, str(batch), str(length), f'{of_impl["sdpa"]["seconds"]:.3g} s', *cells])
+    head = ["on", "B", "N", "torch's", "`exact`", "`exact`, skip", "`energy` G = 2 with near keys", "and skip"]
+    return markdown(head, lines) + "\n\n" + "\n".join(sources)
 
 
 def times_near(*names: str) -> str:

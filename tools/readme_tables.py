@@ -320,7 +320,7 @@ TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "s
           "near_gpu": near_tables.near_gpu, "near_portable": near_tables.near_portable,
           "near_exact": near_tables.near_exact,
           "near_backward": near_tables.near_backward,
-          "given": near_tables.given,
+          "given": near_tables.given, "prefill": near_tables.prefill,
           "near_small_models": near_tables.near_small_models,
           "performance": performance, "grouping": grouping, "memory": memory, "errors": errors,
           "semantic_search": semantic_search, "torch_speed": torch_speed,

@@ -65,7 +65,7 @@ def contenders_on(device):
     found = {"sdpa": torchs()}
     if device == "cuda":
         found["sdpa, cuDNN"] = torchs(SDPBackend.CUDNN_ATTENTION)
-    return found | {label(setting): ours(*numbered) for numbered in enumerate(SETTINGS) for setting in numbered[1:]}
+    return found | {label(setting): ours(number, setting) for number, setting in enumerate(SETTINGS)}
 
 
 @torch.no_grad()
@@ -109,11 +109,10 @@ def measure(model, tokens, rounds):
 def meta(options):
     facts = perplexity.meta(options, {})
     del facts["tokens"]
+    facts["disabled_kernels"] = os.environ.get("DISTR_DISABLE_KERNELS", "")
     if options.device == "cpu":
         facts |= {"cpu": cpu_name(), "instruction_set": ops.describe().instruction_set}
         facts["threads"] = torch.get_num_threads()
-    else:
-        facts["disabled_kernels"] = os.environ.get("DISTR_DISABLE_KERNELS", "")
     return facts | {"clock": "wall", "model": models.SMOLLM2 if options.model == "smollm2" else options.model}
 
 
@@ -141,9 +140,10 @@ def main():
         if length * options.batch > len(text):
             allowed = f"up to {len(text) // options.batch}, as the texts have {len(text)} tokens"
             raise SystemExit(f"--lengths has {length} and --batch is {options.batch}; allowed: {allowed}")
-        rows += measure(model, text[: length * options.batch].view(options.batch, length), options.rounds)
+        of_length = measure(model, text[: length * options.batch].view(options.batch, length), options.rounds)
+        rows += of_length
         result_file.write(options.json_out, {"meta": meta(options), "rows": rows})
-        for row in rows[-len(contenders_on(options.device)) :]:
+        for row in of_length:
             beside = f"{row['time_of_sdpa']:.3f} of torch's, loss {row['loss']:.4f}"
             clock.log(f"B {options.batch} N {length:5}  {row['impl']:54} {row['seconds'] * 1e3:9.1f} ms, {beside}")
 

@@ -43,7 +43,7 @@ class MaskGradient {
         tiling_(tiling),
         d_mask_(static_cast<float*>(tensors.d_mask)),
         gradient_(problem, grouping, tensors, scratch),
-        sum_(scratch + BackwardScratch(problem, grouping).d_mask) {}
+        sum_(scratch + BackwardScratch(problem, grouping, kProducts<Word>).d_mask) {}
 
   void run(const MaskTask& task) {
     std::fill_n(sum_, kTileQueries * kTileKeys, 0.0F);
@@ -109,7 +109,7 @@ void backward_of(const Problem& problem, const Grouping& grouping, const Backwar
   if (tensors.d_mask != nullptr) {
     common::parallel_for(execution, tiling.num_mask_tasks(), [&](std::int64_t index, int thread) {
       MaskGradient<T, Word>(problem, grouping, tensors, tiling,
-                            scratches + thread * BackwardScratch(problem, grouping).total)
+                            scratches + thread * BackwardScratch(problem, grouping, kProducts<Word>).total)
           .run(tiling.mask_task(index));
     });
   }
@@ -144,7 +144,7 @@ KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping
   const std::int64_t threads = useful_threads(execution.threads, tasks);
   KernelPlan<BackwardTensors> plan = plan_of<BackwardTensors>(problem, grouping, tiling.num_tasks(), threads);
   plan.workspace.add("dQ's sums and turns", bytes_of(tiling.shared_floats()));
-  plan.workspace.add("tiles of each thread", bytes_of(threads * BackwardScratch(problem, grouping).total));
+  plan.workspace.add("tiles of each thread", bytes_of(threads * BackwardScratch(problem, grouping, kProducts).total));
   plan.run = [&problem, &grouping](const BackwardTensors& tensors, const Execution& with) {
     HWY_DYNAMIC_DISPATCH(backward)(problem, grouping, tensors, with, kProducts);
   };

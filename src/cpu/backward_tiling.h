@@ -117,13 +117,13 @@ class BackwardTiling {
 
 // Where a thread's tiles lie in its part of the workspace, in floats.
 struct BackwardScratch {
-  BackwardScratch(const Problem& problem, const Grouping& grouping) {
+  BackwardScratch(const Problem& problem, const Grouping& grouping, Products products) {
     const std::int64_t d = padded(problem.head_dim);
     const std::int64_t dv = padded(problem.head_dim_v);
     q_hat = take(kTileQueries * d);
     d_o = take(kTileQueries * dv);
     k_transposed = take(d * kTileKeys);
-    k_hat = take(k_hat_floats(problem, grouping));
+    k_hat = take(k_hat_floats(problem, grouping, products));
     k_hat_by_key = take(kTileKeys * d);
     v_transposed = take(dv * kTileKeys);
     p = take(kTileQueries * kTileKeys);
@@ -131,7 +131,7 @@ struct BackwardScratch {
     dk_transposed = take(d * kTileKeys);
     dk_hat = take(d * kTileKeys);
     dv_transposed = take(dv * kTileKeys);
-    if (problem.dtype == DType::bf16) {
+    if (products == Products::of_pairs) {
       d_s_pairs = take(kTileQueries * kTileKeys);
       summed = take(kTileQueries / 2 * kTileKeys);
       summed_q_hat = take(kTileQueries / 2 * d);
@@ -143,7 +143,7 @@ struct BackwardScratch {
 
   std::int64_t q_hat, d_o, k_transposed, k_hat, k_hat_by_key, v_transposed, p, d_s, dk_transposed, dk_hat,
       dv_transposed, d_mask;
-  // Of pairs only.
+  // Used by products of pairs alone.
   std::int64_t d_s_pairs = 0, summed = 0, summed_q_hat = 0, summed_d_o = 0, k_hat_sums = 0;
   std::int64_t total = 0;
 

@@ -5,8 +5,8 @@
 //   for each tile of up to 128 queries (whole blocks, or a part of one):
 //     q_hat = estimate(Q)                                           once; by the groups of each block
 //     for each tile of 128 keys that some of its queries see:
-//       K^T, V to floats in the cache
-//       for each block in the tile:  k_hat^T = sums of rows of K^T  or just pointers to the kept rows
+//       K^T, V to words (floats, or pairs of bf16) in the cache
+//       for each block in the tile:  k_hat^T = sums of rows of K^T  or the kept rows
 //         for each 24 of its rows:   S = q_hat k_hat^T;  P = online softmax of S, row by row;  O += P V
 //     O /= row sums
 //     where O is not finite:  again, with V so small that no sum overflows
@@ -47,21 +47,21 @@ void forward_of(const Problem& problem, const Grouping& grouping, const ForwardT
                 const ForwardTensors& tensors, const Execution& execution) {
   const std::int64_t splits = tiling.splits();
   auto* workspace = static_cast<float*>(execution.workspace);
-  float* partials =
-      workspace + useful_threads(execution.threads, tiling.num_tasks()) * ForwardScratch(problem, grouping).total;
+  float* partials = workspace + useful_threads(execution.threads, tiling.num_tasks()) *
+                                    ForwardScratch(problem, grouping, kProducts<Word>).total;
   // Calls body(task, keys) for the tile's task, where it has rows.
   const auto with_task = [&](std::int64_t index, int thread, const auto& body) {
     QueryTile tile = tiling.tile(index);
-    common::with_sequence(problem, tensors, tile.b,
-                          [&](const Problem& own, const ForwardTensors& from, std::int64_t b) {
-                            tile.b = b;
-                            tile.rows = std::min(tile.rows, own.seq_q - tile.first);
-                            if (tile.rows > 0) {
-                              ForwardTask<T, Word> task(own, grouping, from, tile,
-                                                        workspace + thread * ForwardScratch(problem, grouping).total);
-                              body(task, own.seq_k);
-                            }
-                          });
+    common::with_sequence(
+        problem, tensors, tile.b, [&](const Problem& own, const ForwardTensors& from, std::int64_t b) {
+          tile.b = b;
+          tile.rows = std::min(tile.rows, own.seq_q - tile.first);
+          if (tile.rows > 0) {
+            ForwardTask<T, Word> task(own, grouping, from, tile,
+                                      workspace + thread * ForwardScratch(problem, grouping, kProducts<Word>).total);
+            body(task, own.seq_k);
+          }
+        });
   };
   const auto partial = [&](std::int64_t index) { return partials + index * partial_floats(problem); };
   common::parallel_for(execution, tiling.num_tasks(), [&](std::int64_t index, int thread) {
@@ -110,7 +110,7 @@ KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& 
   const ForwardTiling tiling(problem, grouping);
   const std::int64_t threads = useful_threads(execution.threads, tiling.num_tasks());
   KernelPlan<ForwardTensors> plan = plan_of<ForwardTensors>(problem, grouping, tiling.num_tasks(), threads);
-  plan.workspace.add("tiles of each thread", bytes_of(threads * ForwardScratch(problem, grouping).total));
+  plan.workspace.add("tiles of each thread", bytes_of(threads * ForwardScratch(problem, grouping, kProducts).total));
   plan.workspace.add("partial sums", tiling.splits() == 1 ? 0 : bytes_of(tiling.num_tasks() * partial_floats(problem)));
   plan.run = [&problem, &grouping, tiling](const ForwardTensors& tensors, const Execution& with) {
     HWY_DYNAMIC_DISPATCH(forward)(problem, grouping, tiling, tensors, with, kProducts);

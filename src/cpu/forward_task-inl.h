@@ -14,6 +14,7 @@
 #include <cmath>
 #include <cstdint>
 #include <limits>
+#include <vector>
 
 #include "cpu/outliers-inl.h"
 #include "cpu/pair_segment-inl.h"
@@ -38,7 +39,7 @@ class ForwardTask {
         d_stride_(padded(problem.head_dim)),
         dv_stride_(padded(problem.head_dim_v)),
         unit_(problem, mask_) {
-    const ForwardScratch offsets(problem, grouping);
+    const ForwardScratch offsets(problem, grouping, kProducts<Word>);
     auto* operands = reinterpret_cast<Word*>(scratch);
     q_hat_ = operands + offsets.q_hat;
     q_ = common::has_near_keys(grouping) && !is_exact(grouping) ? operands + offsets.q : q_hat_;
@@ -316,13 +317,14 @@ class ForwardTask {
   }
 
   void load_values() {
-    const T* v = static_cast<const T*>(tensors_.v) + tile_.b * problem_.v.batch + h_kv_ * problem_.v.head;
-    load_summed_rows(v + first_key_ * problem_.v.row, problem_.v.row, keys_, problem_.head_dim_v, dv_stride_, v_,
-                     dv_stride_);
+    const T* v = static_cast<const T*>(tensors_.v) + tile_.b * problem_.v.batch + h_kv_ * problem_.v.head +
+                 first_key_ * problem_.v.row;
+    load_summed_rows(v, problem_.v.row, keys_, problem_.head_dim_v, dv_stride_, v_, dv_stride_);
     if (value_scale_ != 1) {
       scale_row(v_, words<Word>(keys_) * dv_stride_, value_scale_);
     }
-    outliers_ = take_outliers(v_, keys_, dv_stride_, dv_stride_);
+    outliers_.clear();
+    take_outliers(v_, keys_, dv_stride_, dv_stride_, [&](const Outlier& outlier) { outliers_.push_back(outlier); });
   }
 
   // Whether scores of row n are finished as they are: rows that see all keys of a full tile are scaled on the way
@@ -348,8 +350,11 @@ class ForwardTask {
     multiply<Word>({weights(scores, rows, range.padded), kTileKeys, 1, v_rows_.data() + words<Word>(range.first),
                     o_row(first), dv_stride_, rows, round_up(problem_.head_dim_v, vector_length()),
                     words<Word>(range.keys), true});
-    add_outliers(outliers_, range.first, range.keys, rows, {scores, scores, 1, kTileKeys},
-                 {o_row(first), 1, dv_stride_});
+    for (const auto& [row, column, value] : outliers_) {
+      if (const std::int64_t key = row - range.first; 0 <= key && key < range.keys) {
+        add_outlier(value, {scores + key, scores + key, kTileKeys, rows}, o_row(first) + column, dv_stride_);
+      }
+    }
   }
 
   // P [rows, 128] as the product with V takes it.
@@ -383,9 +388,8 @@ class ForwardTask {
   float value_scale_ = 1;  // a power of 2
   std::array<RowState, kTileQueries> states_{};
   Segments segments_;
-  // The tile of keys.
-  std::int64_t first_key_ = 0, keys_ = 0, padded_keys_ = 0;
-  Outliers outliers_;  // of V
+  std::int64_t first_key_ = 0, keys_ = 0, padded_keys_ = 0;  // of the tile of keys
+  std::vector<Outlier> outliers_;                            // of V
   Votes votes_;
   std::array<const Word*, kTileKeys> v_rows_{};
 };

@@ -16,6 +16,9 @@ inline constexpr std::array kCrossovers{common::Crossover{64, 2048}, common::Cro
 // The same where bf16 is multiplied as it is: the product that an approximation shrinks takes less of the time there
 // (bench/results/cpu/torch_zen4.json).
 inline constexpr std::array kCrossoversOfPairs{common::Crossover{64, 4096}, common::Crossover{128, 2048}};
+// With near keys pairs gain 1.11 to 1.13 at d = 64 and N = 8192 and 16384, and 1.14 to 1.19 at d = 128
+// (bench/results/cpu/near.json).
+inline constexpr std::int64_t kNearPairsPay = 128;
 
 // Rows of Q and of K (m) in a tile: K^T, k_hat and V of a tile are some 200 KB in fp32 at d = 128, which a second-level
 // cache holds. Chosen so, not swept.

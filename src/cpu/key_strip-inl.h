@@ -58,8 +58,8 @@ void write_dq(const Problem& problem, const Grouping& grouping, const BackwardTe
   }
 }
 
-// A task computes dK and dV of 128 keys of a KV head, and their share of dq_hat. `Word`: what its products read. Floats
-// have one form for all products; pairs have one for each axis that is summed over.
+// A task computes dK and dV of 128 keys of a KV head, and their share of dq_hat. `Word`: what its products read.
+// Products of floats share q_hat, dO, P and dS; pairs have a form of these for each axis that is summed over.
 template <class T, class Word>
 class KeyStripTask {
  public:
@@ -74,9 +74,9 @@ class KeyStripTask {
         layout_(problem, grouping),
         dq_hat_(static_cast<float*>(workspace)),
         turns_(reinterpret_cast<std::int32_t*>(dq_hat_ + tiling.dq_hat_floats())),
-        scratch_(dq_hat_ + tiling.shared_floats() + thread * BackwardScratch(problem, grouping).total),
+        scratch_(dq_hat_ + tiling.shared_floats() + thread * BackwardScratch(problem, grouping, kProducts<Word>).total),
         gradient_(problem, grouping, tensors, scratch_),
-        offsets_(problem, grouping),
+        offsets_(problem, grouping, kProducts<Word>),
         summed_rows_(operand(offsets_.summed)) {
     const BackwardScratch& offsets = offsets_;
     dk_transposed_ = scratch_ + offsets.dk_transposed;
@@ -149,11 +149,12 @@ class KeyStripTask {
       d_o = operand(offsets_.summed_d_o);
       gradient_.load_d_o(d_o, dv_stride_);
     }
-    const Outliers outliers = take_outliers(d_o, rows, dv_stride_, dv_stride_);
+    take_outliers(d_o, rows, dv_stride_, dv_stride_, [&](const Outlier& outlier) {
+      const float* p = gradient_.p + outlier.row * kTileKeys;
+      add_outlier(outlier.value, {p, p, 1, gradient_.keys}, dv_transposed_ + outlier.column * kTileKeys, 1);
+    });
     multiply<Word>({d_o, 1, dv_stride_, summed_rows_.of(gradient_.p, rows, keys), dv_transposed_, kTileKeys,
                     problem_.head_dim_v, keys, words<Word>(rows), true});
-    add_outliers(outliers, 0, rows, gradient_.keys, {gradient_.p, gradient_.p, kTileKeys, 1},
-                 {dv_transposed_, kTileKeys, 1});
   }
 
   // Computes dk_hat^T = q_hat^T dS and adds it to the columns of each group.
@@ -168,12 +169,18 @@ class KeyStripTask {
         pair_rows(values(rows + n * d_stride_), values(second), groups.count, d_stride_, q_hat + n / 2 * d_stride_);
       }
     }
-    const Outliers outliers = take_outliers(q_hat, segment.rows, d_stride_, d_stride_);
     const float* p = gradient_.p + segment.first * kTileKeys;
     const float* d_s = gradient_.d_s + segment.first * kTileKeys;
+    take_outliers(q_hat, segment.rows, d_stride_, d_stride_, [&](const Outlier& outlier) {
+      const std::int64_t row = outlier.row * kTileKeys;
+      const std::int64_t members = outlier.column < groups.count ? groups.size(outlier.column) : 0;
+      for (std::int64_t member = 0; member < members; ++member) {
+        add_outlier(outlier.value, {p + row, d_s + row, 1, gradient_.keys},
+                    dk_transposed_ + groups.column(outlier.column, member) * kTileKeys, 1);
+      }
+    });
     multiply<Word>({q_hat, 1, d_stride_, summed_rows_.of(d_s, segment.rows, keys), dk_hat_, kTileKeys, groups.count,
                     keys, words<Word>(segment.rows), false});
-    add_outliers(outliers, 0, segment.rows, gradient_.keys, {p, d_s, kTileKeys, 1}, {dk_hat_, kTileKeys, 1});
     for (std::int64_t g = 0; g < groups.count; ++g) {
       for (std::int64_t member = 0; member < groups.size(g); ++member) {
         float* row = dk_transposed_ + groups.column(g, member) * kTileKeys;
@@ -197,9 +204,17 @@ class KeyStripTask {
     const float* d_s = gradient_.d_s + segment.first * kTileKeys;
     const std::int64_t keys = gradient_.keys;
     const std::int64_t columns = round_up(segment.template columns<float>(), vector_length());
+    take_outliers(k_hat_by_key_, keys, columns, d_stride_, [&](const Outlier& outlier) {
+      for (std::int64_t n = 0; !accumulate && n < segment.rows; ++n) {
+        std::fill_n(dq_hat + n * layout_.stride, columns, 0.0F);
+      }
+      accumulate = true;
+      holds_k_ = false;  // but for this
+      add_outlier(outlier.value, {p + outlier.row, d_s + outlier.row, kTileKeys, segment.rows}, dq_hat + outlier.column,
+                  layout_.stride);
+    });
     multiply<Word>({by_keys(d_s, segment.rows), kTileKeys, 1, k_hat_by_key_rows_.data(), dq_hat, layout_.stride,
                     segment.rows, columns, words<Word>(keys), accumulate});
-    add_outliers(k_hat_outliers_, 0, keys, segment.rows, {p, d_s, 1, kTileKeys}, {dq_hat, 1, layout_.stride});
   }
 
   // dS [rows, 128] as a product takes it that sums over the keys.
@@ -235,8 +250,6 @@ class KeyStripTask {
       }
     }
     holds_k_ = is_k;
-    const std::int64_t columns = round_up(segment.template columns<float>(), vector_length());
-    k_hat_outliers_ = take_outliers(k_hat_by_key_, gradient_.keys, columns, d_stride_);
   }
 
   void wait_for_turn(std::int64_t tile, std::int64_t mine) {
@@ -281,7 +294,6 @@ class KeyStripTask {
   float* dv_transposed_;  // [dv, 128]
   Word* k_hat_by_key_;    // [128, d]
   bool holds_k_ = false;  // whether k_hat_by_key_ holds K itself
-  Outliers k_hat_outliers_;
   std::array<const Word*, kTileKeys> k_hat_by_key_rows_{};
 };
 

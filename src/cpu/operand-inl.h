@@ -18,7 +18,7 @@
 #include "common/element.h"
 #include "cpu/tiling.h"
 
-// Whether this instruction set has room for AVX512_BF16, which the CPU may have or not.
+// Whether code for this instruction set may use AVX512_BF16. Whether the CPU has it is asked at run time.
 #undef DISTR_CPU_HAS_PAIRS
 #if HWY_TARGET <= HWY_AVX3
 #define DISTR_CPU_HAS_PAIRS 1
@@ -40,6 +40,9 @@ template <class Word>
 constexpr std::int64_t words(std::int64_t count) {
   return std::is_same_v<Word, Pair> ? common::ceil_div(count, 2) : count;
 }
+
+template <class Word>
+inline constexpr Products kProducts = std::is_same_v<Word, Pair> ? Products::of_pairs : Products::of_floats;
 
 // A row of pairs as values.
 inline const common::BFloat16* values(const Pair* row) { return reinterpret_cast<const common::BFloat16*>(row); }
@@ -88,8 +91,9 @@ HWY_INLINE hn::Vec<Tag> broadcast(Tag tag, Pair word) {
   return hn::BitCast(tag, hn::Set(bits, std::bit_cast<std::uint32_t>(word)));
 }
 
-// sum + a b, for pairs first the second halves' product, then the first ones', each added with one rounding; subnormal
-// numbers count as 0. Highway 1.0 does not know the instruction, nor are the compiler's flags for AVX512 enough.
+// Returns sum + a b. Of pairs the instruction adds the product of the second halves first, then that of the first ones,
+// and rounds after each; it takes subnormal numbers for 0. Highway 1.0.3 does not know it, nor do its compiler flags
+// for AVX3 allow it, so it is written in assembly.
 template <class Word, class Vector>
 HWY_INLINE Vector multiply_add(Vector a, Vector b, Vector sum) {
   if constexpr (std::is_same_v<Word, float>) {
@@ -102,7 +106,7 @@ HWY_INLINE Vector multiply_add(Vector a, Vector b, Vector sum) {
   }
 }
 
-// The two halves of words as floats, and back, where what does not fit is cut off.
+// The two halves of words as floats. pair_up() drops the lower 16 bits of each float.
 template <class Tag>
 HWY_INLINE hn::Vec<Tag> first_halves(Tag tag, hn::Vec<Tag> pairs) {
   const hn::RebindToUnsigned<Tag> bits;

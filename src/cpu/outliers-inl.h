@@ -15,7 +15,6 @@
 #include <cstdint>
 #include <type_traits>
 #include <utility>
-#include <vector>
 
 #include "cpu/operand-inl.h"
 #include "cpu/pair_tile-inl.h"
@@ -27,7 +26,6 @@ struct Outlier {
   std::int64_t row, column;
   float value;
 };
-using Outliers = std::vector<Outlier>;
 
 // Value (row, column) of an operand that is summed over its rows.
 inline float take_value(float& word, std::int64_t /*row*/) { return std::exchange(word, 0.0F); }
@@ -39,12 +37,12 @@ inline bool is_finite(Pair word, std::int64_t row) {
   return std::isfinite(common::to_float(word.halves[static_cast<std::size_t>(row % 2)]));
 }
 
-// Takes what is not finite out of an operand [words of rows, stride] that a product sums over its rows, and leaves
-// zeros. `columns`, at most the stride, a multiple of the vector length.
-template <class Word>
-Outliers take_outliers(Word* operand, std::int64_t rows, std::int64_t columns, std::int64_t stride) {
+// Takes what is not finite out of an operand [words of rows, stride] that a product sums over its rows, leaves zeros,
+// and calls visit(Outlier) for each. `columns`, at most the stride, is a multiple of the vector length. A backward's
+// visit must not throw: other tasks wait for the one that takes it.
+template <class Word, class Visit>
+void take_outliers(Word* operand, std::int64_t rows, std::int64_t columns, std::int64_t stride, const Visit& visit) {
   constexpr std::int64_t kRowsPerWord = std::is_same_v<Word, float> ? 1 : 2;
-  Outliers outliers;
   for (std::int64_t first = 0; first < rows; first += kRowsPerWord) {
     Word* row = operand + first / kRowsPerWord * stride;
     if (all_finite(row, columns)) {
@@ -53,36 +51,27 @@ Outliers take_outliers(Word* operand, std::int64_t rows, std::int64_t columns, s
     for (std::int64_t n = first; n < std::min(first + kRowsPerWord, rows); ++n) {
       for (std::int64_t c = 0; c < columns; ++c) {
         if (!is_finite(row[c], n)) {
-          outliers.push_back({n, c, take_value(row[c], n)});
+          visit(Outlier{n, c, take_value(row[c], n)});
         }
       }
     }
   }
-  return outliers;
 }
 
-// A product's other factor and its result: where the floats of an outlier's row or column lie, and those of the axis
-// that an outlier does not have.
-struct OtherFactor {
+// The weights that an outlier is multiplied with, one for each index of the product's other axis, `stride` floats
+// apart.
+struct Weights {
   const float* p;  // where it is 0 there is no weight
-  const float* weights;
-  std::int64_t by_row, by_other;
-};
-struct Sums {
-  float* first;
-  std::int64_t by_column, by_other;
+  const float* values;
+  std::int64_t stride;
+  std::int64_t count;
 };
 
-// Adds the outliers of `rows` rows from first_row on, times `others` weights each.
-inline void add_outliers(const Outliers& outliers, std::int64_t first_row, std::int64_t rows, std::int64_t others,
-                         const OtherFactor& factor, const Sums& sums) {
-  for (const Outlier& outlier : outliers) {
-    const std::int64_t row = outlier.row - first_row;
-    for (std::int64_t n = 0; 0 <= row && row < rows && n < others; ++n) {
-      const std::int64_t at = row * factor.by_row + n * factor.by_other;
-      if (factor.p[at] != 0) {
-        sums.first[outlier.column * sums.by_column + n * sums.by_other] += factor.weights[at] * outlier.value;
-      }
+// sums[n * stride] += weight n * value.
+inline void add_outlier(float value, const Weights& weights, float* sums, std::int64_t stride) {
+  for (std::int64_t n = 0; n < weights.count; ++n) {
+    if (weights.p[n * weights.stride] != 0) {
+      sums[n * stride] += weights.values[n * weights.stride] * value;
     }
   }
 }

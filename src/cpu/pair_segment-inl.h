@@ -27,6 +27,10 @@ inline void split(float value, Pair* target) {
   float rest = value;
   for (common::BFloat16& part : parts) {
     part = common::from_float<common::BFloat16>(rest);
+    if (std::isfinite(rest) &&
+        std::isinf(common::to_float(part))) {  // rounded up to infinity; the largest number leaves a rest
+      part.bits -= 1;
+    }
     rest = std::isfinite(rest) ? rest - common::to_float(part) : 0;
   }
   target[0] = {{parts[0], parts[1]}};

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// Tiles of pairs of bf16, which hold what was loaded as it is; where AVX512_BF16 may be there. This file is included
-// once for each instruction set.
+// Loads tiles of pairs of bf16, and rounds floats to them. Compiled only where AVX512_BF16 may be there. This file is
+// included once for each instruction set.
 #if defined(DISTR_CPU_PAIR_TILE_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DISTR_CPU_PAIR_TILE_INL_H_
 #undef DISTR_CPU_PAIR_TILE_INL_H_
@@ -23,7 +23,7 @@ HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
 namespace hn = hwy::HWY_NAMESPACE;
 
-// Rounds to nearest even, NaN to NaN: the values of `low`, then those of `high`.
+// Rounds to nearest even, NaN to NaN, subnormal numbers to 0: the values of `low`, then those of `high`.
 template <class Vector>
 HWY_INLINE Vector round_to_bf16(Vector low, Vector high) {
   Vector rounded;

@@ -75,7 +75,7 @@ class ScoreGradient {
         unit_(problem, mask_),
         d_stride_(padded(problem.head_dim)),
         dv_stride_(padded(problem.head_dim_v)) {
-    const BackwardScratch offsets(problem, grouping);
+    const BackwardScratch offsets(problem, grouping, kProducts<Word>);
     auto* operands = reinterpret_cast<Word*>(scratch);
     q_hat = operands + offsets.q_hat;
     d_o = operands + offsets.d_o;

@@ -179,21 +179,24 @@ inline void fuse_k(const Segment& segment, const float* k_transposed, std::int64
   }
 }
 
-// k_hat [keys, stride], the sums in floats, for products that sum over the keys.
+// k_hat [keys, stride], the sums in floats, for products that sum over the keys; with zeros up to a whole vector.
 template <class Word>
 void fuse_k_by_key(const Segment& segment, const Word* k_transposed, std::int64_t padded_keys, float* k_hat,
                    std::int64_t stride) {
   const common::Groups& groups = segment.groups;
   const std::int64_t columns = segment.columns<float>();
+  const std::int64_t padded_columns = round_up(columns, std::max<std::int64_t>(vector_length(), 4));
   alignas(64) std::array<std::array<float, kTileKeys>, 4> sums;
-  for (std::int64_t first = 0; first < columns; first += 4) {
+  for (std::int64_t first = 0; first < padded_columns; first += 4) {
     std::array<const float*, 4> four{};
     for (std::int64_t n = 0; n < 4; ++n) {
-      const std::int64_t g = std::min(first + n, columns - 1);
-      const float*& row = four[static_cast<std::size_t>(n)];
-      row = g == groups.count ? kOnes<float>.data() : sums[static_cast<std::size_t>(n)].data();
+      const std::int64_t g = first + n;
+      float* sum = sums[static_cast<std::size_t>(n)].data();
+      four[static_cast<std::size_t>(n)] = g == groups.count && g < columns ? kOnes<float>.data() : sum;
       if (g < groups.count) {
-        fuse_group(groups, g, k_transposed, padded_keys, sums[static_cast<std::size_t>(n)].data());
+        fuse_group(groups, g, k_transposed, padded_keys, sum);
+      } else {
+        std::fill_n(sum, padded_keys, 0.0F);
       }
     }
     for (std::int64_t j = 0; j < padded_keys; j += 4) {

@@ -87,23 +87,24 @@ class ForwardTiling {
 
 [[nodiscard]] inline std::int64_t padded(std::int64_t count) { return common::ceil_div(count, kPadding) * kPadding; }
 
-// Of a tile's k_hat, or of the columns that it lacks, as they are where bf16's pairs are put together.
-[[nodiscard]] inline std::int64_t k_hat_floats(const Problem& problem, const Grouping& grouping) {
-  const std::int64_t pairs = problem.dtype == DType::bf16 ? common::ceil_div(problem.head_dim, 2) : 0;
+// Floats of the scratch that holds k_hat of a tile. In bf16 it holds the pairs of dropped columns, too, when scores are
+// finished.
+[[nodiscard]] inline std::int64_t k_hat_floats(const Problem& problem, const Grouping& grouping, Products products) {
+  const std::int64_t pairs = products == Products::of_pairs ? common::ceil_div(problem.head_dim, 2) : 0;
   return is_exact(grouping) ? 0 : std::max(num_groups(problem, grouping), pairs) * kTileKeys;
 }
 
 // Where a thread's tiles lie in its part of the workspace, in floats.
 struct ForwardScratch {
-  explicit ForwardScratch(const Problem& problem, const Grouping& grouping) {
+  ForwardScratch(const Problem& problem, const Grouping& grouping, Products products) {
     const std::int64_t d = padded(problem.head_dim);
     const std::int64_t dv = padded(problem.head_dim_v);
     q_hat = take(kTileQueries * d);
     q = take(common::has_near_keys(grouping) && !is_exact(grouping) ? kTileQueries * d : 0);
     k_transposed = take(d * kTileKeys);
-    k_hat = take(k_hat_floats(problem, grouping));
+    k_hat = take(k_hat_floats(problem, grouping, products));
     v = take(kTileKeys * dv);
-    p = take(problem.dtype == DType::bf16 ? kRowsPerStep * kTileKeys : 0);
+    p = take(products == Products::of_pairs ? kRowsPerStep * kTileKeys : 0);
     scores = take((grouping.skip > 0 ? common::kSkipRows : kRowsPerStep) * kTileKeys);
     o = take(kTileQueries * dv);
   }

@@ -91,11 +91,13 @@ struct Outputs {
 TEST(CpuBackward, HasTheSameBitsForAnyNumberOfThreadsWithinItsWorkspace) {
   constexpr int kThreadCounts[] = {2, 5};
   for (const Case& test_case : test::cases()) {
-    SCOPED_TRACE(test_case.name);
-    Instance instance(test::with_dtype(test_case, DType::f32));
-    const Outputs one(instance, 1);
-    for (const int threads : test::thread_counts(kThreadCounts)) {
-      EXPECT_TRUE(one == Outputs(instance, threads)) << threads << " threads";
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      SCOPED_TRACE(test_case.name + ", " + test::name_of(dtype));
+      Instance instance(test::with_dtype(test_case, dtype));
+      const Outputs one(instance, 1);
+      for (const int threads : test::thread_counts(kThreadCounts)) {
+        EXPECT_TRUE(one == Outputs(instance, threads)) << threads << " threads";
+      }
     }
   }
 }

@@ -138,16 +138,20 @@ TEST(Suite, CatchesWrongKernels) {
 TEST(CpuForward, HasTheSameBitsForAnyNumberOfThreads) {
   constexpr int kThreadCounts[] = {2, 3, 7};
   for (const Case& test_case : test::cases()) {
-    Instance instance(test::with_dtype(test_case, DType::f32));
-    Execution execution;
-    execution.threads = 1;
-    forward(test_case.problem, test_case.grouping, instance.forward(), execution);
-    for (const int threads : test::thread_counts(kThreadCounts)) {
-      Buffer o = instance.output();
-      Buffer lse = instance.lse_output();
-      execution.threads = threads;
-      forward(test_case.problem, test_case.grouping, instance.forward_into(o, lse), execution);
-      EXPECT_TRUE(o == instance.o && lse == instance.lse) << test_case.name << ", " << threads << " threads";
+    for (const DType dtype : {DType::f32, DType::bf16}) {
+      Instance instance(test::with_dtype(test_case, dtype));
+      const Problem& problem = instance.test_case.problem;
+      Execution execution;
+      execution.threads = 1;
+      forward(problem, test_case.grouping, instance.forward(), execution);
+      for (const int threads : test::thread_counts(kThreadCounts)) {
+        Buffer o = instance.output();
+        Buffer lse = instance.lse_output();
+        execution.threads = threads;
+        forward(problem, test_case.grouping, instance.forward_into(o, lse), execution);
+        EXPECT_TRUE(o == instance.o && lse == instance.lse)
+            << test_case.name << ", " << test::name_of(dtype) << ", " << threads << " threads";
+      }
     }
   }
 }
@@ -155,7 +159,7 @@ TEST(CpuForward, HasTheSameBitsForAnyNumberOfThreads) {
 TEST(CpuForward, GroupSizeOneIsExactBitForBit) {
   for (const Case& original : test::cases()) {
     for (const Strategy strategy : {Strategy::lsh, Strategy::energy}) {
-      Case test_case = test::with_dtype(original, DType::f32);
+      Case test_case = test::with_dtype(original, strategy == Strategy::lsh ? DType::f32 : DType::bf16);
       test_case.grouping.strategy = strategy;
       test_case.grouping.group_size = 1;
       Instance grouped(test_case);
@@ -190,7 +194,7 @@ std::pair<std::vector<double>, std::vector<double>> rows_up_to(const Case& test_
 
 TEST(CpuForward, CausalWithPreviousNeverSeesTheFuture) {
   for (const Strategy strategy : {Strategy::exact, Strategy::lsh, Strategy::energy}) {
-    for (const DType dtype : {DType::f32, DType::f64}) {
+    for (const DType dtype : {DType::f32, DType::bf16, DType::f64}) {
       Case test_case;
       test_case.problem.seq_q = test_case.problem.seq_k = 200;
       test_case.problem.head_dim = test_case.problem.head_dim_v = 16;

@@ -381,3 +381,15 @@ def test_a_model_prefills_with_near_keys_and_skipping():
     assert tokens.shape == (1, 403)
     with pytest.raises(NotImplementedError, match="skip is 0.0001 in a call with gradients"):
         model(prompt)
+
+
+def test_settings_with_the_order_of_the_block_before_are_made_once():
+    settings = Settings("energy", 2)
+    found = integration._by_previous(settings)
+    assert found == Settings("energy", 2, order_from="previous") and integration._by_previous(settings) is found
+    order = torch.arange(8).view(1, 1, 1, 8)
+    given = Settings("given", 2, order=order)  # its tensor is not kept
+    assert integration._by_previous(given) is not integration._by_previous(given)
+    for number in range(1025):
+        integration._by_previous(Settings("lsh", 2, seed=number))
+    assert len(integration._previous) <= 1024

@@ -8,8 +8,7 @@
 
 namespace distr::test {
 
-// The types that case n of a list is tested in: all of some that loads and stores alone tell apart. Sanitizers, which
-// look at loads and stores and slow all else, see the types in turn.
+// The types that case n of a list is tested in: all of some. Sanitizers, which slow every case, see the types in turn.
 template <std::size_t kCount>
 [[nodiscard]] std::span<const DType> types_of_case(std::size_t n, const DType (&types)[kCount]) {
   const std::span<const DType> all(types);
