@@ -20,7 +20,7 @@ std::string supports_pairs(const Problem& problem, const Grouping& /*grouping*/)
   if (problem.dtype != DType::bf16) {
     return "is for bf16";
   }
-  return multiplies_pairs() ? "" : "the CPU has no AVX512_BF16";
+  return multiplies_pairs() ? "" : "is for AMD's CPUs with AVX512_BF16";
 }
 
 constexpr std::array<GroupingKernel, 1> kGrouping{{{"cpu/grouping", Device::cpu, supports, plan_grouping}}};

@@ -7,7 +7,7 @@
 
 namespace distr::cpu {
 
-// Whether the CPU has AVX512_BF16.
+// Whether the CPU has AVX512_BF16, and gains by it.
 [[nodiscard]] bool multiplies_pairs();
 
 KernelPlan<GroupingTensors> plan_grouping(const Problem& problem, const Grouping& grouping, const Execution& execution);

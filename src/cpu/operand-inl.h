@@ -123,9 +123,10 @@ HWY_INLINE hn::Vec<Tag> pair_up(Tag tag, hn::Vec<Tag> first, hn::Vec<Tag> second
   return hn::Or(hn::BitCast(tag, hn::ShiftRight<16>(hn::BitCast(bits, first))), second_halves(tag, second));
 }
 
+// On Intel's CPUs the instruction takes longer than what it replaces (docs/kernels/cpu-bf16.md).
 inline bool can_multiply_pairs() {
 #if DISTR_CPU_HAS_PAIRS
-  return __builtin_cpu_supports("avx512bf16") != 0;
+  return __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_is("amd") != 0;
 #else
   return false;
 #endif
