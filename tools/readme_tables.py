@@ -188,7 +188,8 @@ def gpu_speed() -> str:
     return markdown(["op, ms", "d", "N", "causal", *GPU_METHODS], lines) + "\n\n" + source(name, meta, *facts)
 
 
-CPU_FILES = ["cpu/torch.json", "cpu/torch_zen4.json"]  # of bench/torch_cpu.py, one for each kind of CPU measured
+# Of bench/torch_cpu.py, one for each kind of CPU measured.
+CPU_FILES = ["cpu/torch.json", "cpu/torch_zen4.json", "cpu/torch_xeon.json"]
 
 
 def span(values: list[float]) -> str:
@@ -324,7 +325,8 @@ TABLES = {"exact_speed": exact_speed, "compare": compare, "quality": quality, "s
           "near_small_models": near_tables.near_small_models,
           "performance": performance, "grouping": grouping, "memory": memory, "errors": errors,
           "semantic_search": semantic_search, "torch_speed": torch_speed,
-          "torch_speed_zen4": lambda: torch_speed("cpu/torch_zen4.json"), "gpu_speed": gpu_speed,
+          "torch_speed_zen4": lambda: torch_speed("cpu/torch_zen4.json"),
+          "torch_speed_xeon": lambda: torch_speed("cpu/torch_xeon.json"), "gpu_speed": gpu_speed,
           "gpu_gains": gpu_gains, "hopper": hopper, "gpu_free_order": gpu_free_order, "build_time": build_time,
           "ring_model": ring_model, "distributed": distributed, "streams": streams,
           "rings": lambda: rings("h200_x2/distributed.json"),

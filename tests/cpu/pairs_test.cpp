@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of pairs of bf16, on CPUs with AVX512_BF16. The other tests of bf16 use them there, too.
+// Products of pairs of bf16, on AMD's CPUs with AVX512_BF16. The other tests of bf16 use them there, too.
 #include <gtest/gtest.h>
 
 #include <limits>
@@ -31,7 +31,7 @@ void backward_by_floats(const Problem& problem, const Grouping& grouping, const 
   backward(problem, grouping, tensors, named);
 }
 
-// The kernels that a CPU without AVX512_BF16 takes.
+// The kernels that other CPUs take.
 TEST(CpuPairs, FloatsServeBf16Too) {
   for (const char* name : {"odd sizes", "lsh, short last group", "energy, previous", "additive mask", "near, given",
                            "sliding window, GQA", "softcap"}) {
@@ -56,7 +56,7 @@ TEST(CpuPairs, NanAndInfinityGoWhereTheyGoInExactAttention) {
 // What a row does not see changes none of its bits, whatever is taken out of the products for it.
 TEST(CpuPairs, HiddenInfinitiesChangeNoBits) {
   if (!cpu::multiplies_pairs()) {
-    GTEST_SKIP() << "the CPU has no AVX512_BF16";
+    GTEST_SKIP() << "the CPU takes no pairs";
   }
   for (const double value : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
     Instance instance(test::with_dtype(test::find("causal, square"), DType::bf16));
