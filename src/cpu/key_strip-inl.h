@@ -74,15 +74,14 @@ class KeyStripTask {
         layout_(problem, grouping),
         dq_hat_(static_cast<float*>(workspace)),
         turns_(reinterpret_cast<std::int32_t*>(dq_hat_ + tiling.dq_hat_floats())),
-        scratch_(dq_hat_ + tiling.shared_floats() + thread * BackwardScratch(problem, grouping, kProducts<Word>).total),
-        gradient_(problem, grouping, tensors, scratch_),
         offsets_(problem, grouping, kProducts<Word>),
+        scratch_(dq_hat_ + tiling.shared_floats() + thread * offsets_.total),
+        gradient_(problem, grouping, tensors, scratch_),
         summed_rows_(operand(offsets_.summed)) {
-    const BackwardScratch& offsets = offsets_;
-    dk_transposed_ = scratch_ + offsets.dk_transposed;
-    dk_hat_ = scratch_ + offsets.dk_hat;
-    dv_transposed_ = scratch_ + offsets.dv_transposed;
-    k_hat_by_key_ = operand(offsets.k_hat_by_key);
+    dk_transposed_ = scratch_ + offsets_.dk_transposed;
+    dk_hat_ = scratch_ + offsets_.dk_hat;
+    dv_transposed_ = scratch_ + offsets_.dv_transposed;
+    k_hat_by_key_ = operand(offsets_.k_hat_by_key);
     for (std::int64_t j = 0; j < words<Word>(kTileKeys); ++j) {
       k_hat_by_key_rows_[static_cast<std::size_t>(j)] = k_hat_by_key_ + j * d_stride_;
     }
@@ -285,9 +284,9 @@ class KeyStripTask {
   DqLayout layout_;
   float* dq_hat_;        // [batch, heads_q, seq_q] rows of that layout, shared
   std::int32_t* turns_;  // [tiles], shared
+  BackwardScratch offsets_;
   float* scratch_;
   ScoreGradient<T, Word> gradient_;
-  BackwardScratch offsets_;
   SummedRows<Word> summed_rows_;
   float* dk_transposed_;  // [d, 128]
   float* dk_hat_;         // [d, 128]

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// q_hat and k_hat in pairs of bf16, where AVX512_BF16 may be there: kept columns are as they were, means and sums of
-// columns are taken in floats and rounded once. This file is included once for each instruction set.
+// The functions of segment-inl.h for pairs of bf16, where AVX512_BF16 may be there: kept columns are as they were,
+// means and sums of columns are taken in floats and rounded once. This file is included once for each instruction set.
 #if defined(DISTR_CPU_PAIR_SEGMENT_INL_H_) == defined(HWY_TARGET_TOGGLE)
 #ifdef DISTR_CPU_PAIR_SEGMENT_INL_H_
 #undef DISTR_CPU_PAIR_SEGMENT_INL_H_
@@ -27,9 +27,8 @@ inline void split(float value, Pair* target) {
   float rest = value;
   for (common::BFloat16& part : parts) {
     part = common::from_float<common::BFloat16>(rest);
-    if (std::isfinite(rest) &&
-        std::isinf(common::to_float(part))) {  // rounded up to infinity; the largest number leaves a rest
-      part.bits -= 1;
+    if (std::isfinite(rest) && std::isinf(common::to_float(part))) {
+      part.bits -= 1;  // the largest number, which leaves a rest
     }
     rest = std::isfinite(rest) ? rest - common::to_float(part) : 0;
   }
@@ -37,18 +36,23 @@ inline void split(float value, Pair* target) {
   target[1] = {{parts[2], {}}};
 }
 
-inline void write_q_hat(const Segment& segment, Estimator estimator, const common::BFloat16* source, const float* row,
-                        Pair* q_hat) {
+inline void write_q_hat(const Segment& segment, Estimator estimator, const common::BFloat16* q, Pair* q_hat) {
   const common::Groups& groups = segment.groups;
   if (groups.members == 1) {
-    put_columns(source, groups.order, groups.count, q_hat);
-  } else {
+    put_columns(q, groups.order, groups.count, q_hat);
+  }
+  if (groups.members == 1 && segment.means == nullptr) {
+    return;
+  }
+  std::array<float, kMaxHeadDim> row;
+  load_row(q, groups.columns, row.data());
+  if (groups.members > 1) {
     alignas(64) std::array<float, kMaxHeadDim> estimate{};
-    estimate_row(groups, estimator, row, estimate.data());
+    estimate_row(groups, estimator, row.data(), estimate.data());
     round_row(estimate.data(), round_up(groups.count, vector_length()), q_hat);
   }
   if (segment.means != nullptr) {
-    split(dropped_score(segment, row), q_hat + words<Pair>(groups.count));
+    split(dropped_score(segment, row.data()), q_hat + words<Pair>(groups.count));
   }
 }
 

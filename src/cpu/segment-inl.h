@@ -113,14 +113,17 @@ inline void estimate_row(const common::Groups& groups, Estimator estimator, cons
   }
 }
 
-// A row of q_hat, zeros before: its estimates, and what the means of the keys add to its scores.
+// Writes a row of q_hat, zeros before: its estimates, and what the means of the keys add to its scores.
 template <class T>
-void write_q_hat(const Segment& segment, Estimator estimator, const T* /*source*/, const float* row, float* q_hat) {
-  estimate_row(segment.groups, estimator, row, q_hat);
+void write_q_hat(const Segment& segment, Estimator estimator, const T* q, float* q_hat) {
+  std::array<float, kMaxHeadDim> row;
+  load_row(q, segment.groups.columns, row.data());
+  estimate_row(segment.groups, estimator, row.data(), q_hat);
   if (segment.means != nullptr) {
-    q_hat[segment.groups.count] = dropped_score(segment, row);
+    q_hat[segment.groups.count] = dropped_score(segment, row.data());
   }
 }
+
 // Computes q_hat [rows, stride] of the segment's rows, padded with 0. `q` is the tile's first row.
 template <class T, class Word>
 void estimate_q(const Problem& problem, Estimator estimator, const Segment& segment, const T* q, Word* q_hat,
@@ -131,17 +134,15 @@ void estimate_q(const Problem& problem, Estimator estimator, const Segment& segm
               q_hat + segment.first * stride, stride);
     return;
   }
-  std::array<float, kMaxHeadDim> row;
   for (std::int64_t n = segment.first; n < segment.first + segment.rows; ++n) {
-    const T* source = q + n * problem.q.row;
-    load_row(source, problem.head_dim, row.data());
     std::fill_n(q_hat + n * stride, stride, Word{});
-    write_q_hat(segment, estimator, source, row.data(), q_hat + n * stride);
+    write_q_hat(segment, estimator, q + n * problem.q.row, q_hat + n * stride);
   }
 }
 
 // What the means add to a row's far scores, from its q_hat.
 inline float score_of_means(const float* q_hat, const common::Groups& groups) { return q_hat[groups.count]; }
+
 // The row of k_hat^T that stands for dropped columns.
 template <class Word>
 inline constexpr auto kOnes = [] {
@@ -159,6 +160,7 @@ inline void fuse_group(const common::Groups& groups, std::int64_t g, const float
   }
   add_rows(members.data(), groups.size(g), padded_keys, row);
 }
+
 // Pointers to the rows of k_hat^T: a row of K^T itself where a group has one column, else a row of sums in k_hat
 // [r, 128]; of pairs a row of K^T where all columns are kept, else one in k_hat, to which sums are rounded.
 template <class Word>
@@ -213,6 +215,7 @@ inline void dropped_columns(const Segment& segment, const float* k_transposed, s
     rows[static_cast<std::size_t>(position - groups.count)] = k_transposed + groups.order[position] * kTileKeys;
   }
 }
+
 // The unit that the scores of a problem are in when they go to the softmax: q_hat k_hat^T as it is, or S where
 // something is done to them, or where their order or fp32's range asks for it.
 struct ScoreUnit {

@@ -67,6 +67,27 @@ void load_summed_rows(const T* source, std::int64_t source_stride, std::int64_t 
                       std::int64_t padded, float* target, std::int64_t target_stride) {
   load_rows(source, source_stride, rows, columns, padded, target, target_stride);
 }
+#if HWY_TARGET != HWY_SCALAR
+// The transpose of four rows' vectors from column c on, within blocks of four lanes: block b of vector `column` holds
+// column c + 4 b + column of the rows.
+template <class Tag>
+HWY_INLINE std::array<hn::Vec<Tag>, 4> transpose_blocks(Tag tag, const float* const* rows, std::int64_t c) {
+  const hn::Repartition<double, Tag> pair_tag;
+  const auto row0 = hn::LoadU(tag, rows[0] + c);
+  const auto row1 = hn::LoadU(tag, rows[1] + c);
+  const auto row2 = hn::LoadU(tag, rows[2] + c);
+  const auto row3 = hn::LoadU(tag, rows[3] + c);
+  const auto low01 = hn::BitCast(pair_tag, hn::InterleaveLower(tag, row0, row1));
+  const auto low23 = hn::BitCast(pair_tag, hn::InterleaveLower(tag, row2, row3));
+  const auto high01 = hn::BitCast(pair_tag, hn::InterleaveUpper(tag, row0, row1));
+  const auto high23 = hn::BitCast(pair_tag, hn::InterleaveUpper(tag, row2, row3));
+  return {hn::BitCast(tag, hn::InterleaveLower(pair_tag, low01, low23)),
+          hn::BitCast(tag, hn::InterleaveUpper(pair_tag, low01, low23)),
+          hn::BitCast(tag, hn::InterleaveLower(pair_tag, high01, high23)),
+          hn::BitCast(tag, hn::InterleaveUpper(pair_tag, high01, high23))};
+}
+#endif
+
 // Writes columns c .. c + 3 of four rows as four rows of `target`, four floats each.
 inline void transpose_4x4(const std::array<const float*, 4>& rows, std::int64_t c, float* target,
                           std::int64_t target_stride) {
@@ -78,19 +99,10 @@ inline void transpose_4x4(const std::array<const float*, 4>& rows, std::int64_t 
   }
 #else
   const hn::FixedTag<float, 4> tag;
-  const hn::Repartition<double, decltype(tag)> pair_tag;
-  const auto row0 = hn::LoadU(tag, rows[0] + c);
-  const auto row1 = hn::LoadU(tag, rows[1] + c);
-  const auto row2 = hn::LoadU(tag, rows[2] + c);
-  const auto row3 = hn::LoadU(tag, rows[3] + c);
-  const auto low01 = hn::BitCast(pair_tag, hn::InterleaveLower(tag, row0, row1));
-  const auto low23 = hn::BitCast(pair_tag, hn::InterleaveLower(tag, row2, row3));
-  const auto high01 = hn::BitCast(pair_tag, hn::InterleaveUpper(tag, row0, row1));
-  const auto high23 = hn::BitCast(pair_tag, hn::InterleaveUpper(tag, row2, row3));
-  hn::StoreU(hn::BitCast(tag, hn::InterleaveLower(pair_tag, low01, low23)), tag, target);
-  hn::StoreU(hn::BitCast(tag, hn::InterleaveUpper(pair_tag, low01, low23)), tag, target + target_stride);
-  hn::StoreU(hn::BitCast(tag, hn::InterleaveLower(pair_tag, high01, high23)), tag, target + 2 * target_stride);
-  hn::StoreU(hn::BitCast(tag, hn::InterleaveUpper(pair_tag, high01, high23)), tag, target + 3 * target_stride);
+  const auto columns = transpose_blocks(tag, rows.data(), c);
+  for (std::size_t column = 0; column < 4; ++column) {
+    hn::StoreU(columns[column], tag, target + static_cast<std::int64_t>(column) * target_stride);
+  }
 #endif
 }
 
@@ -102,26 +114,12 @@ inline constexpr std::int64_t kTransposed = 16;
 inline void transpose_square(const std::array<const float*, kTransposed>& rows, std::int64_t c, float* target,
                              std::int64_t target_stride) {
   const hn::ScalableTag<float> tag;
-  const hn::Repartition<double, decltype(tag)> pair_tag;
-  using Vector = hn::Vec<decltype(tag)>;
-  // within[column][four]: block b holds column 4 b + column of rows 4 four .. 4 four + 3.
-  std::array<std::array<Vector, 4>, 4> within;
+  std::array<std::array<hn::Vec<decltype(tag)>, 4>, 4> fours;  // of rows
   for (std::size_t four = 0; four < 4; ++four) {
-    const auto row0 = hn::LoadU(tag, rows[4 * four] + c);
-    const auto row1 = hn::LoadU(tag, rows[4 * four + 1] + c);
-    const auto row2 = hn::LoadU(tag, rows[4 * four + 2] + c);
-    const auto row3 = hn::LoadU(tag, rows[4 * four + 3] + c);
-    const auto low01 = hn::BitCast(pair_tag, hn::InterleaveLower(tag, row0, row1));
-    const auto low23 = hn::BitCast(pair_tag, hn::InterleaveLower(tag, row2, row3));
-    const auto high01 = hn::BitCast(pair_tag, hn::InterleaveUpper(tag, row0, row1));
-    const auto high23 = hn::BitCast(pair_tag, hn::InterleaveUpper(tag, row2, row3));
-    within[0][four] = hn::BitCast(tag, hn::InterleaveLower(pair_tag, low01, low23));
-    within[1][four] = hn::BitCast(tag, hn::InterleaveUpper(pair_tag, low01, low23));
-    within[2][four] = hn::BitCast(tag, hn::InterleaveLower(pair_tag, high01, high23));
-    within[3][four] = hn::BitCast(tag, hn::InterleaveUpper(pair_tag, high01, high23));
+    fours[four] = transpose_blocks(tag, rows.data() + 4 * four, c);
   }
   for (std::size_t column = 0; column < 4; ++column) {
-    const auto& [a, b, e, f] = within[column];
+    const auto a = fours[0][column], b = fours[1][column], e = fours[2][column], f = fours[3][column];
     const auto even_ab = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(b), a);
     const auto even_ef = hn::OddEvenBlocks(hn::SwapAdjacentBlocks(f), e);
     const auto odd_ab = hn::OddEvenBlocks(b, hn::SwapAdjacentBlocks(a));
