@@ -74,8 +74,7 @@ if(DISTR_CUDA_FOUND)
   distr_cuda_unit(DISTR_HOPPER_SOURCES sm90_backward sm90/backward_variants.cu sm90/backward_convert.cu
     prepare/dropped_scores.cu)
   distr_cuda_unit(DISTR_HOPPER_SOURCES sm90_launches prepare/estimate.cu sm90/backward_launch.cu
-    sm90/backward_means.cu sm90/forward_launch.cu sm90/launches.cu sm90/listed_variants.cu sm90/screen_launch.cu
-    sm90/screen_variants.cu sm90/tensor_map.cu)
+    sm90/backward_means.cu sm90/forward_launch.cu sm90/launches.cu sm90/listed_variants.cu sm90/tensor_map.cu)
   distr_cuda_code("${CMAKE_CUDA_ARCHITECTURES}" machine_code ptx)
   set(DISTR_HOPPER OFF)
   if(90 IN_LIST machine_code OR DISTR_HOPPER_KERNELS)

@@ -82,15 +82,26 @@ enum class ScaleIn : std::uint8_t { softmax, queries };
 // a block of queries has a grouping of its own, a producer warpgroup makes them: it gathers the rows of K^T that are
 // k_hat^T, or fuses (sums) columns of K. runs_: of near keys, and then of all far ones (method, 8; near_far.cuh).
 // listed_: of some of the keys, in halves of 64 that a list names.
-// voted: near keys and then far ones, of which consumers keep what their rows vote for (voted_keys.cuh).
-enum class KeyLoad : std::uint8_t { tma, gather, fuse, runs_tma, runs_gather, listed_tma, listed_gather, voted };
+// voted_: near keys and then far ones, of which consumers keep what their rows vote for, by exact scores or by those of
+// Q~ (voted_keys.cuh).
+enum class KeyLoad : std::uint8_t {
+  tma,
+  gather,
+  fuse,
+  runs_tma,
+  runs_gather,
+  listed_tma,
+  listed_gather,
+  voted_exact,
+  voted
+};
 
 constexpr bool is_listed(KeyLoad load) { return load == KeyLoad::listed_tma || load == KeyLoad::listed_gather; }
 constexpr bool is_runs(KeyLoad load) { return load == KeyLoad::runs_tma || load == KeyLoad::runs_gather; }
 
-// Which keys a launch with a list takes (method, 8): those near its queries; or those far of them, all or those whose
-// halves are kept. The launch of far keys takes in what the one of near keys left. KeyRuns are near or far.
-enum class KeySet : std::uint8_t { near, far, kept };
+// Which keys a launch with a list takes (method, 8): those near its queries, or those far of them. The launch of far
+// keys takes in what the one of near keys left. KeyRuns are near or far.
+enum class KeySet : std::uint8_t { near, far };
 
 // Whether a shape takes sliding windows.
 enum class Windows : std::uint8_t { refused, taken };
@@ -121,8 +132,9 @@ struct Config {
   static constexpr int kRows = 64 * kConsumers;
   static constexpr bool kIsListed = is_listed(KeyLoader::kLoad);
   static constexpr bool kIsRuns = is_runs(KeyLoader::kLoad);
-  static constexpr bool kVotes = KeyLoader::kLoad == KeyLoad::voted;
-  static constexpr int kKeys =  // of a tile
+  static constexpr bool kVotes = KeyLoader::kLoad == KeyLoad::voted_exact || KeyLoader::kLoad == KeyLoad::voted;
+  static constexpr bool kHasFarQueries = KeyLoader::kLoad == KeyLoad::voted;  // in a place of their own
+  static constexpr int kKeys =                                                // of a tile
       kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 ? 256 : 128;
   // Whether it caps scores where it is asked to, as shapes of exact attention do; and whether it takes sliding windows.
   // With tiles of 256 keys there are no registers for the one, and at r = 16 for neither: the compiler would wait
@@ -140,14 +152,6 @@ struct Config {
   static constexpr bool kQueriesInShared = kCtasPerSm > 1 || (kConsumers == 3 && kColumns > 32) ||
                                            (kIsListed && kKeys == 256);
   static constexpr int kStages = KeyLoader::stages(kValues);
-  // Of V's ring. Where consumers vote there may be fewer of them than of keys, which are wanted sooner.
-  static constexpr int kValueStages = [] {
-    if constexpr (kVotes) {
-      return KeyLoader::value_stages(kValues);
-    } else {
-      return kStages;
-    }
-  }();
   static constexpr int kProducers = KeyLoader::kProducers;        // warpgroups
   static constexpr int kFirstConsumer = std::min(kProducers, 1);  // its warpgroup; a second producer is the last
   static constexpr int kWarpgroups = kProducers + kConsumers;
@@ -180,14 +184,15 @@ struct NoEntry {};
 // what consumers keep.
 template <class C>
 struct SharedStorage {
-  SharedTile<typename C::QueryTile> queries[C::kConsumers];
+  SharedTile<typename C::QueryTile>
+      queries[C::kConsumers * (C::kHasFarQueries ? 2 : 1)];  // of near keys, and then of far ones
   SharedTile<typename C::KeyTile> keys[C::kStages];
-  SharedTile<typename C::ValueTile> values[C::kValueStages];
+  SharedTile<typename C::ValueTile> values[C::kStages];
   typename C::KeyLoader::template Storage<C> loader;
   struct Barriers {
     Barrier queries_full;
     Barrier keys_full[C::kStages], keys_empty[C::kStages];
-    Barrier values_full[C::kValueStages], values_empty[C::kValueStages];
+    Barrier values_full[C::kStages], values_empty[C::kStages];
     typename C::KeyLoader::Barriers loader;
   } barriers;
   std::conditional_t<C::kTakesLengths, BatchEntry, NoEntry> entry;
@@ -203,8 +208,6 @@ struct NearResult {
 // The keys of a launch that takes some of them, and what it shares with those of the others.
 struct ListedKeys {
   KeySet set;
-  std::uint32_t* kept;  // [B, Hq, ceil(Nq / 64), kept_words]: a bit for each 64 keys that the 64 rows keep, or null
-  std::int64_t kept_words;
   std::int32_t* halves;  // [B, Hq, ceil(Nq / 64), 2]: far halves that they keep and see, or null
   const float* dropped;  // [B, Hq, Nq]: q times the means of dropped columns of K, or null: 0
   NearResult near;
@@ -234,7 +237,7 @@ struct ForwardParameters {
   ListedKeys listed;            // where near keys and far ones differ
   DeviceLengths lengths;        // that are data
   EntryRows entry_rows;         // of these
-  CUtensorMap far_q, far_k;     // of far keys, where a launch takes them and near ones, whose maps are q and k then
+  CUtensorMap far_q, far_k;     // of far keys, where they have others than near ones, whose maps are q and k then
 };
 
 }  // namespace distr::cuda::sm90

@@ -81,7 +81,7 @@ __device__ __forceinline__ void pass_over_queries(const Shared<C>& shared) {
 template <class C>
 class HiddenKeys {
  public:
-  __device__ __forceinline__ HiddenKeys(const Pass<C>& pass, const TileInRing<C>& tile, int first, int /*consumer*/)
+  __device__ __forceinline__ HiddenKeys(const Pass<C>& pass, const TileInRing<C>& tile, int first)
       : first_(pass.first_key(tile.n, first)), has_mask_(tile.n < pass.masked) {}
 
   __device__ __forceinline__ void hide(float (&)[C::kHalf / 2]) const {}
@@ -102,8 +102,7 @@ class HiddenKeys {
 template <class C>
 class HiddenKeysOfBand {
  public:
-  __device__ __forceinline__ HiddenKeysOfBand(const Pass<C>& pass, const TileInRing<C>& tile, int first,
-                                              int /*consumer*/)
+  __device__ __forceinline__ HiddenKeysOfBand(const Pass<C>& pass, const TileInRing<C>& tile, int first)
       : pass_(pass), n_(tile.n), first_(first) {}
 
   __device__ __forceinline__ void hide(float (&)[C::kHalf / 2]) const {}

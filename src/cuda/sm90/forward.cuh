@@ -68,7 +68,7 @@ __device__ __forceinline__ unsigned consume(const Pass<C>& pass, int consumer, i
   const auto free_values = [&](const Tile& tile) { arrive_warp(shared.values_empty(tile.state().stage)); };
   const auto scores_of = [&](auto part) -> auto& { return s[part == upper ? 0 : kAhead]; };
   using Hidden = std::conditional_t<C::kIsListed, HiddenHalves<C>, HiddenOfAll<C>>;
-  const auto hidden_in = [&](auto part, const Tile& tile) { return Hidden(pass, tile, part, consumer); };
+  const auto hidden_in = [&](auto part, const Tile& tile) { return Hidden(pass, tile, part); };
 
   const auto issue_scores = [&](auto part, const Tile& tile) {
     if constexpr (part == upper) {
@@ -232,12 +232,8 @@ __device__ __forceinline__ void consume_all(Pass<C> pass) {
     const float headroom = pass.used > 0 ? kHeadroom<C> : 1.0F;
     if constexpr (C::kIsListed) {
       if (pass.p.listed.set == KeySet::near) {
-        clear_kept(pass.p, pass.work, consumer);
         store_near(pass.p, pass.work, row, rows_left & in_range, o, softmax, headroom);
       } else {
-        if (pass.used == 0 && threadIdx.x % kWarpgroup == 0) {
-          KeyList(pass.p, pass.work).store_counts(pass.p, pass.work, consumer);
-        }
         store_merged(pass.p, pass.work, row, rows_left & in_range, o, softmax, headroom);
       }
     } else {

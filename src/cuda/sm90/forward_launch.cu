@@ -16,7 +16,6 @@
 #include "cuda/sm90/constraints.h"
 #include "cuda/sm90/heuristics.h"
 #include "cuda/sm90/launches.h"
-#include "cuda/sm90/screen_launch.h"
 #include "cuda/sm90/tensor_map.h"
 
 namespace distr::cuda::sm90 {
@@ -46,9 +45,6 @@ class ForwardPlan {
                    void* stream) const;
   void attend_grouped(const ForwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
                       ForwardParameters& p, void* workspace, void* stream) const;
-  // Decides which halves are kept of the far keys of a launch.
-  void screen(const ScreenLaunch& launch, const Operand& q_hat, const std::int32_t* order, const float* dropped,
-              void* workspace, void* stream) const;
 
   DType dtype_;
   ForwardParameters parameters_{};  // but for the pointers and what each launch has
@@ -58,21 +54,16 @@ class ForwardPlan {
   std::vector<Launch> near_, far_;  // near ones, and by another launch far ones
   std::vector<TileShape> tiles_;
   Part<std::uint16_t> keys_transposed_;  // where keys are gathered
-  // Of near keys, and what is kept of far ones:
-  Part<float> near_o_;
+  Part<float> near_o_;                   // of near keys
   Part<float2> near_stats_;
-  Part<std::uint32_t> kept_;
-  std::optional<ScreenLaunch> screen_;
   // Of grouped rows:
   Product product_ = Product::precomputed;
-  bool finishes_ = false;  // far scores are exact
-  bool scales_ = false;    // q_hat takes the scale in, unless LSE is asked for
+  bool scales_ = false;  // q_hat takes the scale in, unless LSE is asked for
   std::optional<Estimates> estimates_;
-  Extent q_hat_extent_{}, k_hat_extent_{}, screened_extent_{};
-  Part<std::uint16_t> q_hat_;     // or Q~
-  Part<std::uint16_t> k_hat_;     // Product::precomputed
-  Part<std::uint16_t> screened_;  // q_hat that decides what is kept, where it is not q_hat_
-  Part<float> dropped_;           // where far scores keep the means of dropped columns
+  Extent q_hat_extent_{}, k_hat_extent_{};
+  Part<std::uint16_t> q_hat_;  // or Q~
+  Part<std::uint16_t> k_hat_;  // Product::precomputed
+  Part<float> dropped_;        // where far scores keep the means of dropped columns
 };
 
 ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& grouping, std::int64_t tile_rows,
@@ -102,7 +93,9 @@ ForwardPlan::ForwardPlan(Variants variants, const Problem& p, const Grouping& gr
   }
   const std::int64_t exact_rows = common::count_exact_rows(p, grouping);
   if (exact_rows > 0) {
-    const KeyLoad load = parameters_.problem.near.skips ? KeyLoad::voted : KeyLoad::tma;
+    const KeyLoad load = !parameters_.problem.near.skips  ? KeyLoad::tma
+                         : votes_by_one_set_of_queries(p) ? KeyLoad::voted_exact
+                                                          : KeyLoad::voted;
     exact_ = launches_of(variants, p, {ScaleIn::softmax, p.head_dim, load}, 0, exact_rows, tile_rows);
   }
   if (exact_rows < p.seq_q) {
@@ -115,42 +108,30 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
                                std::int64_t tile_rows, WorkspaceLayout& workspace) {
   const DeviceProblem& sizes = parameters_.problem;
   product_ = product_of(p, grouping);
-  finishes_ = sizes.near.finishes;
   const Groups groups{p.dtype, p.heads_q, sizes.members, sizes.groups};
   const Estimation of_q{q_.strides(),   q_.extent(), sizes.mean ? Estimate::mean : Estimate::first,
                         grouping.block, row,         product_ == Product::spread};
-  std::vector<Estimation> estimations;
-  if (!finishes_) {
-    estimations.push_back(of_q);
-    q_hat_extent_ = of_q.result(groups);
-    q_hat_ = Part<std::uint16_t>(workspace, "q_hat", packed_count(q_hat_extent_));
-  }
+  std::vector<Estimation> estimations{of_q};
+  q_hat_extent_ = of_q.result(groups);
+  q_hat_ = Part<std::uint16_t>(workspace, "q_hat", packed_count(q_hat_extent_));
   if (product_ == Product::precomputed) {
     parameters_.keys_of_query_head = true;
     estimations.push_back({k_.strides(), k_.extent(), Estimate::sum, p.seq_k, 0, false});
     k_hat_extent_ = estimations.back().result(groups);
     k_hat_ = Part<std::uint16_t>(workspace, "k_hat", packed_count(k_hat_extent_));
-  } else if (product_ == Product::gathered || sizes.near.skips) {
+  } else if (product_ == Product::gathered) {
     keys_transposed_ = Part<std::uint16_t>(workspace, "K^T", transposed_count(k_.extent()));
     parameters_.column_stride = transposed_stride(p.seq_k);
-  }
-  if (sizes.near.skips) {
-    // The columns that are kept decide, gathered from K^T; those of Q~ where columns are summed.
-    const bool has_own = sizes.members == 1 && (finishes_ || product_ == Product::spread);
-    if (has_own) {
-      Estimation packed_q = of_q;
-      packed_q.spread = false;
-      estimations.push_back(packed_q);
-      screened_extent_ = packed_q.result(groups);
-      screened_ = Part<std::uint16_t>(workspace, "q_hat that decides", packed_count(screened_extent_));
-    }
-    screen_.emplace(p, sizes, has_own ? screened_extent_.columns : q_hat_extent_.columns, row, p.seq_q);
   }
   estimates_.emplace(groups, estimations);
   if (sizes.near.has_means) {
     dropped_ = Part<float>(workspace, "scores of dropped columns", p.batch * p.heads_q * p.seq_q);
   }
-  const std::int64_t columns = finishes_ ? p.head_dim : q_hat_extent_.columns;
+  const std::int64_t columns = q_hat_extent_.columns;
+  if (sizes.near.skips) {
+    near_far_ = launches_of(variants, p, {ScaleIn::softmax, columns, KeyLoad::voted}, row, p.seq_q, tile_rows);
+    return;
+  }
   if (sizes.near.has) {
     plan_near(variants, p, columns, row, workspace);
     return;
@@ -165,22 +146,19 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
       launches_of(variants, p, {scales_ ? ScaleIn::queries : ScaleIn::softmax, columns, load}, row, p.seq_q, tile_rows);
 }
 
-// The rows from `row` on, which have near keys. columns: of what far scores are made of.
+// The rows from `row` on, which have near keys and skip nothing. columns: of what far scores are made of.
 void ForwardPlan::plan_near(Variants variants, const Problem& p, std::int64_t columns, std::int64_t row,
                             WorkspaceLayout& workspace) {
-  const bool skips = parameters_.problem.near.skips;
-  const bool gathers = product_ == Product::gathered && !finishes_;
-  if (!skips) {
-    // The one shape for k_hat that was made beforehand has the scale in the softmax, and so serves calls with LSE, too.
-    const bool scales = product_ != Product::precomputed;
-    const KernelRequest request{scales ? ScaleIn::queries : ScaleIn::softmax, columns,
-                                gathers ? KeyLoad::runs_gather : KeyLoad::runs_tma};
-    if (has_near_far_shape(variants, p, request)) {
-      scales_ = scales;
-      near_far_ = launches_of(variants, p, request, row, p.seq_q, kRowsOfTwo);
-      if (near_far_.front().with_lse != nullptr) {
-        return;
-      }
+  const bool gathers = product_ == Product::gathered;
+  // The one shape for k_hat that was made beforehand has the scale in the softmax, and so serves calls with LSE, too.
+  const bool scales = product_ != Product::precomputed;
+  const KernelRequest request{scales ? ScaleIn::queries : ScaleIn::softmax, columns,
+                              gathers ? KeyLoad::runs_gather : KeyLoad::runs_tma};
+  if (has_near_far_shape(variants, p, request)) {
+    scales_ = scales;
+    near_far_ = launches_of(variants, p, request, row, p.seq_q, kRowsOfTwo);
+    if (near_far_.front().with_lse != nullptr) {
+      return;
     }
   }
   if (product_ == Product::precomputed) {  // lists take K's heads
@@ -190,10 +168,6 @@ void ForwardPlan::plan_near(Variants variants, const Problem& p, std::int64_t co
   const std::int64_t rows = p.batch * p.heads_q * p.seq_q;
   near_o_ = Part<float>(workspace, "O of near keys", rows * near_.front().variant->values);
   near_stats_ = Part<float2>(workspace, "row max and sum of near keys", rows);
-  if (skips) {
-    kept_ = Part<std::uint32_t>(workspace, "kept halves", kept_count(p));
-    parameters_.listed.kept_words = kept_words(p);
-  }
   far_ = launches_of(variants, p, {ScaleIn::softmax, columns, gathers ? KeyLoad::listed_gather : KeyLoad::listed_tma},
                      row, p.seq_q, kRowsOfTwo);
 }
@@ -225,7 +199,11 @@ void ForwardPlan::run(const ForwardTensors& tensors, void* workspace, void* stre
     p.keys_transposed = keys_transposed_.in(workspace);
   }
   if (!exact_.empty()) {
-    run_launches(exact_, dtype_, p, q, &k, v, nullptr, stream);
+    // Where far keys have queries of their own, they are the same, and nothing is left to finish.
+    const bool finishes = std::exchange(p.problem.near.finishes, false);
+    const FarOperands far{q, nullptr};
+    run_launches(exact_, dtype_, p, q, &k, v, p.problem.near.skips ? &far : nullptr, stream);
+    p.problem.near.finishes = finishes;
   }
   if (estimates_) {
     attend_grouped(tensors, q, k, v, p, workspace, stream);
@@ -236,18 +214,16 @@ void ForwardPlan::attend_near(const Operand& q, const Operand& k, const Operand&
                               void* workspace, void* stream) const {
   ListedKeys& listed = p.listed;
   listed.set = KeySet::near;
-  listed.kept = kept_.in(workspace);
   listed.near.o = near_o_.in(workspace);
   listed.near.stats = near_stats_.in(workspace);
   run_launches(near_, dtype_, p, q, &k, v, nullptr, stream);
-  listed.set = kept_.exists() ? KeySet::kept : KeySet::far;
+  listed.set = KeySet::far;
 }
 
 void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q, const Operand& k, const Operand& v,
                                  ForwardParameters& p, void* workspace, void* stream) const {
   const bool with_lse = tensors.lse != nullptr;
   const bool by_one_launch = !near_far_.empty() && (!with_lse || near_far_.front().with_lse != nullptr);
-  p.listed.set = KeySet::far;
   p.listed.near_scale_log2 = p.problem.scale_log2;
   if (!by_one_launch && !near_.empty()) {
     attend_near(q, k, v, p, workspace, stream);
@@ -256,43 +232,22 @@ void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q
   const float scale = scaled ? std::exchange(p.problem.scale_log2, 1.0F) : 1.0F;
   const Operand q_hat = packed(q_hat_.in(workspace), q_hat_extent_);
   const Operand k_hat = packed(k_hat_.in(workspace), k_hat_extent_);
-  std::vector<Estimates::Tensors> estimated;
-  if (q_hat_.exists()) {
-    estimated.push_back({q.data, scale, q_hat_.in(workspace)});
-  }
+  std::vector<Estimates::Tensors> estimated{{q.data, scale, q_hat_.in(workspace)}};
   if (k_hat_.exists()) {
     estimated.push_back({k.data, 1, k_hat_.in(workspace)});
-  }
-  if (screened_.exists()) {
-    estimated.push_back({q.data, 1, screened_.in(workspace)});
   }
   estimates_->make(tensors.order, estimated,
                    {tensors.key_means, dropped_.in(workspace), static_cast<unsigned>(p.problem.heads_kv),
                     static_cast<unsigned>(p.problem.near.means)},
                    stream);
-  if (screen_) {
-    const bool has_own = screened_.exists();
-    const bool gathers = has_own || product_ == Product::gathered;
-    screen(*screen_, has_own ? packed(screened_.in(workspace), screened_extent_) : q_hat,
-           gathers ? tensors.order : nullptr, dropped_.in(workspace), workspace, stream);
-  }
-  p.listed.dropped = finishes_ ? nullptr : dropped_.in(workspace);
-  const Operand* const keys = product_ == Product::precomputed              ? &k_hat
-                              : product_ == Product::gathered && !finishes_ ? nullptr
-                                                                            : &k;
+  p.listed.dropped = dropped_.in(workspace);
+  const Operand* const keys = product_ == Product::precomputed ? &k_hat : product_ == Product::gathered ? nullptr : &k;
   if (by_one_launch) {
     const FarOperands far{q_hat, keys};
     run_launches(near_far_, dtype_, p, q, &k, v, &far, stream);
   } else {
-    run_launches(near_.empty() ? grouped_ : far_, dtype_, p, finishes_ ? q : q_hat, keys, v, nullptr, stream);
+    run_launches(near_.empty() ? grouped_ : far_, dtype_, p, q_hat, keys, v, nullptr, stream);
   }
-}
-
-void ForwardPlan::screen(const ScreenLaunch& launch, const Operand& q_hat, const std::int32_t* order,
-                         const float* dropped, void* workspace, void* stream) const {
-  launch.run({q_hat, keys_transposed_.in(workspace), parameters_.column_stride, order, dropped,
-              near_stats_.in(workspace), kept_.in(workspace)},
-             stream);
 }
 
 std::vector<LaunchShape> ForwardPlan::launches() const {

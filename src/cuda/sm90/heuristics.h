@@ -39,9 +39,9 @@ enum class Product : std::uint8_t {
   const std::int64_t groups = num_groups(problem, grouping);
   const bool is_wide = problem.head_dim > 64;
   if (has_near_keys) {
-    const bool has_k_hat = !is_by_blocks(problem, grouping) && problem.dtype == DType::bf16 && grouping.skip == 0;
-    return !is_wide || groups > 64             ? Product::spread
-           : has_k_hat                         ? Product::precomputed
+    const bool has_shape = is_wide && groups <= 64 && problem.dtype == DType::bf16 && grouping.skip == 0;
+    return !has_shape                          ? Product::spread
+           : !is_by_blocks(problem, grouping)  ? Product::precomputed
            : common::members_of(grouping) == 1 ? Product::gathered
                                                : Product::spread;
   }
@@ -57,6 +57,13 @@ enum class Product : std::uint8_t {
     return is_wide || (is_narrow && problem.seq_k > kFewKeys) ? Product::gathered : Product::spread;
   }
   return is_wide && is_bf16 && groups <= kFewFused ? Product::fused : Product::spread;
+}
+
+// Whether exact attention that skips far keys goes by a shape without room for other queries of far keys. It has three
+// stages for K and V, and takes 0.95 of the time at d = 64. At d = 128 as many have no room, and two do as well
+// (docs/kernel-log.md, sm90/forward, step 88).
+[[nodiscard]] inline bool votes_by_one_set_of_queries(const Problem& problem) {
+  return std::max(problem.head_dim, problem.head_dim_v) <= 64;
 }
 
 // Whether sm80/forward is quicker, which splits the keys between thread blocks: few queries with many keys.

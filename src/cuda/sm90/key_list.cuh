@@ -14,21 +14,20 @@ namespace distr::cuda::sm90 {
 
 inline constexpr int kHalfKeys = common::kSkipKeys;
 
-// A half of the list: its number, and which consumers' rows take it, a bit each.
+// A half of the list, or one that is loaded and hidden, as a tile takes whole numbers of halves.
 class ListedHalf {
  public:
   ListedHalf() = default;
-  __device__ ListedHalf(int number, unsigned takers) : bits_(static_cast<unsigned>(number) | takers << kFirstTaker) {}
+  __device__ ListedHalf(int number, bool is_listed)
+      : bits_(static_cast<unsigned>(number) | (is_listed ? kListed : 0)) {}
   __device__ explicit ListedHalf(unsigned bits) : bits_(bits) {}
 
   [[nodiscard]] __device__ unsigned bits() const { return bits_; }
-  [[nodiscard]] __device__ int first_key() const {
-    return static_cast<int>(bits_ & ((1U << kFirstTaker) - 1)) * kHalfKeys;
-  }
-  [[nodiscard]] __device__ bool is_taken_by(int consumer) const { return (bits_ >> (kFirstTaker + consumer) & 1) != 0; }
+  [[nodiscard]] __device__ int first_key() const { return static_cast<int>(bits_ & (kListed - 1)) * kHalfKeys; }
+  [[nodiscard]] __device__ bool is_listed() const { return (bits_ & kListed) != 0; }
 
  private:
-  static constexpr int kFirstTaker = 30;  // of two
+  static constexpr unsigned kListed = 1U << 31;
   unsigned bits_;
 };
 
@@ -50,31 +49,19 @@ class KeyList {
     first_ = static_cast<int>(first_visible_key(p.problem, work.row) / kHalfKeys);
     halves_ = static_cast<int>((keys + kHalfKeys - 1) / kHalfKeys);
     nothing_ = static_cast<int>((p.problem.seq_k + kHalfKeys - 1) / kHalfKeys);
-    if (set_ == KeySet::kept) {
-      kept_ = p.listed.kept + skip_group(p.problem, work, 0) * p.listed.kept_words;
-      to_second_ = work.row + common::kSkipRows < p.problem.seq_q ? p.listed.kept_words : 0;
-    }
   }
 
   [[nodiscard]] __device__ int words() const { return (halves_ + 31) / 32; }
-  // The halves 32 w .. 32 w + 31 that a consumer's rows take, a bit each.
-  [[nodiscard]] __device__ std::uint32_t word(int w, int consumer) const {
+  // Those of the halves 32 w .. 32 w + 31, a bit each.
+  [[nodiscard]] __device__ std::uint32_t word(int w) const {
     const std::uint32_t far = far_ones(w);
-    switch (set_) {
-      case KeySet::near:
-        return bits_between(first_, halves_, w) & ~far;
-      case KeySet::far:
-        return far;
-      case KeySet::kept:
-        return far & kept_[w + consumer * to_second_];
-    }
-    return 0;
+    return set_ == KeySet::near ? bits_between(first_, halves_, w) & ~far : far;
   }
   // How many halves of the list have a number of at least `first`. By all threads of a warp.
   [[nodiscard]] __device__ int count(int first) const {
     int sum = 0;
     for (int w = static_cast<int>(threadIdx.x) % 32; w < words(); w += 32) {
-      sum += __popc((word(w, 0) | word(w, 1)) & bits_between(first, halves_, w));
+      sum += __popc(word(w) & bits_between(first, halves_, w));
     }
     for (int other = 16; other > 0; other /= 2) {
       sum += __shfl_xor_sync(~0U, sum, other);
@@ -90,28 +77,8 @@ class KeyList {
                ? all
                : count(static_cast<int>(visible_keys(p.problem, work.row) / kHalfKeys));
   }
-  // By a thread of the consumer: how many halves of the list its rows take, and how many far ones they see.
-  __device__ void store_counts(const ForwardParameters& p, const WorkTile& work, int consumer) const {
-    const std::int64_t row = std::int64_t{work.row} + 64 * consumer;
-    if (p.listed.halves == nullptr || row >= p.row_end) {
-      return;
-    }
-    const std::int64_t end = visible_keys(p.problem, min(row + 64, p.row_end) - 1);  // for the last row
-    const std::int64_t first_key = first_visible_key(p.problem, row);
-    const int seen = first_key < end ? halves_before(end) : 0;
-    const int first = static_cast<int>(first_key / kHalfKeys);
-    int kept = 0;
-    int far = 0;
-    for (int w = 0; w < words(); ++w) {
-      kept += __popc(word(w, consumer));
-      far += __popc(far_ones(w) & bits_between(first, seen, w));
-    }
-    std::int32_t* const to = p.listed.halves + 2 * skip_group(p.problem, work, consumer);
-    to[0] = kept;
-    to[1] = far;
-  }
-  // A half behind the last key, where TMA writes zeros, and which nobody takes.
-  [[nodiscard]] __device__ ListedHalf nothing() const { return {nothing_, 0}; }
+  // A half behind the last key, where TMA writes zeros.
+  [[nodiscard]] __device__ ListedHalf nothing() const { return {nothing_, false}; }
 
  private:
   static constexpr int kRows = 128;
@@ -127,8 +94,6 @@ class KeyList {
   NearTiles tiles_;
   int first_, halves_, nothing_;
   KeySet set_;
-  const std::uint32_t* kept_ = nullptr;  // of the first consumer's rows
-  std::int64_t to_second_ = 0;
 };
 
 // Reads a list from its last half to its first, and then on without end.
@@ -137,19 +102,15 @@ class KeyListReader {
   __device__ explicit KeyListReader(const KeyList& list) : list_(list), word_(list.words()) {}
 
   [[nodiscard]] __device__ ListedHalf next() {
-    while ((of_[0] | of_[1]) == 0) {
+    while (bits_ == 0) {
       if (word_ == 0) {
         return list_.nothing();
       }
-      --word_;
-      of_[0] = list_.word(word_, 0);
-      of_[1] = list_.word(word_, 1);
+      bits_ = list_.word(--word_);
     }
-    const int bit = 31 - __clz(static_cast<int>(of_[0] | of_[1]));
-    const unsigned takers = (of_[0] >> bit & 1) | (of_[1] >> bit & 1) << 1;
-    of_[0] &= ~(1U << bit);
-    of_[1] &= ~(1U << bit);
-    return {32 * word_ + bit, takers};
+    const int bit = 31 - __clz(static_cast<int>(bits_));
+    bits_ &= ~(1U << bit);
+    return {32 * word_ + bit, true};
   }
   // The next tile, its last keys first.
   template <int kHalves>
@@ -163,7 +124,7 @@ class KeyListReader {
  private:
   KeyList list_;
   int word_;  // that was read last
-  std::uint32_t of_[2] = {};
+  std::uint32_t bits_ = 0;
 };
 
 }  // namespace distr::cuda::sm90

@@ -158,14 +158,14 @@ struct ListedGatherKeys : GatherKeys {
   }
 };
 
-// What a consumer hides of its part of a tile: halves of the list that its rows do not take. It reads them before the
-// tile is freed.
+// What a consumer hides of its part of a tile: halves that the list does not name. It reads them before the tile is
+// freed.
 template <class C>
 class HiddenHalves {
  public:
   // first: of the part's keys in the tile.
-  __device__ __forceinline__ HiddenHalves(const Pass<C>& pass, const TileInRing<C>& tile, int first, int consumer)
-      : consumer_(consumer), has_mask_(tile.n < pass.masked) {
+  __device__ __forceinline__ HiddenHalves(const Pass<C>& pass, const TileInRing<C>& tile, int first)
+      : has_mask_(tile.n < pass.masked) {
     const int stage = tile.state().stage;
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
@@ -178,7 +178,7 @@ class HiddenHalves {
   __device__ __forceinline__ void hide(float (&s)[C::kHalf / 2]) const {
 #pragma unroll
     for (int i = 0; i < kCount; ++i) {
-      if (!halves_[i].is_taken_by(consumer_)) {
+      if (!halves_[i].is_listed()) {
 #pragma unroll
         for (int j = 0; j < kHalfKeys / 2; ++j) {
           s[i * kHalfKeys / 2 + j] = ptx::opaque(-INFINITY);
@@ -201,7 +201,6 @@ class HiddenHalves {
  private:
   static constexpr int kCount = C::kHalf / kHalfKeys;
   ListedHalf halves_[kCount];
-  int consumer_;
   bool has_mask_;
 };
 

@@ -27,21 +27,21 @@ template <int kNearColumns, int kColumns, int kValues, class KeyLoader, ScaleIn 
 constexpr Variant kNearFarVariant =
     variant<NearFarConfig<__nv_bfloat16, kNearColumns, kColumns, kValues, kScaleIn, KeyLoader, Stages>>();
 
-template <class T, int kColumns>
+template <class T, int kColumns, class KeyLoader>
 constexpr Variant kVotedVariant = variant<Config<T, kColumns, kColumns, kColumns <= 64 ? 2 : 3, ScaleIn::softmax,
-                                                 VotedTmaKeys, kColumns <= 64 ? 2 : 1, Stages>>();
+                                                 KeyLoader, kColumns <= 64 ? 2 : 1, Stages>>();
 
 constexpr std::array kListedVariants = {
     kListedVariant<__half, 64, 64, ListedTmaKeys>,
     kListedVariant<__half, 128, 128, ListedTmaKeys>,
-    kListedVariant<__half, 64, 128, ListedGatherKeys>,
-    kListedVariant<__nv_bfloat16, 64, 64, ListedTmaKeys>,
     kListedVariant<__nv_bfloat16, 128, 128, ListedTmaKeys>,
     kListedVariant<__nv_bfloat16, 64, 128, ListedGatherKeys>,
-    kVotedVariant<__half, 64>,
-    kVotedVariant<__half, 128>,
-    kVotedVariant<__nv_bfloat16, 64>,
-    kVotedVariant<__nv_bfloat16, 128>,
+    kVotedVariant<__half, 64, VotedExactKeys>,
+    kVotedVariant<__half, 64, VotedKeys>,
+    kVotedVariant<__half, 128, VotedKeys>,
+    kVotedVariant<__nv_bfloat16, 64, VotedExactKeys>,
+    kVotedVariant<__nv_bfloat16, 64, VotedKeys>,
+    kVotedVariant<__nv_bfloat16, 128, VotedKeys>,
     kNearFarVariant<64, 64, 64, RunsOfTma, ScaleIn::softmax>,
     kNearFarVariant<64, 64, 64, RunsOfTma, ScaleIn::queries>,
     kNearFarVariant<128, 64, 128, RunsOfTma, ScaleIn::softmax>,

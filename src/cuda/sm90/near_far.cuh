@@ -130,12 +130,6 @@ __device__ __forceinline__ int produce_near_far(const Pass<typename C::Near>& ne
   return far.used + far.tiles;
 }
 
-// What dropped columns give the far scores of a row, in units of the near ones.
-[[nodiscard]] __device__ __forceinline__ float dropped_of(const ForwardParameters& p, const WorkTile& work,
-                                                          std::int64_t row) {
-  return p.listed.dropped == nullptr || row >= p.row_end ? 0.0F : p.listed.dropped[near_row(p, work, row)];
-}
-
 // The row max of near keys that is known beforehand: c, from which far keys' P = 2^S is measured.
 template <class C>
 __device__ __forceinline__ void enter_near(const ForwardParameters& p, const WorkTile& work, int first_row,

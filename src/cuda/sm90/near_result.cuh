@@ -22,6 +22,12 @@ namespace distr::cuda::sm90 {
   return (std::int64_t{work.batch} * p.problem.heads_q + work.head) * p.problem.seq_q + row;
 }
 
+// What dropped columns give the far scores of a row, in units of the near ones.
+[[nodiscard]] __device__ __forceinline__ float dropped_of(const ForwardParameters& p, const WorkTile& work,
+                                                          std::int64_t row) {
+  return p.listed.dropped == nullptr || row >= p.row_end ? 0.0F : p.listed.dropped[near_row(p, work, row)];
+}
+
 // The row max that a launch of far keys begins with, so that rows that take none of its first keys have one. In units
 // of the scores, like Softmax's.
 template <class C>
@@ -32,8 +38,7 @@ __device__ __forceinline__ void begin_with_near_row_max(const ForwardParameters&
     const std::int64_t row = std::int64_t{first_row} + half * 8;
     if (row < p.row_end) {
       const std::int64_t at = near_row(p, work, row);
-      const float dropped = p.listed.dropped == nullptr ? 0.0F : p.listed.dropped[at];
-      const float row_max = p.listed.near.stats[at].x - dropped;
+      const float row_max = p.listed.near.stats[at].x - dropped_of(p, work, row);
       softmax.row_max[half] = isnan(row_max) ? -INFINITY : row_max;  // far scores tell whether the row has NaN
     }
   }
@@ -62,18 +67,6 @@ __device__ inline void store_near(const ForwardParameters& p, const WorkTile& wo
       *reinterpret_cast<float2*>(to + n * 8) =
           make_float2(o[n * 4 + half * 2] * inverse, o[n * 4 + half * 2 + 1] * inverse);
     }
-  }
-}
-
-// Before the launch that decides what is kept: nothing is.
-__device__ inline void clear_kept(const ForwardParameters& p, const WorkTile& work, int consumer) {
-  const std::int64_t row = std::int64_t{work.row} + 64 * consumer;
-  if (p.listed.kept == nullptr || row >= p.row_end) {
-    return;
-  }
-  std::uint32_t* const kept = p.listed.kept + skip_group(p.problem, work, consumer) * p.listed.kept_words;
-  for (std::int64_t w = threadIdx.x % kWarpgroup; w < p.listed.kept_words; w += kWarpgroup) {
-    kept[w] = 0;
   }
 }
 

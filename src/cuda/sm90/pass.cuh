@@ -85,7 +85,7 @@ __device__ inline void init_barriers(const Shared<C>& shared) {
     ptx::barrier_init(shared.keys_full(stage), C::KeyLoader::kArrivals);
     ptx::barrier_init(shared.keys_empty(stage), 4 * C::kConsumers);  // a warp of a consumer each
   }
-  for (int stage = 0; stage < C::kValueStages; ++stage) {
+  for (int stage = 0; stage < C::kStages; ++stage) {
     ptx::barrier_init(shared.values_full(stage), C::KeyLoader::kValueArrivals);
     ptx::barrier_init(shared.values_empty(stage), 4 * C::kConsumers);
   }

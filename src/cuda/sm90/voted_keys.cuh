@@ -1,7 +1,8 @@
 // SPDX-License-Identifier: Apache-2.0
-// The loader of exact attention that skips far halves of tiles (method, 8).
+// The loader of attention that skips far halves of tiles (method, 8).
 #pragma once
 
+#include <cstddef>
 #include <cstdint>
 
 #include "cuda/sm90/config.h"
@@ -14,15 +15,14 @@
 
 namespace distr::cuda::sm90 {
 
-// One thread loads Q, K and V. Values of tiles that nobody keeps are loaded as well: a consumer would wait for them
-// behind its vote (docs/kernel-log.md, sm90/forward, step 79). Consumers free such values unseen. So the thread waits
-// for a stage's values itself before it asks for the keys of the tile that has the stage next, and consumers free
+// One thread loads queries, K and V. Values of tiles that nobody keeps are loaded as well: a consumer would wait for
+// them behind its vote (docs/kernel-log.md, sm90/forward, step 79). Consumers free such values unseen. So the thread
+// waits for a stage's values itself before it asks for the keys of the tile that has the stage next, and consumers free
 // values when they have the keys of the next tile, which are asked for behind these values: each barrier's phases come
 // one after the other, and by one thread, since of two one might find that a barrier is two phases further.
-struct VotedTmaKeys : TmaKeys {
-  static constexpr KeyLoad kLoad = KeyLoad::voted;
+struct VotedExactKeys : TmaKeys {
+  static constexpr KeyLoad kLoad = KeyLoad::voted_exact;
   static constexpr int stages(int /*values*/) { return 3; }
-  static constexpr int value_stages(int values) { return values <= 64 ? 3 : 2; }
   // Of two consumers, whose block shares an SM, or of three.
   static constexpr Registers registers(int consumers) {
     return consumers == 2 ? Registers{32, 104} : Registers{32, 160};
@@ -40,26 +40,27 @@ struct VotedTmaKeys : TmaKeys {
       return;
     }
     load_queries(pass);
+    C::KeyLoader::load_far_queries(pass);
     pass.shared.storage.loader.all.for_each([&](int n, int tile) {
       wait_for_values_before(pass, n);
       load(pass, n, tile);
       C::Stages::values([&] { load_values(pass, n, tile); });
     });
     prefetch_next<C>(pass.p);
-    for (int n = max(pass.tiles, C::kValueStages); n < pass.tiles + C::kValueStages; ++n) {
+    for (int n = max(pass.tiles, C::kStages); n < pass.tiles + C::kStages; ++n) {
       wait_for_values_before(pass, n);  // a block must not end before its copies
     }
   }
 
- private:
   template <class C>
-  using ValueState = PipelineState<C::kValueStages>;
+  __device__ static void load_far_queries(const Pass<C>& /*pass*/) {}
 
+ private:
   // Until the values that had tile n's stage before are there.
   template <class C>
   __device__ __forceinline__ static void wait_for_values_before(const Pass<C>& pass, int n) {
-    if (n >= C::kValueStages) {
-      const ValueState<C> state(n - C::kValueStages);
+    if (n >= C::kStages) {
+      const auto state = pass.state(n - C::kStages);
       C::Stages::values([&] { ptx::barrier_wait(pass.shared.values_full(state.stage), state.phase); });
     }
   }
@@ -80,12 +81,45 @@ struct VotedTmaKeys : TmaKeys {
 
   template <class C>
   __device__ __forceinline__ static void load_values(const Pass<C>& pass, int n, int tile) {
-    const ValueState<C> state(n);
+    const auto state = pass.state(n);
     const std::uint32_t full = pass.shared.values_full(state.stage);
     wait_empty(pass.shared.values_empty(state.stage), state.phase);
     ptx::barrier_arrive_expect_tx(full, C::ValueTile::kBytes);
     tma_load_tile<typename C::ValueTile>(pass.shared.values(state.stage), pass.p.v, full, tile * C::kKeys,
                                          pass.work.head_kv, pass.work.batch);
+  }
+};
+
+// The same where far keys have queries of their own, Q~, which lie behind those of near ones.
+struct VotedKeys : VotedExactKeys {
+  static constexpr KeyLoad kLoad = KeyLoad::voted;
+  static constexpr int stages(int /*values*/) { return 2; }
+  struct Barriers {
+    Barrier far_queries_full;
+  };
+
+  template <class C>
+  __device__ static void init_barriers(const Shared<C>& shared) {
+    ptx::barrier_init(far_queries_full(shared), 1);
+  }
+  template <class C>
+  __device__ static void wait_for_far_queries(const Shared<C>& shared) {
+    ptx::barrier_wait(far_queries_full(shared), 0);
+  }
+  template <class C>
+  __device__ static void load_far_queries(const Pass<C>& pass) {
+    const std::uint32_t full = far_queries_full(pass.shared);
+    ptx::barrier_arrive_expect_tx(full, C::kConsumers * C::QueryTile::kBytes);
+    for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
+      tma_load_tile<typename C::QueryTile>(pass.shared.queries(C::kConsumers + consumer), pass.p.far_q, full,
+                                           pass.work.row + 64 * consumer, pass.work.head, pass.work.batch);
+    }
+  }
+
+ private:
+  template <class C>
+  [[nodiscard]] __device__ static std::uint32_t far_queries_full(const Shared<C>& shared) {
+    return shared.loader_barrier(offsetof(Barriers, far_queries_full), 0);
   }
 };
 

@@ -1,10 +1,10 @@
 // SPDX-License-Identifier: Apache-2.0
-// The consumer of exact attention that skips far halves of tiles (method, 8), 64 queries of it.
+// The consumer of attention that skips far halves of tiles (method, 8), 64 queries of it.
 //
 //   for the halves of the tiles of near keys, then of far ones, 64 keys each:
-//     S = Q K^T
+//     S = Q K^T, or of far keys where groups estimate them: S = Q~ K^T, less than scores by a constant c of the row
 //     keep the half where one of its scores is above L + ln p, by a vote of the four warps (vote.cuh)
-//     if it is kept: row max, P, O += P V
+//     if it is kept: with finish S = Q K^T; row max, P, O += P V
 //
 // The votes take maxima that the row max needs as well, so that is online in all tiles. What a consumer waits for, S,
 // its vote and O += P V, is hidden by the others, three in a block or four in two blocks that share an SM. Three have
@@ -19,6 +19,7 @@
 #include "cuda/sm90/consumer.cuh"
 #include "cuda/sm90/epilogue.cuh"
 #include "cuda/sm90/mma.cuh"
+#include "cuda/sm90/near_result.cuh"
 #include "cuda/sm90/pass.cuh"
 #include "cuda/sm90/pipeline.cuh"
 #include "cuda/sm90/softmax.cuh"
@@ -65,180 +66,239 @@ __device__ __forceinline__ void raise_references(const float (&largest)[2], floa
   }
 }
 
-// A tile's stage of both rings, which are one where they have as many stages.
+// A tile's stage of both rings.
 template <class C>
 class VotedStage {
   using Barriers = typename SharedStorage<C>::Barriers;
-  using OfKeys = PipelineState<C::kStages>;
-  using OfValues = PipelineState<C::kValueStages>;
+  using State = PipelineState<C::kStages>;
 
  public:
-  __device__ __forceinline__ explicit VotedStage(const Shared<C>& shared, OfKeys keys = OfKeys(0),
-                                                 OfValues values = OfValues(0))
-      : keys_(keys),
-        values_(values),
-        keys_full_(ptx::opaque(shared.keys_full(keys.stage))),
-        values_full_(kIsOneRing ? 0 : ptx::opaque(shared.values_full(values.stage))) {}
+  __device__ __forceinline__ explicit VotedStage(const Shared<C>& shared, State state = State(0))
+      : state_(state), keys_full_(ptx::opaque(shared.keys_full(state.stage))) {}
 
   [[nodiscard]] __device__ __forceinline__ VotedStage next(const Shared<C>& shared) const {
-    OfKeys keys = keys_;
-    OfValues values = values_;
-    keys.advance();
-    values.advance();
-    return VotedStage(shared, keys, values);
+    State state = state_;
+    state.advance();
+    return VotedStage(shared, state);
   }
-  [[nodiscard]] __device__ int of_keys() const { return keys_.stage; }
-  [[nodiscard]] __device__ int of_values() const { return kIsOneRing ? keys_.stage : values_.stage; }
-  __device__ __forceinline__ void wait_for_keys() const { ptx::barrier_wait(keys_full_, keys_.phase); }
+  [[nodiscard]] __device__ int number() const { return state_.stage; }
+  __device__ __forceinline__ void wait_for_keys() const { ptx::barrier_wait(keys_full_, state_.phase); }
   __device__ __forceinline__ void wait_for_values() const {
-    ptx::barrier_wait(values_full(), kIsOneRing ? keys_.phase : values_.phase);
+    ptx::barrier_wait(barrier(offsetof(Barriers, values_full)), state_.phase);
   }
-  __device__ __forceinline__ void free_keys() const {
-    arrive_warp(keys_full_ + distance(offsetof(Barriers, keys_full), offsetof(Barriers, keys_empty)));
+  __device__ __forceinline__ void free_keys() const { arrive_warp(barrier(offsetof(Barriers, keys_empty))); }
+  __device__ __forceinline__ void free_values() const { arrive_warp(barrier(offsetof(Barriers, values_empty))); }
+
+ private:
+  // At constant distances from the first: computed anew, they have no registers of their own.
+  [[nodiscard]] __device__ __forceinline__ std::uint32_t barrier(std::size_t offset) const {
+    return keys_full_ + static_cast<std::uint32_t>(offset - offsetof(Barriers, keys_full));
   }
-  __device__ __forceinline__ void free_values() const {
-    arrive_warp(values_full() + distance(offsetof(Barriers, values_full), offsetof(Barriers, values_empty)));
+
+  State state_;
+  std::uint32_t keys_full_;
+};
+
+// A consumer's queries, which have a tile at least. Row: a function that gives the thread's first.
+template <class C, class Row>
+class VotingConsumer {
+  using Stage = VotedStage<C>;
+  using HalfScores = float[C::kHalf / 2];
+
+ public:
+  __device__ __forceinline__ VotingConsumer(const Pass<C>& pass, int consumer, const Row& row,
+                                            float (&o)[C::kValues / 2], VotedSoftmax<C>& softmax)
+      : pass_(pass),
+        consumer_(consumer),
+        row_(row),
+        o_(o),
+        softmax_(softmax),
+        vote_(pass.shared, consumer),
+        finishes_(C::kHasFarQueries && pass.p.problem.near.finishes) {}
+
+  // Returns how many halves are kept, of far keys where there are any.
+  __device__ __forceinline__ int attend() {
+    ptx::barrier_wait(pass_.shared.queries_full(), 0);
+    if constexpr (C::kHasFarQueries) {
+      C::KeyLoader::wait_for_far_queries(pass_.shared);
+    }
+    Stage stage(pass_.shared);
+    stage.wait_for_keys();
+    issue_scores(stage, is_far(0), s_, kLower);
+#pragma unroll 1
+    for (int n = 0; n < pass_.tiles; ++n) {
+      const bool is_last = n == pass_.tiles - 1;
+      const bool holds_keys = finishes_ && is_far(n);
+      const VotedTile tile = tile_in(n, stage);
+      // Behind the last tile its own scores once more, which nobody reads: one loop for all is shorter.
+      const Stage next = is_last ? stage : stage.next(pass_.shared);
+      wait_for_scores();
+      if constexpr (kIsWhole) {
+        free_keys_unless(holds_keys, stage);
+        attend_whole(n, tile, stage);
+        free_keys_unless(!holds_keys, stage);
+        next.wait_for_keys();
+      } else {
+        attend_half(n, tile, stage, kLower);
+        issue_scores(stage, is_far(n), s_, kUpper);
+        next.wait_for_keys();
+        wait_for_scores();
+        free_keys_unless(holds_keys, stage);
+        attend_half(n, tile, stage, kUpper);
+        free_keys_unless(!holds_keys, stage);
+      }
+      issue_scores(next, is_far(n + 1), s_, kLower);
+      if (!is_last) {  // else a consumer that skips might free them before others have freed the stage's values before
+        stage.free_values();
+      }
+      stage = next;
+    }
+    ptx::wgmma_wait<0>();
+    ptx::warpgroup_fence_operand(s_);  // its registers are others' from here on
+    return kept_;
   }
 
  private:
-  static constexpr bool kIsOneRing = C::kStages == C::kValueStages;
-
-  [[nodiscard]] __device__ static constexpr std::uint32_t distance(std::size_t from, std::size_t to) {
-    return static_cast<std::uint32_t>(to - from);
-  }
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t values_full() const {
-    return kIsOneRing ? keys_full_ + distance(offsetof(Barriers, keys_full), offsetof(Barriers, values_full))
-                      : values_full_;
-  }
-
-  OfKeys keys_;
-  OfValues values_;
-  // Barriers. Others are at constant distances from these: computed anew, they have no registers of their own.
-  std::uint32_t keys_full_, values_full_;
-};
-
-// A consumer's queries, which have a tile at least. row(): the thread's first. Returns how many halves they keep, of
-// far keys where there are any.
-template <class C, class Row>
-__device__ __forceinline__ int attend_voted(const Pass<C>& pass, int consumer, const Row& row,
-                                            float (&o)[C::kValues / 2], VotedSoftmax<C>& softmax) {
-  constexpr Half<C::kHalf> upper;
-  constexpr Half<0> lower;
-  constexpr bool kIsWhole = C::kScoreBuffers == 2;  // whether S of both halves is one product
+  static constexpr Half<C::kHalf> kUpper{};
+  static constexpr Half<0> kLower{};
+  static constexpr bool kIsWhole = C::kScoreBuffers == 2;  // whether S of both halves is one product
   static_assert(C::kKeys == common::kNearTile && C::kHalf == common::kSkipKeys);
-  const Shared<C>& shared = pass.shared;
-  Vote<C> vote(shared, consumer);
-  float s[C::kScoreBuffers * C::kHalf / 2];
-  int kept = 0;
-  ptx::barrier_wait(shared.queries_full(), 0);
-  const Queries<C> queries(shared.queries(consumer), 0);
 
-  const auto scores_of = [&](auto part) -> auto& {
-    return reinterpret_cast<float(&)[C::kHalf / 2]>(s[kIsWhole ? part / 2 : 0]);
-  };
-  // From that half on.
-  const auto issue_scores = [&](const VotedStage<C>& stage, auto part) {
+  [[nodiscard]] __device__ __forceinline__ bool is_far(int n) const { return n >= pass_.keys.near; }
+  template <class Part>
+  [[nodiscard]] __device__ __forceinline__ HalfScores& scores_of(Part part) {
+    return reinterpret_cast<HalfScores&>(s_[kIsWhole ? part / 2 : 0]);
+  }
+  // From that half on, by Q or by Q~, which lies behind it.
+  template <int kSums, class Part>
+  __device__ __forceinline__ void issue_scores(const Stage& stage, bool is_far, float (&scores)[kSums], Part part) {
+    const int queries = consumer_ + (C::kHasFarQueries && is_far ? C::kConsumers : 0);
     ptx::wgmma_fence();
-    issue_scores_product<C>(s, queries, shared.keys(stage.of_keys()), part);
-  };
-  const auto wait_for_scores = [&] {
+    issue_scores_product<C>(scores, Queries<C>(pass_.shared.queries(queries), 0), pass_.shared.keys(stage.number()),
+                            part);
+  }
+  __device__ __forceinline__ void wait_for_scores() {
     ptx::wgmma_wait<0>();
-    ptx::warpgroup_fence_operand(s);
-  };
+    ptx::warpgroup_fence_operand(s_);
+  }
+  __device__ __forceinline__ static void free_keys_unless(bool holds, const Stage& stage) {
+    if (!holds) {
+      stage.free_keys();
+    }
+  }
   // What is known of tile n, if it is special. Read by the lane that frees the stage's keys, behind which the producer
   // writes the next tile's.
-  const auto tile_in = [&](int n, const VotedStage<C>& stage) {
-    const auto read = [&] { return threadIdx.x % 32 == 0 ? shared.storage.loader.tiles[stage.of_keys()] : 0; };
-    return VotedTile(n < pass.keys.special ? uniform(read()) : 0);
-  };
-  // Whether the consumer takes halves of tile n whose scores are there. What its rows do not see is hidden.
-  const auto takes = [&](int n, const VotedTile& tile, auto... parts) {
-    if (n >= pass.keys.special) {
+  [[nodiscard]] __device__ __forceinline__ VotedTile tile_in(int n, const Stage& stage) const {
+    const auto read = [&] { return threadIdx.x % 32 == 0 ? pass_.shared.storage.loader.tiles[stage.number()] : 0; };
+    return VotedTile(n < pass_.keys.special ? uniform(read()) : 0);
+  }
+
+  // Before the first far tile. What far scores are less than those of the softmax goes from its row max, or, where only
+  // votes are cast on them, from the thresholds.
+  __device__ __forceinline__ void begin_far() {
+    float less[2] = {};
+    if constexpr (C::kHasFarQueries) {
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float dropped = dropped_of(pass_.p, pass_.work, row_() + r * 8);
+        if (finishes_) {
+          less[r] = dropped;
+        } else {
+          softmax_.lower(r, dropped);
+        }
+      }
+    }
+    vote_.set_thresholds(softmax_, pass_.p.problem.near.skip_log2, less);
+    kept_ = 0;
+  }
+  // What the rows do not see of halves.
+  template <class... Parts>
+  __device__ __forceinline__ void hide(int n, const VotedTile& tile, Parts... parts) {
+    if (n < pass_.keys.special && tile.has_mask()) {
+      (hide_keys<C>(scores_of(parts), pass_.p, row_(), tile.first_key() + parts), ...);
+    }
+  }
+  // Whether the consumer takes halves of tile n whose scores are there.
+  template <class... Parts>
+  [[nodiscard]] __device__ __forceinline__ bool takes(int n, const VotedTile& tile, Parts... parts) {
+    if (n >= pass_.keys.special) {
       return true;
     }
-    if (((parts == lower) || ...) && n == pass.keys.near) {
-      vote.set_thresholds(softmax, pass.p.problem.near.skip_log2);
-      kept = 0;
+    if (((parts == kLower) || ...) && n == pass_.keys.near) {
+      begin_far();
     }
-    if (!tile.is_taken_by(consumer)) {
+    if (!tile.is_taken_by(consumer_)) {
       return false;
     }
-    if (tile.has_mask()) {
-      (hide_keys<C>(scores_of(parts), pass.p, row(), tile.first_key() + parts), ...);
-    }
+    hide(n, tile, parts...);
     return true;
-  };
-  // Halves that are kept, of which largest are the largest scores. P of the upper one is made while O += P V of the
-  // lower one is under way.
-  const auto keep = [&](const VotedStage<C>& stage, const float(&largest)[2], auto... parts) {
-    kept += static_cast<int>(sizeof...(parts));
-    raise_references<C>(largest, o, softmax);
-    std::uint32_t probabilities[C::kScoreBuffers][C::kHalf / 16][4];
-    const auto add = [&](auto part) {
-      auto& of_part = probabilities[kIsWhole ? part / C::kHalf : 0];
-      softmax.exponentials(scores_of(part));
-      pack<C>(scores_of(part), of_part);
-      C::Stages::values([&] { stage.wait_for_values(); });
-      ptx::wgmma_fence();
-      issue_output_product<C>(o, of_part, shared.values(stage.of_values()), part);
-    };
-    (add(parts), ...);
-    ptx::wgmma_wait<0>();  // the compiler lets no product be under way where a branch ends that goes round it
-  };
-  const auto attend = [&](int n, const VotedTile& tile, const VotedStage<C>& stage, auto part) {
-    float largest[2];
-    if (takes(n, tile, part) && vote.cast(scores_of(part), largest)) {
-      keep(stage, largest, part);
+  }
+
+  // Exact scores of one half or both, in the place of their estimates, and the largest of them.
+  template <int kSums, class First, class... Others>
+  __device__ __forceinline__ void finish(int n, const VotedTile& tile, const Stage& stage, float (&scores)[kSums],
+                                         float (&largest)[2], First first, Others... others) {
+    issue_scores(stage, false, scores, first);
+    wait_for_scores();
+    hide(n, tile, first, others...);
+    largest_of(scores, largest);
+  }
+  // P of a half, and O += P V.
+  template <class Part>
+  __device__ __forceinline__ void add(const Stage& stage, std::uint32_t (&probabilities)[C::kHalf / 16][4], Part part) {
+    softmax_.exponentials(scores_of(part));
+    pack<C>(scores_of(part), probabilities);
+    C::Stages::values([&] { stage.wait_for_values(); });
+    ptx::wgmma_fence();
+    issue_output_product<C>(o_, probabilities, pass_.shared.values(stage.number()), part);
+  }
+  // A half that is kept, or both, of which `largest` are the largest scores. P of the upper one is made while O += P V
+  // of the lower one is under way. scores: of all of them.
+  template <int kSums, class... Parts>
+  __device__ __forceinline__ void keep(int n, const VotedTile& tile, const Stage& stage, float (&scores)[kSums],
+                                       float (&largest)[2], Parts... parts) {
+    if (finishes_ && is_far(n)) {
+      finish(n, tile, stage, scores, largest, parts...);
     }
-  };
-  const auto attend_whole = [&](int n, const VotedTile& tile, const VotedStage<C>& stage) {
-    if (!takes(n, tile, lower, upper)) {
+    kept_ += static_cast<int>(sizeof...(parts));
+    raise_references<C>(largest, o_, softmax_);
+    std::uint32_t probabilities[C::kScoreBuffers][C::kHalf / 16][4];
+    (add(stage, probabilities[kIsWhole ? parts / C::kHalf : 0], parts), ...);
+    ptx::wgmma_wait<0>();  // the compiler lets no product be under way where a branch ends that goes round it
+  }
+  template <class Part>
+  __device__ __forceinline__ void attend_half(int n, const VotedTile& tile, const Stage& stage, Part part) {
+    float largest[2];
+    if (takes(n, tile, part) && vote_.cast(scores_of(part), largest)) {
+      keep(n, tile, stage, scores_of(part), largest, part);
+    }
+  }
+  __device__ __forceinline__ void attend_whole(int n, const VotedTile& tile, const Stage& stage) {
+    if (!takes(n, tile, kLower, kUpper)) {
       return;
     }
     float largest[2][2];
-    const KeptHalves halves = vote.cast(scores_of(lower), scores_of(upper), largest[0], largest[1]);
+    const KeptHalves halves = vote_.cast(scores_of(kLower), scores_of(kUpper), largest[0], largest[1]);
     if (halves.lower && halves.upper) {
-      keep(stage, {ptx::max_nan(largest[0][0], largest[1][0]), ptx::max_nan(largest[0][1], largest[1][1])}, lower,
-           upper);
+      float of_both[2] = {ptx::max_nan(largest[0][0], largest[1][0]), ptx::max_nan(largest[0][1], largest[1][1])};
+      keep(n, tile, stage, s_, of_both, kLower, kUpper);
     } else if (halves.lower) {
-      keep(stage, largest[0], lower);
+      keep(n, tile, stage, scores_of(kLower), largest[0], kLower);
     } else if (halves.upper) {
-      keep(stage, largest[1], upper);
+      keep(n, tile, stage, scores_of(kUpper), largest[1], kUpper);
     }
-  };
-
-  VotedStage<C> stage(shared);
-  stage.wait_for_keys();
-  issue_scores(stage, lower);
-#pragma unroll 1
-  for (int n = 0; n < pass.tiles; ++n) {
-    const bool is_last = n == pass.tiles - 1;
-    const VotedTile tile = tile_in(n, stage);
-    // Behind the last tile its own scores once more, which nobody reads: one loop for all is shorter.
-    const VotedStage<C> next = is_last ? stage : stage.next(shared);
-    wait_for_scores();
-    if constexpr (kIsWhole) {
-      stage.free_keys();
-      attend_whole(n, tile, stage);
-      next.wait_for_keys();
-    } else {
-      attend(n, tile, stage, lower);
-      issue_scores(stage, upper);
-      next.wait_for_keys();
-      wait_for_scores();
-      stage.free_keys();
-      attend(n, tile, stage, upper);
-    }
-    issue_scores(next, lower);
-    if (!is_last) {  // else a consumer that skips might free them before others have freed the stage's values before
-      stage.free_values();
-    }
-    stage = next;
   }
-  ptx::wgmma_wait<0>();
-  ptx::warpgroup_fence_operand(s);  // its registers are others' from here on
-  return kept;
-}
+
+  const Pass<C>& pass_;
+  const int consumer_;
+  const Row& row_;
+  float (&o_)[C::kValues / 2];
+  VotedSoftmax<C>& softmax_;
+  Vote<C> vote_;
+  const bool finishes_;
+  float s_[C::kScoreBuffers * C::kHalf / 2];
+  int kept_ = 0;
+};
 
 // All that a consumer does.
 template <class C>
@@ -259,7 +319,11 @@ __device__ __forceinline__ void consume_voted(const Pass<C>& pass) {
   VotedSoftmax<C> softmax(p.problem.scale_log2);
   int kept = 0;
   if (pass.tiles > 0) {
-    kept = attend_voted<C>(pass, consumer, row, o, softmax);
+    kept = VotingConsumer<C, decltype(row)>(pass, consumer, row, o, softmax).attend();
+  }
+  if (C::kHasFarQueries && pass.tiles > pass.keys.near && !p.problem.near.finishes) {
+    softmax.lower(0, -dropped_of(p, pass.work, row()));
+    softmax.lower(1, -dropped_of(p, pass.work, row() + 8));
   }
   store<C>(pass, row(), kAllRows, o, softmax.result(), VotedSoftmax<C>::kHeadroom);
   if (p.listed.halves != nullptr && first_row() < p.row_end && threadIdx.x % kWarpgroup == 0) {
