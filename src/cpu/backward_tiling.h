@@ -131,7 +131,7 @@ struct BackwardScratch {
     dk_transposed = take(d * kTileKeys);
     dk_hat = take(d * kTileKeys);
     dv_transposed = take(dv * kTileKeys);
-    if (products == Products::of_pairs) {
+    if (products != Products::of_floats) {
       d_s_pairs = take(kTileQueries * kTileKeys);
       summed = take(kTileQueries / 2 * kTileKeys);
       summed_q_hat = take(kTileQueries / 2 * d);

@@ -20,22 +20,26 @@ std::string supports_pairs(const Problem& problem, const Grouping& /*grouping*/)
   if (problem.dtype != DType::bf16) {
     return "is for bf16";
   }
-  return multiplies_pairs() ? "" : "is for AMD's CPUs with AVX512_BF16";
+  return products_of_bf16() != Products::of_floats ? ""
+                                                   : "is for CPUs with AMX's tiles of bf16, and AMD's with AVX512_BF16";
 }
 
 constexpr std::array<GroupingKernel, 1> kGrouping{{{"cpu/grouping", Device::cpu, supports, plan_grouping}}};
-constexpr std::array<ForwardKernel, 2> kForward{
-    {{"cpu/forward_bf16", Device::cpu, supports_pairs, plan_forward<Products::of_pairs>},
-     {"cpu/forward", Device::cpu, supports, plan_forward<Products::of_floats>}}};
+constexpr std::array<ForwardKernel, 2> kForward{{{"cpu/forward_bf16", Device::cpu, supports_pairs, plan_forward_bf16},
+                                                 {"cpu/forward", Device::cpu, supports, plan_forward}}};
 constexpr std::array<BackwardKernel, 2> kBackward{
-    {{"cpu/backward_bf16", Device::cpu, supports_pairs, plan_backward<Products::of_pairs>},
-     {"cpu/backward", Device::cpu, supports, plan_backward<Products::of_floats>}}};
+    {{"cpu/backward_bf16", Device::cpu, supports_pairs, plan_backward_bf16},
+     {"cpu/backward", Device::cpu, supports, plan_backward}}};
 
 }  // namespace
 }  // namespace cpu
 
 Advice cpu_advice(const Problem& problem, const Grouping& grouping) {
-  const bool takes_pairs = problem.dtype == DType::bf16 && cpu::multiplies_pairs();
+  const cpu::Products products = problem.dtype == DType::bf16 ? cpu::products_of_bf16() : cpu::Products::of_floats;
+  if (products == cpu::Products::of_pairs_in_tiles && !cpu::kApproximationsPayInTiles) {
+    return {false, "as an approximation was never measured to pay in bf16 where AMX multiplies"};
+  }
+  const bool takes_pairs = products != cpu::Products::of_floats;
   if (takes_pairs && common::has_near_keys(grouping) && problem.head_dim < cpu::kNearPairsPay) {
     return {false,
             "as in bf16 an approximation with near keys is less than 1.15 times as quick as exact attention for "

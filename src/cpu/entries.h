@@ -7,13 +7,17 @@
 
 namespace distr::cpu {
 
-// Whether the CPU has AVX512_BF16, and gains by it.
-[[nodiscard]] bool multiplies_pairs();
+// What the kernels for bf16 multiply on this CPU; floats where it has nothing quicker.
+[[nodiscard]] Products products_of_bf16();
+// Whether the code for this CPU's instruction set has products of pairs.
+[[nodiscard]] bool target_has_pairs();
 
 KernelPlan<GroupingTensors> plan_grouping(const Problem& problem, const Grouping& grouping, const Execution& execution);
-template <Products kProducts>
 KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& grouping, const Execution& execution);
-template <Products kProducts>
+KernelPlan<ForwardTensors> plan_forward_bf16(const Problem& problem, const Grouping& grouping,
+                                             const Execution& execution);
 KernelPlan<BackwardTensors> plan_backward(const Problem& problem, const Grouping& grouping, const Execution& execution);
+KernelPlan<BackwardTensors> plan_backward_bf16(const Problem& problem, const Grouping& grouping,
+                                               const Execution& execution);
 
 }  // namespace distr::cpu

@@ -37,63 +37,17 @@
 // After foreach_target:
 #include <hwy/highway.h>
 
-#include "cpu/forward_task-inl.h"
+#include "cpu/forward_tasks-inl.h"
 
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
 
-template <class T, class Word>
-void forward_of(const Problem& problem, const Grouping& grouping, const ForwardTiling& tiling,
-                const ForwardTensors& tensors, const Execution& execution) {
-  const std::int64_t splits = tiling.splits();
-  auto* workspace = static_cast<float*>(execution.workspace);
-  float* partials = workspace + useful_threads(execution.threads, tiling.num_tasks()) *
-                                    ForwardScratch(problem, grouping, kProducts<Word>).total;
-  // Calls body(task, keys) for the tile's task, where it has rows.
-  const auto with_task = [&](std::int64_t index, int thread, const auto& body) {
-    QueryTile tile = tiling.tile(index);
-    common::with_sequence(
-        problem, tensors, tile.b, [&](const Problem& own, const ForwardTensors& from, std::int64_t b) {
-          tile.b = b;
-          tile.rows = std::min(tile.rows, own.seq_q - tile.first);
-          if (tile.rows > 0) {
-            ForwardTask<T, Word> task(own, grouping, from, tile,
-                                      workspace + thread * ForwardScratch(problem, grouping, kProducts<Word>).total);
-            body(task, own.seq_k);
-          }
-        });
-  };
-  const auto partial = [&](std::int64_t index) { return partials + index * partial_floats(problem); };
-  common::parallel_for(execution, tiling.num_tasks(), [&](std::int64_t index, int thread) {
-    with_task(index / splits, thread, [&](ForwardTask<T, Word>& task, std::int64_t keys) {
-      const std::int64_t first_key = index % splits * tiling.split_keys();
-      task.run(first_key, std::min(first_key + tiling.split_keys(), keys));
-      if (splits == 1) {
-        task.write_output();
-      } else {
-        task.save_partial(partial(index));
-      }
-    });
-  });
-  if (splits == 1) {
-    return;
-  }
-  common::parallel_for(execution, tiling.num_tiles(), [&](std::int64_t tile, int thread) {
-    with_task(tile, thread, [&](ForwardTask<T, Word>& task, std::int64_t /*keys*/) {
-      task.clear();
-      for (std::int64_t split = 0; split < splits; ++split) {
-        task.merge_partial(partial(tile * splits + split));
-      }
-      task.write_output();
-    });
-  });
-}
-
 void forward(const Problem& problem, const Grouping& grouping, const ForwardTiling& tiling,
              const ForwardTensors& tensors, const Execution& execution, Products products) {
-  with_operands(problem.dtype, products, [&]<class T, class Word>(std::type_identity<T>, std::type_identity<Word>) {
-    forward_of<T, Word>(problem, grouping, tiling, tensors, execution);
-  });
+  with_arithmetic(problem.dtype, products,
+                  [&]<class T, class Arithmetic>(std::type_identity<T>, std::type_identity<Arithmetic>) {
+                    forward_of<T, Arithmetic>(problem, grouping, tiling, tensors, execution);
+                  });
 }
 
 }  // namespace distr::cpu::HWY_NAMESPACE
@@ -103,26 +57,35 @@ HWY_AFTER_NAMESPACE();
 namespace distr::cpu {
 
 HWY_EXPORT(forward);
-HWY_EXPORT(can_multiply_pairs);
+HWY_EXPORT(has_pairs);
 
-template <Products kProducts>
-KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& grouping, const Execution& execution) {
+namespace {
+
+KernelPlan<ForwardTensors> plan(const Problem& problem, const Grouping& grouping, const Execution& execution,
+                                Products products) {
   const ForwardTiling tiling(problem, grouping);
   const std::int64_t threads = useful_threads(execution.threads, tiling.num_tasks());
   KernelPlan<ForwardTensors> plan = plan_of<ForwardTensors>(problem, grouping, tiling.num_tasks(), threads);
-  plan.workspace.add("tiles of each thread", bytes_of(threads * ForwardScratch(problem, grouping, kProducts).total));
+  plan.workspace.add("tiles of each thread", bytes_of(threads * ForwardScratch(problem, grouping, products).total));
   plan.workspace.add("partial sums", tiling.splits() == 1 ? 0 : bytes_of(tiling.num_tasks() * partial_floats(problem)));
-  plan.run = [&problem, &grouping, tiling](const ForwardTensors& tensors, const Execution& with) {
-    HWY_DYNAMIC_DISPATCH(forward)(problem, grouping, tiling, tensors, with, kProducts);
+  plan.run = [&problem, &grouping, tiling, products](const ForwardTensors& tensors, const Execution& with) {
+    HWY_DYNAMIC_DISPATCH(forward)(problem, grouping, tiling, tensors, with, products);
   };
   return plan;
 }
 
-template KernelPlan<ForwardTensors> plan_forward<Products::of_floats>(const Problem&, const Grouping&,
-                                                                      const Execution&);
-template KernelPlan<ForwardTensors> plan_forward<Products::of_pairs>(const Problem&, const Grouping&, const Execution&);
+}  // namespace
 
-bool multiplies_pairs() { return HWY_DYNAMIC_DISPATCH(can_multiply_pairs)(); }
+KernelPlan<ForwardTensors> plan_forward(const Problem& problem, const Grouping& grouping, const Execution& execution) {
+  return plan(problem, grouping, execution, Products::of_floats);
+}
+
+KernelPlan<ForwardTensors> plan_forward_bf16(const Problem& problem, const Grouping& grouping,
+                                             const Execution& execution) {
+  return plan(problem, grouping, execution, products_of_bf16());
+}
+
+bool target_has_pairs() { return HWY_DYNAMIC_DISPATCH(has_pairs)(); }
 
 }  // namespace distr::cpu
 #endif

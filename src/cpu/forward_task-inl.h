@@ -16,6 +16,7 @@
 #include <limits>
 #include <vector>
 
+#include "cpu/arithmetic-inl.h"
 #include "cpu/outliers-inl.h"
 #include "cpu/pair_segment-inl.h"
 #include "cpu/segment-inl.h"
@@ -24,10 +25,12 @@
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
 
-// One task: a tile of queries against a range of keys. `Word`: what its products read.
-template <class T, class Word>
+// One task: a tile of queries against a range of keys.
+template <class T, class Arithmetic>
 class ForwardTask {
  public:
+  using Word = typename Arithmetic::Word;
+
   ForwardTask(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors, const QueryTile& tile,
               float* scratch)
       : problem_(problem),
@@ -39,7 +42,7 @@ class ForwardTask {
         d_stride_(padded(problem.head_dim)),
         dv_stride_(padded(problem.head_dim_v)),
         unit_(problem, mask_) {
-    const ForwardScratch offsets(problem, grouping, kProducts<Word>);
+    const ForwardScratch offsets(problem, grouping, Arithmetic::kProducts);
     auto* operands = reinterpret_cast<Word*>(scratch);
     q_hat_ = operands + offsets.q_hat;
     q_ = common::has_near_keys(grouping) && !is_exact(grouping) ? operands + offsets.q : q_hat_;
@@ -57,6 +60,7 @@ class ForwardTask {
   // Leaves O, not yet divided by the row sums, and the rows' states. Near keys come first, for they decide which far
   // keys are skipped.
   void run(std::int64_t first_key, std::int64_t end_key) {
+    [[maybe_unused]] const typename Arithmetic::Session session;
     load_queries();
     std::fill_n(o_, tile_.rows * dv_stride_, 0.0F);
     const common::KeySpan visible = common::visible_keys(problem_, tile_.first, tile_.rows);
@@ -127,6 +131,8 @@ class ForwardTask {
   void clear() { std::fill_n(o_, tile_.rows * dv_stride_, 0.0F); }
 
  private:
+  static constexpr std::int64_t kRows = rows_per_step(Arithmetic::kProducts);  // that go through a step together
+
   [[nodiscard]] float* o_row(std::int64_t n) const { return o_ + n * dv_stride_; }
   [[nodiscard]] T* output_row(std::int64_t n) const {
     return static_cast<T*>(tensors_.o) + tile_.b * problem_.o.batch + tile_.h * problem_.o.head +
@@ -224,11 +230,11 @@ class ForwardTask {
       const Word* q_hat = reach == Reach::near ? q_ : q_hat_;
       KHatRows<Word> k_hat_rows;
       fuse_k(scored, k_transposed_, padded_keys_, k_hat_, k_hat_rows);
-      for (std::int64_t n = 0; n < segment.rows; n += kRowsPerStep) {
+      for (std::int64_t n = 0; n < segment.rows; n += kRows) {
         const std::int64_t first = segment.first + n;
-        const std::int64_t rows = std::min(kRowsPerStep, segment.rows - n);
-        multiply<Word>({q_hat + first * d_stride_, d_stride_, 1, k_hat_rows.data(), scores_, kTileKeys, rows,
-                        padded_keys_, scored.template columns<Word>(), false});
+        const std::int64_t rows = std::min(kRows, segment.rows - n);
+        Arithmetic::multiply({q_hat + first * d_stride_, d_stride_, 1, k_hat_rows.data(), scores_, kTileKeys, rows,
+                              padded_keys_, scored.template columns<Word>(), false});
         for (std::int64_t row = 0; row < rows; ++row) {
           finish_row(first + row, scores_ + row * kTileKeys, all);
         }
@@ -276,8 +282,8 @@ class ForwardTask {
         grouping_.finish ? words<Word>(segment.groups.count) : segment.template columns<Word>();
     KHatRows<Word> k_hat_rows;
     fuse_k(segment, k_transposed_, padded_keys_, k_hat_, k_hat_rows);
-    multiply<Word>({q_hat_ + segment.first * d_stride_, d_stride_, 1, k_hat_rows.data(), voting_scores(segment.first),
-                    kTileKeys, segment.rows, padded_keys_, columns, false});
+    Arithmetic::multiply({q_hat_ + segment.first * d_stride_, d_stride_, 1, k_hat_rows.data(),
+                          voting_scores(segment.first), kTileKeys, segment.rows, padded_keys_, columns, false});
     std::array<float, kTileKeys> copy;
     for (std::int64_t n = segment.first; n < segment.first + segment.rows; ++n) {
       float* scores = voting_scores(n);
@@ -296,11 +302,12 @@ class ForwardTask {
     if (grouping_.finish && groups.count < groups.columns) {
       KHatRows<Word> dropped;
       dropped_columns(segment, k_transposed_ + range.first, range.padded, k_hat_, dropped);
-      multiply<Word>({q_hat_ + segment.first * d_stride_ + words<Word>(groups.count), d_stride_, 1, dropped.data(),
-                      scores, kTileKeys, segment.rows, range.padded, words<Word>(groups.columns - groups.count), true});
+      Arithmetic::multiply({q_hat_ + segment.first * d_stride_ + words<Word>(groups.count), d_stride_, 1,
+                            dropped.data(), scores, kTileKeys, segment.rows, range.padded,
+                            words<Word>(groups.columns - groups.count), true});
     }
-    for (std::int64_t n = 0; n < segment.rows; n += kRowsPerStep) {
-      const std::int64_t rows = std::min(kRowsPerStep, segment.rows - n);
+    for (std::int64_t n = 0; n < segment.rows; n += kRows) {
+      const std::int64_t rows = std::min(kRows, segment.rows - n);
       for (std::int64_t row = n; row < n + rows && grouping_.finish; ++row) {
         finish_row(segment.first + row, scores + row * kTileKeys, range);
       }
@@ -347,9 +354,9 @@ class ForwardTask {
       online_softmax(scores + row * kTileKeys, range.padded, unit_.to_log2, states_[static_cast<std::size_t>(n)],
                      o_row(n), dv_stride_);
     }
-    multiply<Word>({weights(scores, rows, range.padded), kTileKeys, 1, v_rows_.data() + words<Word>(range.first),
-                    o_row(first), dv_stride_, rows, round_up(problem_.head_dim_v, vector_length()),
-                    words<Word>(range.keys), true});
+    Arithmetic::multiply({weights(scores, rows, range.padded), kTileKeys, 1, v_rows_.data() + words<Word>(range.first),
+                          o_row(first), dv_stride_, rows, round_up(problem_.head_dim_v, vector_length()),
+                          words<Word>(range.keys), true});
     for (const auto& [row, column, value] : outliers_) {
       if (const std::int64_t key = row - range.first; 0 <= key && key < range.keys) {
         add_outlier(value, {scores + key, scores + key, kTileKeys, rows}, o_row(first) + column, dv_stride_);
@@ -382,8 +389,8 @@ class ForwardTask {
   Word* k_transposed_;     // [d, 128]
   Word* k_hat_;            // [r, 128]
   Word* v_;                // [128, dv]
-  Word* p_;                // [24, 128], of pairs
-  float* scores_;          // [24, 128]; [64, 128] where halves are skipped
+  Word* p_;                // [24 or 32, 128], of pairs
+  float* scores_;          // [24 or 32, 128]; [64, 128] where halves are skipped
   float* o_;               // [128, dv]
   float value_scale_ = 1;  // a power of 2
   std::array<RowState, kTileQueries> states_{};

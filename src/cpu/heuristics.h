@@ -19,6 +19,8 @@ inline constexpr std::array kCrossoversOfPairs{common::Crossover{64, 4096}, comm
 // With near keys pairs gain 1.11 to 1.13 at d = 64 and N = 8192 and 16384, and 1.14 to 1.19 at d = 128
 // (bench/results/cpu/near.json).
 inline constexpr std::int64_t kNearPairsPay = 128;
+// AMX leaves the products a still smaller part of the time, so what an approximation saves is less. Not measured.
+inline constexpr bool kApproximationsPayInTiles = false;
 
 // Rows of Q and of K (m) in a tile: K^T, k_hat and V of a tile are some 200 KB in fp32 at d = 128, which a second-level
 // cache holds. Chosen so, not swept.
@@ -27,6 +29,8 @@ inline constexpr std::int64_t kTileKeys = 128;
 // Rows whose scores go from product to softmax to P V together: 12 KB, which stay in the first-level cache. Four times
 // the six rows that a product keeps in registers.
 inline constexpr std::int64_t kRowsPerStep = 24;
+// Where tile registers multiply: two of them. Chosen so, not swept.
+inline constexpr std::int64_t kRowsPerStepOfTiles = 32;
 // Fewer tasks than this share their keys among several tasks each, of at least kMinimumSplit keys: twice the threads of
 // a large desktop processor, and parts so long that to merge them costs little. Chosen so, not swept: what is cut must
 // not follow from the number of threads, or results would.

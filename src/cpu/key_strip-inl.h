@@ -58,11 +58,13 @@ void write_dq(const Problem& problem, const Grouping& grouping, const BackwardTe
   }
 }
 
-// A task computes dK and dV of 128 keys of a KV head, and their share of dq_hat. `Word`: what its products read.
-// Products of floats share q_hat, dO, P and dS; pairs have a form of these for each axis that is summed over.
-template <class T, class Word>
+// A task computes dK and dV of 128 keys of a KV head, and their share of dq_hat. Products of floats share q_hat, dO, P
+// and dS; pairs have a form of these for each axis that is summed over.
+template <class T, class Arithmetic>
 class KeyStripTask {
  public:
+  using Word = typename Arithmetic::Word;
+
   KeyStripTask(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
                const BackwardTiling& tiling, void* workspace, int thread)
       : problem_(problem),
@@ -74,7 +76,7 @@ class KeyStripTask {
         layout_(problem, grouping),
         dq_hat_(static_cast<float*>(workspace)),
         turns_(reinterpret_cast<std::int32_t*>(dq_hat_ + tiling.dq_hat_floats())),
-        offsets_(problem, grouping, kProducts<Word>),
+        offsets_(problem, grouping, Arithmetic::kProducts),
         scratch_(dq_hat_ + tiling.shared_floats() + thread * offsets_.total),
         gradient_(problem, grouping, tensors, scratch_),
         summed_rows_(operand(offsets_.summed)) {
@@ -88,6 +90,7 @@ class KeyStripTask {
   }
 
   void run(std::int64_t kv_head, std::int64_t strip) {
+    [[maybe_unused]] const typename Arithmetic::Session session;
     const std::int64_t b = kv_head / problem_.heads_kv;
     const std::int64_t h_kv = kv_head % problem_.heads_kv;
     const std::int64_t first_key = strip * kTileKeys;
@@ -152,8 +155,8 @@ class KeyStripTask {
       const float* p = gradient_.p + outlier.row * kTileKeys;
       add_outlier(outlier.value, {p, p, 1, gradient_.keys}, dv_transposed_ + outlier.column * kTileKeys, 1);
     });
-    multiply<Word>({d_o, 1, dv_stride_, summed_rows_.of(gradient_.p, rows, keys), dv_transposed_, kTileKeys,
-                    problem_.head_dim_v, keys, words<Word>(rows), true});
+    Arithmetic::multiply({d_o, 1, dv_stride_, summed_rows_.of(gradient_.p, rows, keys), dv_transposed_, kTileKeys,
+                          problem_.head_dim_v, keys, words<Word>(rows), true});
   }
 
   // Computes dk_hat^T = q_hat^T dS and adds it to the columns of each group.
@@ -178,8 +181,8 @@ class KeyStripTask {
                     dk_transposed_ + groups.column(outlier.column, member) * kTileKeys, 1);
       }
     });
-    multiply<Word>({q_hat, 1, d_stride_, summed_rows_.of(d_s, segment.rows, keys), dk_hat_, kTileKeys, groups.count,
-                    keys, words<Word>(segment.rows), false});
+    Arithmetic::multiply({q_hat, 1, d_stride_, summed_rows_.of(d_s, segment.rows, keys), dk_hat_, kTileKeys,
+                          groups.count, keys, words<Word>(segment.rows), false});
     for (std::int64_t g = 0; g < groups.count; ++g) {
       for (std::int64_t member = 0; member < groups.size(g); ++member) {
         float* row = dk_transposed_ + groups.column(g, member) * kTileKeys;
@@ -212,8 +215,8 @@ class KeyStripTask {
       add_outlier(outlier.value, {p + outlier.row, d_s + outlier.row, kTileKeys, segment.rows}, dq_hat + outlier.column,
                   layout_.stride);
     });
-    multiply<Word>({by_keys(d_s, segment.rows), kTileKeys, 1, k_hat_by_key_rows_.data(), dq_hat, layout_.stride,
-                    segment.rows, columns, words<Word>(keys), accumulate});
+    Arithmetic::multiply({by_keys(d_s, segment.rows), kTileKeys, 1, k_hat_by_key_rows_.data(), dq_hat, layout_.stride,
+                          segment.rows, columns, words<Word>(keys), accumulate});
   }
 
   // dS [rows, 128] as a product takes it that sums over the keys.
@@ -286,7 +289,7 @@ class KeyStripTask {
   std::int32_t* turns_;  // [tiles], shared
   BackwardScratch offsets_;
   float* scratch_;
-  ScoreGradient<T, Word> gradient_;
+  ScoreGradient<T, Arithmetic> gradient_;
   SummedRows<Word> summed_rows_;
   float* dk_transposed_;  // [d, 128]
   float* dk_hat_;         // [d, 128]

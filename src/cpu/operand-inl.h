@@ -41,9 +41,6 @@ constexpr std::int64_t words(std::int64_t count) {
   return std::is_same_v<Word, Pair> ? common::ceil_div(count, 2) : count;
 }
 
-template <class Word>
-inline constexpr Products kProducts = std::is_same_v<Word, Pair> ? Products::of_pairs : Products::of_floats;
-
 // A row of pairs as values.
 inline const common::BFloat16* values(const Pair* row) { return reinterpret_cast<const common::BFloat16*>(row); }
 
@@ -123,30 +120,8 @@ HWY_INLINE hn::Vec<Tag> pair_up(Tag tag, hn::Vec<Tag> first, hn::Vec<Tag> second
   return hn::Or(hn::BitCast(tag, hn::ShiftRight<16>(hn::BitCast(bits, first))), second_halves(tag, second));
 }
 
-// On Intel's CPUs the instruction takes longer than what it replaces (docs/kernels/cpu-bf16.md).
-inline bool can_multiply_pairs() {
-#if DISTR_CPU_HAS_PAIRS
-  return __builtin_cpu_supports("avx512bf16") != 0 && __builtin_cpu_is("amd") != 0;
-#else
-  return false;
-#endif
-}
-
-// Calls function(std::type_identity<T>{}, std::type_identity<Word>{}) for elements T and what products of them read.
-template <class Function>
-void with_operands(DType dtype, Products products, const Function& function) {
-  common::with_element(dtype, [&]<class T>(std::type_identity<T> element) {
-    if constexpr (DISTR_CPU_HAS_PAIRS && std::is_same_v<T, common::BFloat16>) {
-      if (products == Products::of_pairs) {
-        function(element, std::type_identity<Pair>{});
-        return;
-      }
-    }
-    if constexpr (!std::is_same_v<T, double>) {
-      function(element, std::type_identity<float>{});
-    }
-  });
-}
+// Whether the code for this instruction set has products of pairs.
+inline bool has_pairs() { return DISTR_CPU_HAS_PAIRS != 0; }
 
 // Rows of floats [rows, 128] as a product takes them that sums over the rows.
 template <class Word>

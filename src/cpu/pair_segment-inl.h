@@ -10,6 +10,7 @@
 
 #include <hwy/highway.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
 #include <cstdint>
@@ -94,7 +95,9 @@ inline void fuse_k(const Segment& segment, const Pair* k_transposed, std::int64_
     }
   }
   if (segment.means != nullptr) {
-    rows[static_cast<std::size_t>(count)] = rows[static_cast<std::size_t>(count) + 1] = kOnes<Pair>.data();
+    std::fill_n(k_hat + count * kTileKeys, 2 * kTileKeys, one<Pair>());
+    rows[static_cast<std::size_t>(count)] = k_hat + count * kTileKeys;
+    rows[static_cast<std::size_t>(count) + 1] = k_hat + (count + 1) * kTileKeys;
   }
 }
 

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <numbers>
 
+#include "cpu/arithmetic-inl.h"
 #include "cpu/pair_segment-inl.h"
 #include "cpu/segment-inl.h"
 
@@ -63,10 +64,11 @@ inline void multiply_slopes(float* d_s, const float* slopes, std::int64_t count)
 enum class GradientOf : std::uint8_t { scores, products };
 
 // One tile of queries against one strip of 128 keys: loads both and computes P and dS, from which all gradients follow.
-// `Word`: what its products read.
-template <class T, class Word>
+template <class T, class Arithmetic>
 class ScoreGradient {
  public:
+  using Word = typename Arithmetic::Word;
+
   ScoreGradient(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, float* scratch)
       : problem_(problem),
         grouping_(grouping),
@@ -75,7 +77,7 @@ class ScoreGradient {
         unit_(problem, mask_),
         d_stride_(padded(problem.head_dim)),
         dv_stride_(padded(problem.head_dim_v)) {
-    const BackwardScratch offsets(problem, grouping, kProducts<Word>);
+    const BackwardScratch offsets(problem, grouping, Arithmetic::kProducts);
     auto* operands = reinterpret_cast<Word*>(scratch);
     q_hat = operands + offsets.q_hat;
     d_o = operands + offsets.d_o;
@@ -132,13 +134,13 @@ class ScoreGradient {
     for (const Segment& segment : segments) {
       KHatRows<Word> k_hat_rows;
       fuse_k(segment, k_transposed_, padded_keys, k_hat_, k_hat_rows);
-      for (std::int64_t n = 0; n < segment.rows; n += kRowsPerStep) {
+      for (std::int64_t n = 0; n < segment.rows; n += kRows) {
         const std::int64_t first = segment.first + n;
-        const std::int64_t rows = std::min(kRowsPerStep, segment.rows - n);
-        multiply<Word>({q_hat + first * d_stride_, d_stride_, 1, k_hat_rows.data(), p + first * kTileKeys, kTileKeys,
-                        rows, padded_keys, segment.template columns<Word>(), false});
-        multiply<Word>({d_o + first * dv_stride_, dv_stride_, 1, v_rows_.data(), d_s + first * kTileKeys, kTileKeys,
-                        rows, padded_keys, words<Word>(problem_.head_dim_v), false});
+        const std::int64_t rows = std::min(kRows, segment.rows - n);
+        Arithmetic::multiply({q_hat + first * d_stride_, d_stride_, 1, k_hat_rows.data(), p + first * kTileKeys,
+                              kTileKeys, rows, padded_keys, segment.template columns<Word>(), false});
+        Arithmetic::multiply({d_o + first * dv_stride_, dv_stride_, 1, v_rows_.data(), d_s + first * kTileKeys,
+                              kTileKeys, rows, padded_keys, words<Word>(problem_.head_dim_v), false});
         for (std::int64_t row = first; row < first + rows; ++row) {
           take_gradient(row, of);
         }
@@ -160,6 +162,8 @@ class ScoreGradient {
   float* d_s;   // [128, 128]
 
  private:
+  static constexpr std::int64_t kRows = rows_per_step(Arithmetic::kProducts);  // that go through a step together
+
   [[nodiscard]] const T* o_start(const void* data) const {
     return static_cast<const T*>(data) + tile.b * problem_.o.batch + tile.h * problem_.o.head +
            tile.first * problem_.o.row;

@@ -18,8 +18,14 @@ static_assert(kTileQueries % common::kSkipRows == 0, "rows that are skipped toge
 // Rows of tiles are padded to the longest vector there is, 64 bytes.
 inline constexpr std::int64_t kPadding = 16;
 
-// What products read: floats, or bf16 by AVX512_BF16, which sums the products of a pair at once.
-enum class Products : std::uint8_t { of_floats, of_pairs };
+// What products read: floats, or pairs of bf16 whose products are summed at once, by AVX512_BF16 or in the tile
+// registers of AMX.
+enum class Products : std::uint8_t { of_floats, of_pairs, of_pairs_in_tiles };
+
+// Rows of queries whose scores go from product to softmax to P V together.
+constexpr std::int64_t rows_per_step(Products products) {
+  return products == Products::of_pairs_in_tiles ? kRowsPerStepOfTiles : kRowsPerStep;
+}
 
 // A task's rows: whole blocks where blocks are short, a part of one block where they are long, and 128 rows whatever
 // the blocks are where keys are near or far.
@@ -87,10 +93,10 @@ class ForwardTiling {
 
 [[nodiscard]] inline std::int64_t padded(std::int64_t count) { return common::ceil_div(count, kPadding) * kPadding; }
 
-// Floats of the scratch that holds k_hat of a tile. In bf16 it holds the pairs of dropped columns, too, when scores are
-// finished.
+// Floats of the scratch that holds k_hat of a tile. Of pairs it holds what the means of the keys add to scores, and the
+// dropped columns when scores are finished, too.
 [[nodiscard]] inline std::int64_t k_hat_floats(const Problem& problem, const Grouping& grouping, Products products) {
-  const std::int64_t pairs = products == Products::of_pairs ? common::ceil_div(problem.head_dim, 2) : 0;
+  const std::int64_t pairs = products == Products::of_floats ? 0 : common::ceil_div(problem.head_dim, 2) + 2;
   return is_exact(grouping) ? 0 : std::max(num_groups(problem, grouping), pairs) * kTileKeys;
 }
 
@@ -104,8 +110,8 @@ struct ForwardScratch {
     k_transposed = take(d * kTileKeys);
     k_hat = take(k_hat_floats(problem, grouping, products));
     v = take(kTileKeys * dv);
-    p = take(products == Products::of_pairs ? kRowsPerStep * kTileKeys : 0);
-    scores = take((grouping.skip > 0 ? common::kSkipRows : kRowsPerStep) * kTileKeys);
+    p = take(products == Products::of_floats ? 0 : rows_per_step(products) * kTileKeys);
+    scores = take((grouping.skip > 0 ? common::kSkipRows : rows_per_step(products)) * kTileKeys);
     o = take(kTileQueries * dv);
   }
 

@@ -11,7 +11,7 @@ namespace distr::test {
 // For forward and backward.
 inline std::string cpu_kernel(Operation operation, DType dtype) {
   const std::string name = operation == Operation::forward ? "cpu/forward" : "cpu/backward";
-  return dtype == DType::bf16 && cpu::multiplies_pairs() ? name + "_bf16" : name;
+  return dtype == DType::bf16 && cpu::products_of_bf16() != cpu::Products::of_floats ? name + "_bf16" : name;
 }
 
 }  // namespace distr::test
