@@ -47,7 +47,7 @@ struct TileArithmetic {
     Session& operator=(const Session&) = delete;
   };
 
-  static void multiply(const MatmulArguments<Word>& product) { TileProduct<Tiles>(product).run(); }
+  static void multiply(const MatmulArguments<Word>& product) { multiply_in_tiles<Tiles>(product); }
 };
 #endif
 

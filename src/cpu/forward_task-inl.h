@@ -349,30 +349,21 @@ class ForwardTask {
 
   // Finished scores [rows, 128] of the range's keys to probabilities, up to the rows' sums, and O += P V.
   void take_rows(std::int64_t first, std::int64_t rows, float* scores, const KeyRange& range) {
+    const Word* weights = p_;
+    if constexpr (std::is_same_v<Word, float>) {
+      weights = scores;
+    }
     for (std::int64_t row = 0; row < rows; ++row) {
       const std::int64_t n = first + row;
       online_softmax(scores + row * kTileKeys, range.padded, unit_.to_log2, states_[static_cast<std::size_t>(n)],
-                     o_row(n), dv_stride_);
+                     o_row(n), dv_stride_, p_ + row * kTileKeys);
     }
-    Arithmetic::multiply({weights(scores, rows, range.padded), kTileKeys, 1, v_rows_.data() + words<Word>(range.first),
-                          o_row(first), dv_stride_, rows, round_up(problem_.head_dim_v, vector_length()),
-                          words<Word>(range.keys), true});
+    Arithmetic::multiply({weights, kTileKeys, 1, v_rows_.data() + words<Word>(range.first), o_row(first), dv_stride_,
+                          rows, round_up(problem_.head_dim_v, vector_length()), words<Word>(range.keys), true});
     for (const auto& [row, column, value] : outliers_) {
       if (const std::int64_t key = row - range.first; 0 <= key && key < range.keys) {
         add_outlier(value, {scores + key, scores + key, kTileKeys, rows}, o_row(first) + column, dv_stride_);
       }
-    }
-  }
-
-  // P [rows, 128] as the product with V takes it.
-  const Word* weights(const float* p, std::int64_t rows, std::int64_t padded_keys) {
-    if constexpr (std::is_same_v<Word, float>) {
-      return p;
-    } else {
-      for (std::int64_t row = 0; row < rows; ++row) {
-        round_row(p + row * kTileKeys, padded_keys, p_ + row * kTileKeys);
-      }
-      return p_;
     }
   }
 

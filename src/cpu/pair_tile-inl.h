@@ -31,21 +31,30 @@ HWY_INLINE Vector round_to_bf16(Vector low, Vector high) {
   return rounded;
 }
 
+// target = pairs of neighbours in 2 vectors, or in one.
+template <class Tag, class Vector = hn::Vec<Tag>>
+HWY_INLINE void store_rounded(Tag /*tag*/, Vector low, Vector high, Pair* target) {
+  const hn::RebindToUnsigned<Tag> bits;
+  hn::StoreU(hn::BitCast(bits, round_to_bf16(low, high)), bits, reinterpret_cast<std::uint32_t*>(target));
+}
+template <class Tag, class Vector = hn::Vec<Tag>>
+HWY_INLINE void store_rounded(Tag tag, Vector low, Pair* target) {
+  const hn::RebindToUnsigned<Tag> bits;
+  const hn::Half<decltype(bits)> half;
+  const auto pairs = hn::BitCast(bits, round_to_bf16(low, hn::Zero(tag)));
+  hn::StoreU(hn::LowerHalf(half, pairs), half, reinterpret_cast<std::uint32_t*>(target));
+}
+
 // target = pairs of neighbours in a row. `count` is a multiple of the vector length.
 inline void round_row(const float* row, std::int64_t count, Pair* target) {
   const hn::ScalableTag<float> tag;
-  const hn::RebindToUnsigned<decltype(tag)> bits;
-  const auto lanes = static_cast<std::int64_t>(hn::Lanes(tag));
-  auto* out = reinterpret_cast<std::uint32_t*>(target);
+  const std::int64_t lanes = vector_length();
   std::int64_t j = 0;
   for (; j + 2 * lanes <= count; j += 2 * lanes) {
-    const auto pairs = round_to_bf16(hn::LoadU(tag, row + j), hn::LoadU(tag, row + j + lanes));
-    hn::StoreU(hn::BitCast(bits, pairs), bits, out + j / 2);
+    store_rounded(tag, hn::LoadU(tag, row + j), hn::LoadU(tag, row + j + lanes), target + j / 2);
   }
   for (; j < count; j += lanes) {
-    const auto pairs = round_to_bf16(hn::LoadU(tag, row + j), hn::Zero(tag));
-    const hn::Half<decltype(bits)> half;
-    hn::StoreU(hn::LowerHalf(half, hn::BitCast(bits, pairs)), half, out + j / 2);
+    store_rounded(tag, hn::LoadU(tag, row + j), target + j / 2);
   }
 }
 
@@ -120,6 +129,10 @@ inline void load_transposed(const common::BFloat16* source, std::int64_t source_
   std::array<const float*, kTransposed> some{};  // whose bits are moved and never computed with
   for (std::int64_t j = 0; j < padded; j += kTransposed) {
     for (std::int64_t n = 0; n < kTransposed; ++n) {
+      if (j + n < rows && columns == 2 * padded_words) {  // read in place
+        some[static_cast<std::size_t>(n)] = reinterpret_cast<const float*>(source + (j + n) * source_stride);
+        continue;
+      }
       auto& row = buffer[static_cast<std::size_t>(n)];
       const std::int64_t inside = j + n < rows ? columns : 0;
       load_row(inside > 0 ? source + (j + n) * source_stride : nullptr, inside, row.data());

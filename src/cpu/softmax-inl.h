@@ -17,7 +17,10 @@
 #include <cstdint>
 #include <limits>
 #include <numbers>
+#include <type_traits>
 
+#include "cpu/operand-inl.h"
+#include "cpu/pair_tile-inl.h"
 #include "cpu/tile-inl.h"
 
 HWY_BEFORE_NAMESPACE();
@@ -104,18 +107,39 @@ inline float row_maximum(const float* scores, std::int64_t count) {
   return hn::GetLane(hn::MaxOfLanes(tag, maximum));
 }
 
-// scores = 2^(to_log2 * (scores - maximum)); returns their sum. `count` a multiple of the vector length.
-inline float exponentials(float* scores, std::int64_t count, float to_log2, float maximum) {
+// scores = 2^(to_log2 * (scores - maximum)); returns their sum. Of pairs, `rounded` gets what products read. `count` a
+// multiple of the vector length.
+template <class Word>
+float exponentials(float* scores, std::int64_t count, float to_log2, float maximum, [[maybe_unused]] Word* rounded) {
   const hn::ScalableTag<float> tag;
   const std::int64_t lanes = vector_length();
   const auto shift = hn::Set(tag, maximum);
   const auto factor = hn::Set(tag, to_log2);
   auto sum = hn::Zero(tag);
-  for (std::int64_t j = 0; j < count; j += lanes) {
+  std::int64_t j = 0;
+  const auto next = [&] {
     const auto score = hn::LoadU(tag, scores + j);
     const auto p = power_of_2(tag, hn::Mul(hn::Sub(score, shift), factor));
     sum = hn::Add(sum, p);
     hn::StoreU(p, tag, scores + j);
+    j += lanes;
+    return p;
+  };
+#if DISTR_CPU_HAS_PAIRS
+  if constexpr (std::is_same_v<Word, Pair>) {
+    while (j + 2 * lanes <= count) {
+      Pair* target = rounded + j / 2;
+      const auto low = next();
+      store_rounded(tag, low, next(), target);
+    }
+    if (j < count) {
+      Pair* target = rounded + j / 2;
+      store_rounded(tag, next(), target);
+    }
+  }
+#endif
+  while (j < count) {
+    next();
   }
   return hn::GetLane(hn::SumOfLanes(tag, sum));
 }
@@ -125,9 +149,11 @@ inline float exponentials(float* scores, std::int64_t count, float to_log2, floa
 inline constexpr float kRescaleThreshold = 8;
 
 // Replaces the scores s of a row and a tile of keys by 2^(to_log2 * (s - maximum)), to_log2 > 0, and rescales what the
-// row has gathered in o [o_count] when the maximum grows. Both counts are multiples of the vector length.
-inline void online_softmax(float* scores, std::int64_t count, float to_log2, RowState& state, float* o,
-                           std::int64_t o_count) {
+// row has gathered in o [o_count] when the maximum grows. `rounded` as for exponentials(). Both counts are multiples of
+// the vector length.
+template <class Word>
+void online_softmax(float* scores, std::int64_t count, float to_log2, RowState& state, float* o, std::int64_t o_count,
+                    Word* rounded) {
   const float maximum = row_maximum(scores, count);
   if ((maximum - state.maximum) * to_log2 > kRescaleThreshold) {
     const float shrink = power_of_2((state.maximum - maximum) * to_log2);
@@ -136,7 +162,7 @@ inline void online_softmax(float* scores, std::int64_t count, float to_log2, Row
     scale_or_clear_row(o, o_count, shrink);
   }
   // Where every key is hidden so far, 2^(-inf - 0) = 0 is wanted, not 2^(-inf + inf).
-  state.sum += exponentials(scores, count, to_log2, state.maximum == kHidden ? 0.0F : state.maximum);
+  state.sum += exponentials(scores, count, to_log2, state.maximum == kHidden ? 0.0F : state.maximum, rounded);
 }
 
 }  // namespace distr::cpu::HWY_NAMESPACE

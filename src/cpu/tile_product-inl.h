@@ -127,20 +127,6 @@ class TileProduct {
     }
   }
 
-  template <int kRow>
-  void load_a_tile(std::int64_t k) {
-    Tiles::template load<kA + kRow>(a_ + kRow * kSide * a_stride_ + k, a_stride_ * 4);
-  }
-
-  template <int kColumn>
-  void load_b_tile(std::int64_t k, std::int64_t j) {
-    if (k < whole_) {
-      Tiles::template load<kB + kColumn>(product_.b[0] + k * b_stride_ + j + kColumn * kSide, b_stride_ * 4);
-    } else {
-      Tiles::template load<kB + kColumn>(b_end_.front().data() + j + kColumn * kSide, kMaxColumns * 4);
-    }
-  }
-
   // Rows i .. i + rows and columns j .. j + 16 kColumns of C.
   template <int kRows, int kColumns>
   void multiply_block(std::int64_t i, std::int64_t j, std::int64_t rows) {
@@ -160,9 +146,9 @@ class TileProduct {
     if constexpr (kRows == 2 && kColumns == 2) {
       start<1, 1>(at(1, 1));
     }
-    for (std::int64_t k = 0; k < depth_; k += kSide) {
-      add_products<kRows, kColumns>(k, j);
-    }
+    const Pair* b = whole_ > 0 ? product_.b[0] + j : nullptr;
+    add_products<kRows, kColumns>(whole_, a_, a_stride_, b, b_stride_);
+    add_products<kRows, kColumns>(depth_ - whole_, a_ + whole_, a_stride_, b_end_.front().data() + j, kMaxColumns);
     store<0, 0>(at(0, 0));
     if constexpr (kColumns == 2) {
       store<0, 1>(at(0, 1));
@@ -179,20 +165,23 @@ class TileProduct {
   }
 
   template <int kRows, int kColumns>
-  void add_products(std::int64_t k, std::int64_t j) {
-    load_b_tile<0>(k, j);
-    load_a_tile<0>(k);
-    Tiles::template multiply_add<0, kA, kB>();
-    if constexpr (kRows == 2) {
-      load_a_tile<1>(k);
-      Tiles::template multiply_add<2, kA + 1, kB>();
-    }
-    if constexpr (kColumns == 2) {
-      load_b_tile<1>(k, j);
-      Tiles::template multiply_add<1, kA, kB + 1>();
-    }
-    if constexpr (kRows == 2 && kColumns == 2) {
-      Tiles::template multiply_add<3, kA + 1, kB + 1>();
+  static void add_products(std::int64_t depth, const Pair* a, std::int64_t a_stride, const Pair* b,
+                           std::int64_t b_stride) {
+    for (const Pair* end = a + depth; a < end; a += kSide, b += kSide * b_stride) {
+      Tiles::template load<kB>(b, b_stride * 4);
+      Tiles::template load<kA>(a, a_stride * 4);
+      Tiles::template multiply_add<0, kA, kB>();
+      if constexpr (kRows == 2) {
+        Tiles::template load<kA + 1>(a + kSide * a_stride, a_stride * 4);
+        Tiles::template multiply_add<2, kA + 1, kB>();
+      }
+      if constexpr (kColumns == 2) {
+        Tiles::template load<kB + 1>(b + kSide, b_stride * 4);
+        Tiles::template multiply_add<1, kA, kB + 1>();
+      }
+      if constexpr (kRows == 2 && kColumns == 2) {
+        Tiles::template multiply_add<3, kA + 1, kB + 1>();
+      }
     }
   }
 
@@ -229,6 +218,12 @@ class TileProduct {
   alignas(64) std::array<std::array<Pair, kMaxColumns>, kSide> b_end_;
   alignas(64) std::array<std::array<float, 2 * kSide>, kSide> c_end_;
 };
+
+// A call of its own: the copies are large.
+template <class Tiles>
+HWY_NOINLINE void multiply_in_tiles(const MatmulArguments<Pair>& product) {
+  TileProduct<Tiles>(product).run();
+}
 
 }  // namespace distr::cpu::HWY_NAMESPACE
 HWY_AFTER_NAMESPACE();
