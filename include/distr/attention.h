@@ -184,7 +184,8 @@ struct Explanation {
 /// The grouping with what is `automatic` replaced by what a call on the device would come to. Throws as validate().
 [[nodiscard]] Grouping resolve_strategy(const Problem& problem, const Grouping& grouping, Device device);
 
-/// The vector instruction set that the CPU kernels use on this machine, "AVX3" for instance (Highway's names).
+/// The vector instruction set that the CPU kernels use on this machine, "AVX3" for instance (Highway's names); "AVX3
+/// and AMX" where those for bf16 multiply in its tile registers.
 [[nodiscard]] std::string instruction_set();
 
 /// Names of the devices that could run `device`'s kernels; empty: none.

@@ -55,7 +55,9 @@ inline namespace v0 {
 
 std::string instruction_set() {
   const auto supported = static_cast<std::uint32_t>(hwy::SupportedTargets() & HWY_TARGETS);
-  return hwy::TargetName(static_cast<std::int64_t>(supported & (0U - supported)));  // the lowest bit is the best
+  const std::string name =
+      hwy::TargetName(static_cast<std::int64_t>(supported & (0U - supported)));  // of the lowest bit
+  return cpu::products_of_bf16() == cpu::Products::of_pairs_in_tiles ? name + " and AMX" : name;
 }
 
 }  // namespace v0

@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products of pairs of bf16, on AMD's CPUs with AVX512_BF16. The other tests of bf16 use them there, too.
+// Products of pairs of bf16, on CPUs with AMX and AMD's with AVX512_BF16. The other tests of bf16 use them there, too.
 #include <gtest/gtest.h>
 
 #include <limits>

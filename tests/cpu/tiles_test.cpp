@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
-// Products in AMX's tile registers, emulated: their blocks and edges, and all of a forward and a backward by them.
+// Products in AMX's tile registers: their blocks and edges, and all of a forward and a backward by them, emulated.
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <array>
+#include <cmath>
 #include <cstdint>
 #include <limits>
 #include <random>
@@ -12,6 +12,7 @@
 
 #include "common/sequence.h"
 #include "cpu/emulated_tiles.h"
+#include "cpu/entries.h"
 #include "support/oracle.h"
 
 #undef HWY_TARGET_INCLUDE
@@ -26,10 +27,10 @@
 HWY_BEFORE_NAMESPACE();
 namespace distr::cpu::HWY_NAMESPACE {
 
-// Of m, n, k and how A lies; the largest difference from a plain product, NaN where something was written behind C.
-double product_error([[maybe_unused]] std::int64_t m, [[maybe_unused]] std::int64_t n, [[maybe_unused]] std::int64_t k,
-                     [[maybe_unused]] bool a_by_columns, [[maybe_unused]] bool accumulate) {
 #if DISTR_CPU_HAS_PAIRS
+// The largest difference from a plain product, NaN where one is NaN.
+template <class Tiles>
+double product_error(std::int64_t m, std::int64_t n, std::int64_t k, bool a_by_columns, bool accumulate) {
   constexpr float kUntouched = 12345;
   std::mt19937 random(1);
   const auto pair = [&] {
@@ -68,8 +69,8 @@ double product_error([[maybe_unused]] std::int64_t m, [[maybe_unused]] std::int6
     }
   }
   {
-    const TileArithmetic<test::EmulatedTiles>::Session session;
-    TileArithmetic<test::EmulatedTiles>::multiply(
+    const typename TileArithmetic<Tiles>::Session session;
+    TileArithmetic<Tiles>::multiply(
         {a.data(), a_stride, a_step, b_rows.data(), c.data(), c_stride, m, n, k, accumulate});
   }
   double error = 0;
@@ -78,6 +79,16 @@ double product_error([[maybe_unused]] std::int64_t m, [[maybe_unused]] std::int6
     error = difference <= error ? error : difference;
   }
   return error;
+}
+#endif
+
+// Of m, n, k and how A lies, by emulated registers or the CPU's.
+double product_error([[maybe_unused]] bool emulated, [[maybe_unused]] std::int64_t m, [[maybe_unused]] std::int64_t n,
+                     [[maybe_unused]] std::int64_t k, [[maybe_unused]] bool a_by_columns,
+                     [[maybe_unused]] bool accumulate) {
+#if DISTR_CPU_HAS_PAIRS
+  return emulated ? product_error<test::EmulatedTiles>(m, n, k, a_by_columns, accumulate)
+                  : product_error<AmxTiles>(m, n, k, a_by_columns, accumulate);
 #else
   return 0;
 #endif
@@ -169,13 +180,13 @@ class CpuTiles : public testing::Test {
   }
 };
 
-TEST_F(CpuTiles, MultiplyWhatAPlainProductDoes) {
+void check_products(bool emulated) {
   for (const std::int64_t m : {1, 2, 15, 16, 17, 24, 31, 32, 33, 64, 125}) {
     for (const std::int64_t n : {16, 32, 48, 128}) {
       for (const std::int64_t k : {1, 2, 15, 16, 17, 32, 40, 64, 130}) {
         for (const bool a_by_columns : {false, true}) {
           for (const bool accumulate : {false, true}) {
-            EXPECT_EQ(HWY_DYNAMIC_DISPATCH(cpu::product_error)(m, n, k, a_by_columns, accumulate), 0)
+            EXPECT_EQ(HWY_DYNAMIC_DISPATCH(cpu::product_error)(emulated, m, n, k, a_by_columns, accumulate), 0)
                 << "m " << m << ", n " << n << ", k " << k << (a_by_columns ? ", A by columns" : "")
                 << (accumulate ? ", C += A B" : "");
           }
@@ -183,6 +194,15 @@ TEST_F(CpuTiles, MultiplyWhatAPlainProductDoes) {
       }
     }
   }
+}
+
+TEST_F(CpuTiles, MultiplyWhatAPlainProductDoes) { check_products(true); }
+
+TEST_F(CpuTiles, MultiplyWhatAPlainProductDoesOnTheCpu) {
+  if (cpu::products_of_bf16() != cpu::Products::of_pairs_in_tiles) {
+    GTEST_SKIP() << "the CPU has no tile registers";
+  }
+  check_products(false);
 }
 
 void check(const Case& test_case, const std::string& what) {
