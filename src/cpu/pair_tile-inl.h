@@ -124,7 +124,7 @@ inline void load_summed_rows(const common::BFloat16* source, std::int64_t source
 // columns a word; the entries of row `rows` up to `padded` (a multiple of kTransposed) are 0.
 inline void load_transposed(const common::BFloat16* source, std::int64_t source_stride, std::int64_t rows,
                             std::int64_t columns, std::int64_t padded, Pair* target, std::int64_t target_stride) {
-  std::array<std::array<Pair, kMaxHeadDim / 2>, kTransposed> buffer;
+  std::array<std::array<std::uint32_t, kMaxHeadDim / 2>, kTransposed> buffer;  // not zeroed, as pairs would be
   const std::int64_t padded_words = round_up(words<Pair>(columns), kTransposed);
   std::array<const float*, kTransposed> some{};  // whose bits are moved and never computed with
   for (std::int64_t j = 0; j < padded; j += kTransposed) {
@@ -133,11 +133,11 @@ inline void load_transposed(const common::BFloat16* source, std::int64_t source_
         some[static_cast<std::size_t>(n)] = reinterpret_cast<const float*>(source + (j + n) * source_stride);
         continue;
       }
-      auto& row = buffer[static_cast<std::size_t>(n)];
+      auto* row = reinterpret_cast<Pair*>(buffer[static_cast<std::size_t>(n)].data());
       const std::int64_t inside = j + n < rows ? columns : 0;
-      load_row(inside > 0 ? source + (j + n) * source_stride : nullptr, inside, row.data());
-      std::fill(row.data() + words<Pair>(inside), row.data() + padded_words, Pair{});
-      some[static_cast<std::size_t>(n)] = reinterpret_cast<const float*>(row.data());
+      load_row(inside > 0 ? source + (j + n) * source_stride : nullptr, inside, row);
+      std::fill(row + words<Pair>(inside), row + padded_words, Pair{});
+      some[static_cast<std::size_t>(n)] = reinterpret_cast<const float*>(row);
     }
     for (std::int64_t w = 0; w < padded_words; w += kTransposed) {
       transpose_square(some, w, reinterpret_cast<float*>(target) + w * target_stride + j, target_stride);

@@ -55,14 +55,17 @@ class TileProduct {
   static constexpr std::int64_t kMaxColumns = std::max(kMaxHeadDim, kTileKeys);
   static constexpr int kA = 4, kB = 6;  // the first registers of A and of B; those of C come before
 
+  [[nodiscard]] Pair* a_copy() { return reinterpret_cast<Pair*>(a_copy_.data()); }  // [32, kMaxDepth]
+  [[nodiscard]] Pair* b_end() { return reinterpret_cast<Pair*>(b_end_.data()); }    // [16, kMaxColumns]
+
   // Copies the last rows of B where they do not fill a register.
   void pad_b() {
     for (std::int64_t k = whole_; k < depth_; ++k) {
-      auto& row = b_end_[static_cast<std::size_t>(k - whole_)];
+      Pair* row = b_end() + (k - whole_) * kMaxColumns;
       if (k < product_.k) {
-        std::copy_n(product_.b[k], product_.n, row.data());
+        std::copy_n(product_.b[k], product_.n, row);
       } else {
-        std::fill_n(row.data(), product_.n, Pair{});
+        std::fill_n(row, product_.n, Pair{});
       }
     }
   }
@@ -75,14 +78,14 @@ class TileProduct {
       a_stride_ = product_.a_stride;
       return;
     }
-    a_ = a_copy_.front().data();
+    a_ = a_copy();
     a_stride_ = kMaxDepth;
     if (product_.a_step != 1) {
       transpose_a(i, rows);
       return;
     }
     for (std::int64_t row = 0; row < round_up(rows, kSide); ++row) {
-      Pair* target = a_copy_[static_cast<std::size_t>(row)].data();
+      Pair* target = a_copy() + row * kMaxDepth;
       const std::int64_t count = row < rows ? product_.k : 0;
       std::copy_n(a + row * product_.a_stride, count, target);
       std::fill_n(target + count, depth_ - count, Pair{});
@@ -100,7 +103,7 @@ class TileProduct {
           columns[static_cast<std::size_t>(n)] =
               k + n < product_.k ? reinterpret_cast<const float*>(column) : kZeros.data();
         }
-        Pair* target = a_copy_[static_cast<std::size_t>(row)].data() + k;
+        Pair* target = a_copy() + row * kMaxDepth + k;
         transpose_square(columns, 0, reinterpret_cast<float*>(target), kMaxDepth);
       }
     }
@@ -148,7 +151,7 @@ class TileProduct {
     }
     const Pair* b = whole_ > 0 ? product_.b[0] + j : nullptr;
     add_products<kRows, kColumns>(whole_, a_, a_stride_, b, b_stride_);
-    add_products<kRows, kColumns>(depth_ - whole_, a_ + whole_, a_stride_, b_end_.front().data() + j, kMaxColumns);
+    add_products<kRows, kColumns>(depth_ - whole_, a_ + whole_, a_stride_, b_end() + j, kMaxColumns);
     store<0, 0>(at(0, 0));
     if constexpr (kColumns == 2) {
       store<0, 1>(at(0, 1));
@@ -213,9 +216,9 @@ class TileProduct {
   std::int64_t b_stride_;  // pairs from row to row
   const Pair* a_ = nullptr;
   std::int64_t a_stride_ = 0;
-  // Set where they are used.
-  alignas(64) std::array<std::array<Pair, kMaxDepth>, 2 * kSide> a_copy_;
-  alignas(64) std::array<std::array<Pair, kMaxColumns>, kSide> b_end_;
+  // Set where they are used: arrays of Pair would begin as zeros, which takes as long as a product.
+  alignas(64) std::array<std::uint32_t, 2 * kSide * kMaxDepth> a_copy_;
+  alignas(64) std::array<std::uint32_t, kSide * kMaxColumns> b_end_;
   alignas(64) std::array<std::array<float, 2 * kSide>, kSide> c_end_;
 };
 
