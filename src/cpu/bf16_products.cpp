@@ -54,8 +54,8 @@ Products products_of_bf16() {
   if (!target_has_pairs()) {
     return Products::of_floats;
   }
-  static const Products kFound = find_products();
-  return kFound;
+  static const Products found = find_products();
+  return found;
 }
 
 }  // namespace distr::cpu
