@@ -380,8 +380,8 @@ class ForwardTask {
   Word* k_transposed_;     // [d, 128]
   Word* k_hat_;            // [r, 128]
   Word* v_;                // [128, dv]
-  Word* p_;                // [24 or 32, 128], of pairs
-  float* scores_;          // [24 or 32, 128]; [64, 128] where halves are skipped
+  Word* p_;                // [24 or 128, 128], of pairs
+  float* scores_;          // likewise; [64, 128] where halves are skipped
   float* o_;               // [128, dv]
   float value_scale_ = 1;  // a power of 2
   std::array<RowState, kTileQueries> states_{};

@@ -111,6 +111,7 @@ struct ForwardScratch {
     k_hat = take(k_hat_floats(problem, grouping, products));
     v = take(kTileKeys * dv);
     p = take(products == Products::of_floats ? 0 : rows_per_step(products) * kTileKeys);
+    // Where halves are skipped, no segment has more than 64 rows.
     scores = take((grouping.skip > 0 ? common::kSkipRows : rows_per_step(products)) * kTileKeys);
     o = take(kTileQueries * dv);
   }
