@@ -28,6 +28,7 @@ inline constexpr TileConfiguration kFullTiles = [] {
   }
   return full;
 }();
+static_assert(sizeof(TileConfiguration) == 64);
 
 // Registers 0 to 7 of the thread. They hold something from configure() to release(); a thread that has released them is
 // not slowed down by them.

@@ -23,10 +23,23 @@ bool cpu_has_tiles() {
   return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAmxBf16) != 0 && (edx & kAmxTile) != 0;
 }
 
+// Whether the operating system, or the hypervisor below it, has enabled the registers' state: a CPU may report the
+// instructions and have that withheld.
+bool system_has_tiles() {
+  constexpr unsigned kXgetbv = 1U << 27;                    // in ecx: the instruction may be used
+  constexpr unsigned kTileState = (1U << 17) | (1U << 18);  // the configuration and the data
+  unsigned eax = 0, ebx = 0, ecx = 0, edx = 0;
+  if (__get_cpuid(1, &eax, &ebx, &ecx, &edx) == 0 || (ecx & kXgetbv) == 0) {
+    return false;
+  }
+  asm volatile("xgetbv" : "=a"(eax), "=d"(edx) : "c"(0));
+  return (eax & kTileState) == kTileState;
+}
+
 // Linux lets a process use the registers once it has asked for room to save them in, and may refuse.
 bool may_use_tiles() {
   constexpr long kRequestPermission = 0x1023, kTileData = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-  return cpu_has_tiles() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
+  return cpu_has_tiles() && system_has_tiles() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 #else
 bool may_use_tiles() { return false; }
@@ -36,11 +49,11 @@ bool may_use_tiles() { return false; }
 // longer than fp32's on Intel's CPUs (docs/kernels/cpu-bf16.md).
 Products find_products() {
 #if defined(__x86_64__)
-  if (__builtin_cpu_supports("avx512bf16") != 0) {
+  if (static_cast<bool>(__builtin_cpu_supports("avx512bf16"))) {  // an int or a bool, as compilers have it
     if (may_use_tiles()) {
       return Products::of_pairs_in_tiles;
     }
-    if (__builtin_cpu_is("amd") != 0) {
+    if (static_cast<bool>(__builtin_cpu_is("amd"))) {
       return Products::of_pairs;
     }
   }
