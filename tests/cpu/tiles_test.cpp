@@ -138,37 +138,42 @@ HWY_EXPORT(rounds_to_bf16);
 
 namespace {
 
+using test::Buffer;
 using test::Case;
 using test::Instance;
 
+// Of a call that names no number.
 constexpr int kThreads = 2;
+int threads_of(const Execution& execution) { return execution.threads == 0 ? kThreads : execution.threads; }
 
 // What the workspace held before must not matter.
 template <class Tensors>
 void run(void (*operation)(const Problem&, const Grouping&, const Tensors&, const Execution&), const Problem& problem,
-         const Grouping& grouping, const Tensors& tensors, std::int64_t floats) {
+         const Grouping& grouping, const Tensors& tensors, int threads, std::int64_t floats) {
   std::vector<float> workspace(static_cast<std::size_t>(floats) + 16, std::numeric_limits<float>::quiet_NaN());
   Execution execution;
-  execution.threads = kThreads;
+  execution.threads = threads;
   execution.workspace = workspace.data();
   operation(problem, grouping, tensors, execution);
 }
 
 void forward_in_tiles(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
-                      const Execution& /*execution*/) {
+                      const Execution& execution) {
+  const int threads = threads_of(execution);
   const cpu::ForwardTiling tiling(problem, grouping);
   const cpu::ForwardScratch scratch(problem, grouping, cpu::Products::of_pairs_in_tiles);
-  run(HWY_DYNAMIC_DISPATCH(cpu::forward_in_tiles), problem, grouping, tensors,
-      kThreads * scratch.total + tiling.num_tasks() * cpu::partial_floats(problem));
+  run(HWY_DYNAMIC_DISPATCH(cpu::forward_in_tiles), problem, grouping, tensors, threads,
+      threads * scratch.total + tiling.num_tasks() * cpu::partial_floats(problem));
 }
 
 void backward_in_tiles(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-                       const Execution& /*execution*/) {
+                       const Execution& execution) {
+  const int threads = threads_of(execution);
   const Problem longest = common::longest_sequence(problem);
   const cpu::BackwardTiling tiling(longest, grouping);
   const cpu::BackwardScratch scratch(problem, grouping, cpu::Products::of_pairs_in_tiles);
-  run(HWY_DYNAMIC_DISPATCH(cpu::backward_in_tiles), problem, grouping, tensors,
-      kThreads * scratch.total + tiling.shared_floats());
+  run(HWY_DYNAMIC_DISPATCH(cpu::backward_in_tiles), problem, grouping, tensors, threads,
+      threads * scratch.total + tiling.shared_floats());
 }
 
 class CpuTiles : public testing::Test {
@@ -234,6 +239,38 @@ TEST_F(CpuTiles, ComputeOddNumbersOfKeysColumnsAndRows) {
         check(test::square(n, d, Causal::none,
                            {.strategy = Strategy::energy, .group_size = d > 1 ? 2 : 1, .block = block}),
               "n " + std::to_string(n) + ", d " + std::to_string(d) + ", blocks of " + std::to_string(block));
+      }
+    }
+  }
+}
+
+TEST_F(CpuTiles, HaveTheSameBitsForAnyNumberOfThreads) {
+  for (const char* name : {"odd sizes", "causal, square", "lsh, short last group", "near, given"}) {
+    Instance instance(test::with_dtype(test::find(name), DType::bf16));
+    const Case& test_case = instance.test_case;
+    Execution execution;
+    execution.threads = 1;
+    forward_in_tiles(test_case.problem, test_case.grouping, instance.forward(), execution);
+    for (const int threads : {2, 5}) {
+      Buffer o = instance.output();
+      Buffer lse = instance.lse_output();
+      execution.threads = threads;
+      forward_in_tiles(test_case.problem, test_case.grouping, instance.forward_into(o, lse), execution);
+      EXPECT_TRUE(o == instance.o && lse == instance.lse) << name << ", " << threads << " threads";
+    }
+  }
+}
+
+// Registers are full: what is behind the operands is 0, and NaN times 0 is NaN, in its own row alone.
+TEST_F(CpuTiles, TakeNanAndInfinityWhereExactAttentionDoes) {
+  for (const char* name : {"odd sizes", "causal, square", "additive mask", "energy", "lsh, mean"}) {
+    for (const double value : {std::numeric_limits<double>::infinity(), std::numeric_limits<double>::quiet_NaN()}) {
+      for (int which = 0; which < 3; ++which) {
+        Instance instance(test::with_dtype(test::find(name), DType::bf16));
+        Buffer& buffer = which == 0 ? instance.q : which == 1 ? instance.k : instance.v;
+        buffer.set(buffer.count() / 2, value);
+        EXPECT_EQ(test::check_forward(forward_in_tiles, instance), "") << name << ", " << value << " in "
+                                                                       << "qkv"[which];
       }
     }
   }
