@@ -23,8 +23,8 @@ bool cpu_has_tiles() {
   return __get_cpuid_count(7, 0, &eax, &ebx, &ecx, &edx) != 0 && (edx & kAmxBf16) != 0 && (edx & kAmxTile) != 0;
 }
 
-// Whether the operating system, or the hypervisor below it, has enabled the registers' state: a CPU may report the
-// instructions and have that withheld.
+// Whether the registers' state is enabled: an operating system or a hypervisor may withhold it from a CPU that reports
+// the instructions.
 bool system_has_tiles() {
   constexpr unsigned kXgetbv = 1U << 27;                    // in ecx: the instruction may be used
   constexpr unsigned kTileState = (1U << 17) | (1U << 18);  // the configuration and the data
@@ -42,7 +42,7 @@ bool may_use_tiles() {
   return cpu_has_tiles() && system_has_tiles() && syscall(SYS_arch_prctl, kRequestPermission, kTileData) == 0;
 }
 #else
-bool may_use_tiles() { return false; }
+[[maybe_unused]] bool may_use_tiles() { return false; }
 #endif
 
 // Of a CPU whose code has pairs. Numbers are rounded to bf16 by AVX512_BF16 in either case. Its product alone takes
