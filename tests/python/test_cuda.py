@@ -133,7 +133,8 @@ def test_what_is_skipped_is_what_the_cpu_skips(dtype, finish, problem):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-def test_what_is_not_a_number_is_kept(dtype, dim, sign):
+@pytest.mark.parametrize("options", [{"strategy": "exact"}, {"strategy": "energy", "group_size": 2}])
+def test_what_is_not_a_number_is_kept(dtype, dim, sign, options):
     """A far key that is NaN, of either sign, where all thresholds are above 0, with and without another far key that is
     kept, in the other half of its tile."""
     q = torch.ones(1, 1, 512, dim, dtype=dtype, device=DEVICE)
@@ -144,9 +145,24 @@ def test_what_is_not_a_number_is_kept(dtype, dim, sign):
         k[:, :, 1500, 3] = number
         k[:, :, 1420] = other
         *_, halves = distrattention.scaled_dot_product_attention(
-            q, k, k, strategy="exact", window=0, sinks=128, skip=0.01, return_halves=True
+            q, k, k, window=0, sinks=128, skip=0.01, return_halves=True, **options
         )
         assert (halves[..., 0] == kept).all(), (number, other)
+
+
+@pytest.mark.parametrize("dim", [64, 128])
+@pytest.mark.parametrize("finish", [False, True])
+def test_means_that_are_no_numbers_leave_rows_without_far_keys_alone(dim, finish):
+    """The last row of K makes NaN of the means. Rows before 256 see near keys alone, and share blocks with others."""
+    generator = torch.Generator("cpu").manual_seed(3)
+    q, k, v = (torch.randn(1, 2, 512, dim, generator=generator).to(DEVICE, torch.bfloat16) for _ in range(3))
+    k[:, :, -1] = float("nan")
+    options = {"window": 0, "sinks": 128, "is_causal": True, "return_lse": True}
+    approximation = {"strategy": "energy", "group_size": 2, "order_from": "own", "skip": 0.01, "finish": finish}
+    out, lse = distrattention.scaled_dot_product_attention(q, k, v, **options, **approximation)
+    wanted, wanted_lse = distrattention.scaled_dot_product_attention(q, k, v, **options, strategy="exact")
+    torch.testing.assert_close(out[:, :, :256], wanted[:, :, :256], rtol=0.02, atol=0.02)
+    torch.testing.assert_close(lse[:, :, :256], wanted_lse[:, :, :256], rtol=0.01, atol=0.01)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

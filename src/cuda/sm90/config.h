@@ -82,8 +82,8 @@ enum class ScaleIn : std::uint8_t { softmax, queries };
 // a block of queries has a grouping of its own, a producer warpgroup makes them: it gathers the rows of K^T that are
 // k_hat^T, or fuses (sums) columns of K. runs_: of near keys, and then of all far ones (method, 8; near_far.cuh).
 // listed_: of some of the keys, in halves of 64 that a list names.
-// voted_: near keys and then far ones, of which consumers keep what their rows vote for, by exact scores or by those of
-// Q~ (voted_keys.cuh).
+// voted, voted_exact: near keys and then far ones, of which consumers keep what their rows vote for (voted_keys.cuh).
+// Far keys have queries of their own, Q~ or Q once more, or both have the same.
 enum class KeyLoad : std::uint8_t {
   tma,
   gather,

@@ -260,9 +260,7 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
   }
   const Shared<C> shared(storage);
   Pass<C> pass{p, work, shared, 0, 0, 0};
-  if constexpr (!C::kIsListed) {
-    count_tiles(pass);
-  }
+  count_tiles(pass);
   if (threadIdx.x == 0) {
     init_barriers<C>(shared);
   }
@@ -270,9 +268,6 @@ __global__ void __launch_bounds__(C::kThreads, C::kCtasPerSm) forward(const __gr
     wait_on_dependent_grids();
   }
   launch_dependent_grids();  // after the wait: is_second counts on the first launch's inputs being there
-  if constexpr (C::kIsListed) {
-    count_tiles(pass);  // what is kept is another launch's result
-  }
   __syncthreads();
   if (C::kProducers > 0 && threadIdx.x < kWarpgroup) {
     ptx::setmaxnreg_dec<C::kRegisters.producer>();

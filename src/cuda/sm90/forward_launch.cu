@@ -202,7 +202,8 @@ void ForwardPlan::run(const ForwardTensors& tensors, void* workspace, void* stre
     // Where far keys have queries of their own, they are the same, and nothing is left to finish.
     const bool finishes = std::exchange(p.problem.near.finishes, false);
     const FarOperands far{q, nullptr};
-    run_launches(exact_, dtype_, p, q, &k, v, p.problem.near.skips ? &far : nullptr, stream);
+    const bool has_far_queries = exact_.front().variant->load == KeyLoad::voted;
+    run_launches(exact_, dtype_, p, q, &k, v, has_far_queries ? &far : nullptr, stream);
     p.problem.near.finishes = finishes;
   }
   if (estimates_) {
@@ -243,7 +244,7 @@ void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q
   p.listed.dropped = dropped_.in(workspace);
   const Operand* const keys = product_ == Product::precomputed ? &k_hat : product_ == Product::gathered ? nullptr : &k;
   if (by_one_launch) {
-    const FarOperands far{q_hat, keys};
+    const FarOperands far{q_hat, p.problem.near.skips ? nullptr : keys};
     run_launches(near_far_, dtype_, p, q, &k, v, &far, stream);
   } else {
     run_launches(near_.empty() ? grouped_ : far_, dtype_, p, q_hat, keys, v, nullptr, stream);

@@ -29,8 +29,8 @@ enum class Product : std::uint8_t {
 // By blocks, sums of K's columns for each block of queries cost as much as products of d/2 columns save, and pay for
 // d/4 (docs/kernel-log.md, sm90/forward, steps 55 and 59). Columns that are dropped are saved, but beside K^T, which is
 // made first, and at d = 64 without the kernels of three consumers and of two blocks an SM: that pays for few columns
-// and many keys (step 56). With near keys, k_hat of one grouping has a shape in bf16, where nothing is skipped (step
-// 84).
+// and many keys (step 56). With near keys k_hat has shapes in bf16 for wide heads, where nothing is skipped (steps
+// 84 and 88).
 [[nodiscard]] inline Product product_of(const Problem& problem, const Grouping& grouping) {
   constexpr std::int64_t kFusingRows = 128;  // of a thread block, which makes k_hat for all of them
   constexpr std::int64_t kFewKeys = 4096;

@@ -44,7 +44,7 @@ struct Launches {
                                       const KernelRequest& request);
 
 // What scores of far keys are made of, where a launch takes near keys as well. k: null where keys are gathered from
-// K^T.
+// K^T, or are those of near scores.
 struct FarOperands {
   Operand q;
   const Operand* k;

@@ -1,12 +1,12 @@
 // SPDX-License-Identifier: Apache-2.0
-// The list of compiled shapes of the kernel in forward.cuh that take some of the keys, for both element types:
-//   d = 64    r = 64                Q K^T, Q~ K^T
-//   d = 128   r = 128; r = 64       Q K^T, Q~ K^T; k_hat gathered
+// The list of compiled shapes of forward kernels that take some of the keys, for what no kernel below takes:
+//   d = 64    r = 64                Q K^T, Q~ K^T, in fp16
+//   d = 128   r = 128; r = 64       Q K^T, Q~ K^T, in fp16 and bf16; k_hat gathered, in bf16
 // and in bf16 of near keys, and then of all far ones:
 //   d = 64    Q~ K^T
 //   d = 128   r = 64: k_hat gathered, without LSE; k_hat made beforehand
-// and, for exact attention that skips far keys, d = 64 by blocks of two consumers that vote and share an SM, and d =
-// 128 by three. Columns are padded with zeros, so each serves every smaller r, d and dv as well.
+// and, for all that skips far keys, d = 64 by blocks of two consumers that vote and share an SM, and d = 128 by three.
+// Columns are padded with zeros, so each serves every smaller r, d and dv as well.
 #include <array>
 
 #include "cuda/sm90/listed_keys.cuh"

@@ -57,13 +57,13 @@ class Vote {
     set(kLowest, kLowest);
   }
 
-  // From the first far tile on. less: than the softmax's scores, what votes are cast on.
+  // From the first far tile on. lacking: what the scores that votes are cast on lack of the softmax's.
   __device__ __forceinline__ void set_thresholds(const VotedSoftmax<C>& softmax, float skip_log2,
-                                                 const float (&less)[2]) {
+                                                 const float (&lacking)[2]) {
     float threshold[2];
 #pragma unroll
     for (int r = 0; r < 2; ++r) {
-      const float of_row = softmax.log_of_sum(r, skip_log2) - less[r];
+      const float of_row = softmax.log_of_sum(r, skip_log2) - lacking[r];
       threshold[r] = of_row == -INFINITY ? kLowest : fmaxf(of_row, kLowest);
     }
     set(threshold[0], threshold[1]);

@@ -65,8 +65,8 @@ class VotedSoftmax {
   // Whether a row has seen a score, and none below 0 would raise its reference.
   [[nodiscard]] __device__ __forceinline__ bool is_above_zero(int r) const { return row_max(r) >= 0; }
 
-  // Scores of the row are `by` less from here on. A row that has seen none keeps its reference.
-  __device__ __forceinline__ void lower(int r, float by) { reference_[r] -= is_large(r) ? by : by * scale_; }
+  // Scores of the row are `by` more from here on. A row that has seen none keeps its reference.
+  __device__ __forceinline__ void shift_scores(int r, float by) { reference_[r] += is_large(r) ? by : by * scale_; }
 
   // As an epilogue takes it, where O is kHeadroom times as small.
   [[nodiscard]] __device__ __forceinline__ Softmax<C> result() const {

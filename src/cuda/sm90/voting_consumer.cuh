@@ -2,7 +2,7 @@
 // The consumer of attention that skips far halves of tiles (method, 8), 64 queries of it.
 //
 //   for the halves of the tiles of near keys, then of far ones, 64 keys each:
-//     S = Q K^T, or of far keys where groups estimate them: S = Q~ K^T, less than scores by a constant c of the row
+//     S = Q K^T, or of far keys where groups estimate them: S = Q~ K^T, the score without a constant c of the row
 //     keep the half where one of its scores is above L + ln p, by a vote of the four warps (vote.cuh)
 //     if it is kept: with finish S = Q K^T; row max, P, O += P V
 //
@@ -52,6 +52,12 @@ __device__ __forceinline__ void hide_keys(float (&s)[C::kHalf / 2], const Forwar
   for (int i = 0; i < C::kHalf / 2; ++i) {
     s[i] = row + i / 2 % 2 * 8 < p.row_end ? s[i] : -INFINITY;
   }
+}
+
+// c of a row, from far keys alone: means that are no numbers leave rows alone that see none.
+[[nodiscard]] __device__ inline float dropped_of_far_keys(const ForwardParameters& p, const WorkTile& work, int row) {
+  const bool has_far = row < p.row_end && near_tiles(p.problem, row, visible_keys(p.problem, row)).far_count() > 0;
+  return has_far ? dropped_of(p, work, row) : 0.0F;
 }
 
 // Before P of scores of which these are the thread's largest, of its two rows.
@@ -134,18 +140,18 @@ class VotingConsumer {
       const Stage next = is_last ? stage : stage.next(pass_.shared);
       wait_for_scores();
       if constexpr (kIsWhole) {
-        free_keys_unless(holds_keys, stage);
+        free_keys_if(!holds_keys, stage);
         attend_whole(n, tile, stage);
-        free_keys_unless(!holds_keys, stage);
+        free_keys_if(holds_keys, stage);
         next.wait_for_keys();
       } else {
         attend_half(n, tile, stage, kLower);
         issue_scores(stage, is_far(n), s_, kUpper);
         next.wait_for_keys();
         wait_for_scores();
-        free_keys_unless(holds_keys, stage);
+        free_keys_if(!holds_keys, stage);
         attend_half(n, tile, stage, kUpper);
-        free_keys_unless(!holds_keys, stage);
+        free_keys_if(holds_keys, stage);
       }
       issue_scores(next, is_far(n + 1), s_, kLower);
       if (!is_last) {  // else a consumer that skips might free them before others have freed the stage's values before
@@ -181,8 +187,8 @@ class VotingConsumer {
     ptx::wgmma_wait<0>();
     ptx::warpgroup_fence_operand(s_);
   }
-  __device__ __forceinline__ static void free_keys_unless(bool holds, const Stage& stage) {
-    if (!holds) {
+  __device__ __forceinline__ static void free_keys_if(bool now, const Stage& stage) {
+    if (now) {
       stage.free_keys();
     }
   }
@@ -193,22 +199,22 @@ class VotingConsumer {
     return VotedTile(n < pass_.keys.special ? uniform(read()) : 0);
   }
 
-  // Before the first far tile. What far scores are less than those of the softmax goes from its row max, or, where only
-  // votes are cast on them, from the thresholds.
+  // Before the first far tile. Far scores lack c, so the softmax's scores do from here on; or, where only votes are
+  // cast on estimates, the thresholds.
   __device__ __forceinline__ void begin_far() {
-    float less[2] = {};
+    float lacking[2] = {};
     if constexpr (C::kHasFarQueries) {
 #pragma unroll
       for (int r = 0; r < 2; ++r) {
-        const float dropped = dropped_of(pass_.p, pass_.work, row_() + r * 8);
+        const float dropped = dropped_of_far_keys(pass_.p, pass_.work, row_() + r * 8);
         if (finishes_) {
-          less[r] = dropped;
+          lacking[r] = dropped;
         } else {
-          softmax_.lower(r, dropped);
+          softmax_.shift_scores(r, -dropped);
         }
       }
     }
-    vote_.set_thresholds(softmax_, pass_.p.problem.near.skip_log2, less);
+    vote_.set_thresholds(softmax_, pass_.p.problem.near.skip_log2, lacking);
     kept_ = 0;
   }
   // What the rows do not see of halves.
@@ -322,8 +328,8 @@ __device__ __forceinline__ void consume_voted(const Pass<C>& pass) {
     kept = VotingConsumer<C, decltype(row)>(pass, consumer, row, o, softmax).attend();
   }
   if (C::kHasFarQueries && pass.tiles > pass.keys.near && !p.problem.near.finishes) {
-    softmax.lower(0, -dropped_of(p, pass.work, row()));
-    softmax.lower(1, -dropped_of(p, pass.work, row() + 8));
+    softmax.shift_scores(0, dropped_of_far_keys(p, pass.work, row()));
+    softmax.shift_scores(1, dropped_of_far_keys(p, pass.work, row() + 8));
   }
   store<C>(pass, row(), kAllRows, o, softmax.result(), VotedSoftmax<C>::kHeadroom);
   if (p.listed.halves != nullptr && first_row() < p.row_end && threadIdx.x % kWarpgroup == 0) {
