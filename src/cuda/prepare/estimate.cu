@@ -15,6 +15,7 @@
 #include "common/element.h"
 #include "cuda/dependent_launch.cuh"
 #include "cuda/heuristics.h"
+#include "cuda/near.cuh"
 #include "cuda/tile.cuh"
 
 namespace distr::cuda {
@@ -105,6 +106,16 @@ class ColumnPair {
   Column columns_[2];
   unsigned places_[2][kMembers == 0 ? 1 : kMembers];
 };
+
+// Of a head's rows from `begin` to end - 1, by all threads. first: of the head's.
+__device__ inline void clear_rows_without_far_keys(const DroppedScores& of, std::int64_t first, unsigned begin,
+                                                   unsigned end) {
+  for (unsigned row = begin + threadIdx.x; row < end; row += kThreads) {
+    if (near_tiles(of.problem, row, visible_keys(of.problem, row)).far_count() == 0) {
+      of.dropped[first + row] = 0;
+    }
+  }
+}
 
 // A lane has every 32nd of the dropped columns, and a warp an eighth of the rows in shared memory.
 template <class T>
@@ -221,6 +232,10 @@ __global__ void __launch_bounds__(kThreads) estimate_kernel(const __grid_constan
     if (!is_second && a.dropped.dropped != nullptr) {
       const DroppedColumns<T> dropped(job, a, shared, head, begin / job.block);
       make_all([&](unsigned first, unsigned rows) { dropped.make(shared, first, rows); });
+      if (a.dropped.only_far) {
+        __syncthreads();  // they are there
+        clear_rows_without_far_keys(a.dropped, std::int64_t{head} * job.head_rows, begin, end);
+      }
       return;
     }
   }

@@ -8,6 +8,7 @@
 #include <span>
 
 #include "cuda/prepare/operand.h"
+#include "cuda/problem.h"
 
 namespace distr::cuda {
 
@@ -41,11 +42,13 @@ struct Estimation {
 
 // dropped[batch, heads_q, rows] = sum over a row's dropped columns c of q_c kbar_c, without the scale, for the rows of
 // the first estimation, which is of Q, in groups of one member. The sums are in fp32, and the same as dropped_scores()
-// has.
+// has. With `only_far` rows that see no far key get 0, as means that are no numbers must leave them alone.
 struct DroppedScores {
   const float* key_means = nullptr;  // [batch, heads_kv, blocks or 1, columns]
   float* dropped = nullptr;          // null: none are wanted
   unsigned heads_kv = 1, means = 1;  // means: blocks or 1
+  bool only_far = false;
+  DeviceProblem problem{};  // with only_far
 };
 
 // One launch that makes them.

@@ -196,8 +196,7 @@ struct SharedStorage {
     typename C::KeyLoader::Barriers loader;
   } barriers;
   std::conditional_t<C::kTakesLengths, BatchEntry, NoEntry> entry;
-  // FixedShift's or Vote's, of four threads that share two rows; and what far scores of these lack.
-  float2 shifts[C::kConsumers * kWarpgroup / 4 * (C::kHasFarQueries ? 2 : 1)];
+  float2 shifts[C::kConsumers * kWarpgroup / 4];  // FixedShift's or Vote's, of four threads that share two rows
 };
 
 // What near keys gave: O of them alone, and the row max and sum of the softmax. dv padded as the kernels pad it.

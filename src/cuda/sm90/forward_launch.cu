@@ -239,7 +239,7 @@ void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q
   }
   estimates_->make(tensors.order, estimated,
                    {tensors.key_means, dropped_.in(workspace), static_cast<unsigned>(p.problem.heads_kv),
-                    static_cast<unsigned>(p.problem.near.means)},
+                    static_cast<unsigned>(p.problem.near.means), true, p.problem},
                    stream);
   p.listed.dropped = dropped_.in(workspace);
   const Operand* const keys = product_ == Product::precomputed ? &k_hat : product_ == Product::gathered ? nullptr : &k;

@@ -54,12 +54,6 @@ __device__ __forceinline__ void hide_keys(float (&s)[C::kHalf / 2], const Forwar
   }
 }
 
-// c of a row, from far keys alone: means that are no numbers leave rows alone that see none.
-[[nodiscard]] __device__ inline float dropped_of_far_keys(const ForwardParameters& p, const WorkTile& work, int row) {
-  const bool has_far = row < p.row_end && near_tiles(p.problem, row, visible_keys(p.problem, row)).far_count() > 0;
-  return has_far ? dropped_of(p, work, row) : 0.0F;
-}
-
 // Before P of scores of which these are the thread's largest, of its two rows.
 template <class C>
 __device__ __forceinline__ void raise_references(const float (&largest)[2], float (&o)[C::kValues / 2],
@@ -124,9 +118,6 @@ class VotingConsumer {
 
   // Returns how many halves are kept, of far keys where there are any.
   __device__ __forceinline__ int attend() {
-    if constexpr (C::kHasFarQueries) {
-      store_lacking();
-    }
     ptx::barrier_wait(pass_.shared.queries_full(), 0);
     if constexpr (C::kHasFarQueries) {
       C::KeyLoader::wait_for_far_queries(pass_.shared);
@@ -164,7 +155,6 @@ class VotingConsumer {
     }
     ptx::wgmma_wait<0>();
     ptx::warpgroup_fence_operand(s_);  // its registers are others' from here on
-    end_far();
     return kept_;
   }
 
@@ -203,47 +193,23 @@ class VotingConsumer {
     return VotedTile(n < pass_.keys.special ? uniform(read()) : 0);
   }
 
-  // What far scores of the thread's rows lack. It is found before the loop, in which it would take registers (log, step
-  // 88), and stays in shared memory; the four threads of the rows have the same.
-  [[nodiscard]] __device__ __forceinline__ std::uint32_t lacking() const {
-    return pass_.shared.shift() + C::kConsumers * kWarpgroup / 4 * static_cast<std::uint32_t>(sizeof(float2));
-  }
-  __device__ __forceinline__ void store_lacking() const {
-    const auto of_row = [&](int row) { return __float_as_uint(dropped_of_far_keys(pass_.p, pass_.work, row)); };
-    if (threadIdx.x % 4 == 0) {
-      ptx::store_shared_8(lacking(), make_uint2(of_row(row_()), of_row(row_() + 8)));
-    }
-    __syncwarp();
-  }
-  __device__ __forceinline__ void load_lacking(float (&of_rows)[2]) const {
-    const uint2 bits = ptx::load_shared_8(lacking());
-    of_rows[0] = __uint_as_float(bits.x);
-    of_rows[1] = __uint_as_float(bits.y);
-  }
-
   // Before the first far tile. Far scores lack c, so the softmax's scores do from here on; or, where only votes are
   // cast on estimates, the thresholds.
   __device__ __forceinline__ void begin_far() {
     float lacking[2] = {};
     if constexpr (C::kHasFarQueries) {
-      load_lacking(lacking);
-      if (!finishes_) {
-        softmax_.shift_scores(0, -lacking[0]);
-        softmax_.shift_scores(1, -lacking[1]);
-        lacking[0] = lacking[1] = 0;
+#pragma unroll
+      for (int r = 0; r < 2; ++r) {
+        const float dropped = dropped_of(pass_.p, pass_.work, row_() + r * 8);
+        if (finishes_) {
+          lacking[r] = dropped;
+        } else {
+          softmax_.shift_scores(r, -dropped);
+        }
       }
     }
     vote_.set_thresholds(softmax_, pass_.p.problem.near.skip_log2, lacking);
     kept_ = 0;
-  }
-  // Behind the last tile.
-  __device__ __forceinline__ void end_far() {
-    if (C::kHasFarQueries && !finishes_ && pass_.tiles > pass_.keys.near) {
-      float lacking[2];
-      load_lacking(lacking);
-      softmax_.shift_scores(0, lacking[0]);
-      softmax_.shift_scores(1, lacking[1]);
-    }
   }
   // What the rows do not see of halves.
   template <class... Parts>
@@ -354,6 +320,10 @@ __device__ __forceinline__ void consume_voted(const Pass<C>& pass) {
   int kept = 0;
   if (pass.tiles > 0) {
     kept = VotingConsumer<C, decltype(row)>(pass, consumer, row, o, softmax).attend();
+  }
+  if (C::kHasFarQueries && pass.tiles > pass.keys.near && !p.problem.near.finishes) {
+    softmax.shift_scores(0, dropped_of(p, pass.work, row()));
+    softmax.shift_scores(1, dropped_of(p, pass.work, row() + 8));
   }
   store<C>(pass, row(), kAllRows, o, softmax.result(), VotedSoftmax<C>::kHeadroom);
   if (p.listed.halves != nullptr && first_row() < p.row_end && threadIdx.x % kWarpgroup == 0) {
