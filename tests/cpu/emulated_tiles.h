@@ -42,16 +42,28 @@ struct EmulatedTiles {
   }
   template <int kSum, int kA, int kB>
   static void multiply_add() {
-    for (std::size_t m = 0; m < kRows; ++m) {
+    using Row = std::array<float, kRows>;
+    std::array<std::array<Row, 2>, kRows> b;  // its first halves and its second ones, as floats
+    for (std::size_t k = 0; k < kRows; ++k) {
       for (std::size_t n = 0; n < kRows; ++n) {
-        std::array<float, 2> sums{};
-        for (std::size_t k = 0; k < kRows; ++k) {
-          const auto a = halves(tiles[kA][m][k]), b = halves(tiles[kB][k][n]);
-          for (std::size_t half = 0; half < 2; ++half) {
-            sums[half] = normal(std::fma(a[half], b[half], sums[half]));
+        const auto pair = halves(tiles[kB][k][n]);
+        b[k][0][n] = pair[0];
+        b[k][1][n] = pair[1];
+      }
+    }
+    for (std::size_t m = 0; m < kRows; ++m) {
+      std::array<Row, 2> sums{};
+      for (std::size_t k = 0; k < kRows; ++k) {
+        const auto a = halves(tiles[kA][m][k]);
+        for (std::size_t half = 0; half < 2; ++half) {
+          for (std::size_t n = 0; n < kRows; ++n) {
+            // A product of two numbers of bf16 is a float, so this rounds once, as the instruction does.
+            sums[half][n] = normal(a[half] * b[k][half][n] + sums[half][n]);
           }
         }
-        tiles[kSum][m][n] = normal(normal(tiles[kSum][m][n]) + normal(sums[0] + sums[1]));
+      }
+      for (std::size_t n = 0; n < kRows; ++n) {
+        tiles[kSum][m][n] = normal(normal(tiles[kSum][m][n]) + normal(sums[0][n] + sums[1][n]));
       }
     }
   }
@@ -70,7 +82,7 @@ struct EmulatedTiles {
     std::memcpy(static_cast<void*>(pair.data()), &word, sizeof(word));
     return {normal(common::to_float(pair[0])), normal(common::to_float(pair[1]))};
   }
-  static float normal(float value) { return std::fpclassify(value) == FP_SUBNORMAL ? 0 : value; }
+  static float normal(float value) { return std::abs(value) < std::numeric_limits<float>::min() ? 0 : value; }
 
   static inline thread_local std::array<Tile, 8> tiles{};
 };
