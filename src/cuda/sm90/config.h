@@ -134,8 +134,8 @@ struct Config {
   static constexpr bool kIsRuns = is_runs(KeyLoader::kLoad);
   static constexpr bool kVotes = KeyLoader::kLoad == KeyLoad::voted_exact || KeyLoader::kLoad == KeyLoad::voted;
   static constexpr bool kHasFarQueries = KeyLoader::kLoad == KeyLoad::voted;  // in a place of their own
-  static constexpr int kKeys =                                                // of a tile
-      kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 ? 256 : 128;
+  // Of a tile.
+  static constexpr int kKeys = kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 ? 256 : 128;
   // Whether it caps scores where it is asked to, as shapes of exact attention do; and whether it takes sliding windows.
   // With tiles of 256 keys there are no registers for the one, and at r = 16 for neither: the compiler would wait
   // after every wgmma (C7512; docs/kernel-log.md, sm90/forward, step 69).
@@ -184,8 +184,8 @@ struct NoEntry {};
 // what consumers keep.
 template <class C>
 struct SharedStorage {
-  SharedTile<typename C::QueryTile>
-      queries[C::kConsumers * (C::kHasFarQueries ? 2 : 1)];  // of near keys, and then of far ones
+  // Of near keys, and then of far ones.
+  SharedTile<typename C::QueryTile> queries[C::kConsumers * (C::kHasFarQueries ? 2 : 1)];
   SharedTile<typename C::KeyTile> keys[C::kStages];
   SharedTile<typename C::ValueTile> values[C::kStages];
   typename C::KeyLoader::template Storage<C> loader;

@@ -4,7 +4,7 @@
 //
 //   All threads of the producer warpgroup together copy kRowsPerPass rows of a tile [columns][keys] at once by
 //   cp.async, 8 keys each. What they copied becomes visible to wgmma by a proxy fence, before the tile is full: a tile
-//   is published when kLag later ones are on their way.
+//   is published when the next one is on its way.
 #pragma once
 
 #include <cstddef>
@@ -19,7 +19,7 @@
 
 namespace distr::cuda::sm90 {
 
-template <class C, int kLag, class SharedOf>
+template <class C>
 class Gatherer;
 
 struct GatherKeys {
@@ -58,7 +58,7 @@ struct GatherKeys {
   // By all threads of the warpgroup.
   template <class C>
   __device__ __forceinline__ static void load_tiles(const Pass<C>& pass) {
-    Gatherer<C, 1, Shared<C>> gatherer(pass.p, pass.work, pass.shared, pass.p.problem.groups);
+    Gatherer<C> gatherer(pass);
 #pragma unroll 1
     for (int n = 0; n < pass.tiles; ++n) {
       const auto state = pass.state(n);
@@ -76,32 +76,27 @@ struct GatherKeys {
   __device__ static void prefetch(const ForwardParameters& /*p*/, const WorkTile& /*next*/) {}
 };
 
-// `kept`: columns that the block keeps, of its order; without an order they are the first ones.
-template <class C, int kLag, class SharedOf>
+template <class C>
 class Gatherer {
  public:
-  template <class Parameters>
-  __device__ __forceinline__ Gatherer(const Parameters& p, const WorkTile& work, const SharedOf& shared, int kept)
-      : shared_(shared), last_(p.column_stride - kChunk) {
+  __device__ __forceinline__ explicit Gatherer(const Pass<C>& pass)
+      : shared_(pass.shared), last_(pass.p.column_stride - kChunk) {
+    const ForwardParameters& p = pass.p;
     const DeviceProblem& problem = p.problem;
+    const WorkTile& work = pass.work;
     const int columns = problem.head_dim;  // the row of K^T after them is zero
     const std::int64_t query_head = work.batch * problem.heads_q + work.head;
     const std::int32_t* const order =
-        p.order == nullptr
-            ? nullptr
-            : p.order +
-                  (query_head * problem.blocks + static_cast<unsigned>(work.row) / problem.rows_of_block) * columns;
+        p.order + (query_head * problem.blocks + static_cast<unsigned>(work.row) / problem.rows_of_block) * columns;
     // A warp's rows by a part of the table that no other warp has, so that it needs no barrier: loads straight to
     // registers cost too many.
     constexpr int kWarpRows = kRowsPerPass * 32 / kWarpgroup;
     const int first = static_cast<int>(threadIdx.x) / 32 * kWarpRows;
-    auto& row_of = shared.storage.loader.row_of;
+    auto& row_of = shared_.storage.loader.row_of;
 #pragma unroll 1
     for (int i = static_cast<int>(threadIdx.x) % 32; i < kPasses * kWarpRows; i += 32) {
       const int group = i / kWarpRows * kRowsPerPass + first + i % kWarpRows;
-      row_of[group] = static_cast<unsigned>(group >= kept      ? columns
-                                            : order == nullptr ? group
-                                                               : order[group]) *
+      row_of[group] = static_cast<unsigned>(group >= problem.groups ? columns : order[group]) *
                       static_cast<unsigned>(p.column_stride * sizeof(typename C::Element));
     }
     __syncwarp();
@@ -128,21 +123,14 @@ class Gatherer {
       }
     });
     ptx::cp_async_commit();
-    ptx::cp_async_wait<kLag>();
-    publish(pending_[kLag - 1]);
-#pragma unroll
-    for (int i = kLag - 1; i > 0; --i) {
-      pending_[i] = pending_[i - 1];
-    }
-    pending_[0] = shared_.keys_full(stage);
+    ptx::cp_async_wait<1>();
+    publish(pending_);
+    pending_ = shared_.keys_full(stage);
   }
   // Publishes what is still on its way.
   __device__ __forceinline__ void finish() {
     ptx::cp_async_wait<0>();
-#pragma unroll
-    for (int i = kLag - 1; i >= 0; --i) {
-      publish(pending_[i]);
-    }
+    publish(pending_);
   }
 
  private:
@@ -172,11 +160,11 @@ class Gatherer {
     }
   }
 
-  const SharedOf& shared_;
-  const std::uint16_t* k_;            // K^T of the head
-  std::int64_t last_;                 // where the last 8 keys of a row begin
-  std::uint32_t pending_[kLag] = {};  // full barriers of the tiles on their way, the last one first
-  unsigned rows_[kPasses];            // where this thread's rows of K^T begin, in bytes
+  const Shared<C>& shared_;
+  const std::uint16_t* k_;     // K^T of the head
+  std::int64_t last_;          // where the last 8 keys of a row begin
+  std::uint32_t pending_ = 0;  // full barrier of the tile on its way
+  unsigned rows_[kPasses];     // where this thread's rows of K^T begin, in bytes
 };
 
 }  // namespace distr::cuda::sm90

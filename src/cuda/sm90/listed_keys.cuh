@@ -123,7 +123,7 @@ struct ListedGatherKeys : GatherKeys {
     if (pass.used == 0 && warp == 0 && issues) {
       load_queries(pass);
     }
-    Gatherer<C, 1, Shared<C>> gatherer(pass.p, pass.work, pass.shared, pass.p.problem.groups);
+    Gatherer<C> gatherer(pass);
     KeyListReader reader(KeyList(pass.p, pass.work));
 #pragma unroll 1
     for (int n = 0; n < pass.tiles; ++n) {

@@ -17,15 +17,15 @@
 
 namespace distr::cuda::sm90 {
 
-// The addresses of queries and of a ring of keys, which several kernels' storages have.
-template <class C, class Storage>
-class KeyRing : public SharedAddresses<Storage> {
+template <class C>
+class Shared : public SharedAddresses<typename C::Storage> {
+  using Storage = typename C::Storage;
   using Barriers = typename Storage::Barriers;
 
  public:
   using SharedAddresses<Storage>::SharedAddresses;
 
-  // Of a consumer, or of a group of them.
+  // Of a consumer; behind all of them those of far keys, where these have their own.
   [[nodiscard]] __device__ std::uint32_t queries(int index) const {
     return this->tile(offsetof(Storage, queries), sizeof(Storage::queries[0]), index);
   }
@@ -41,16 +41,6 @@ class KeyRing : public SharedAddresses<Storage> {
   [[nodiscard]] __device__ std::uint32_t keys_empty(int stage) const {
     return this->barrier(offsetof(Barriers, keys_empty), stage);
   }
-};
-
-template <class C>
-class Shared : public KeyRing<C, typename C::Storage> {
-  using Storage = typename C::Storage;
-  using Barriers = typename Storage::Barriers;
-
- public:
-  using KeyRing<C, Storage>::KeyRing;
-
   [[nodiscard]] __device__ std::uint32_t values(int stage) const {
     return this->tile(offsetof(Storage, values), sizeof(Storage::values[0]), stage);
   }
@@ -220,23 +210,27 @@ __device__ __forceinline__ void load_keys(const Pass<C>& pass, int n, std::uint3
   }
 }
 
+// Of all consumers, to the places from the first-th on.
 template <class C>
-__device__ inline void load_queries(const Pass<C>& pass) {
-  const std::uint32_t full = pass.shared.queries_full();
+__device__ inline void load_queries(const Pass<C>& pass, const CUtensorMap& map, std::uint32_t full, int first) {
   ptx::barrier_arrive_expect_tx(full, C::kConsumers * C::QueryTile::kBytes);
   for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
-    const std::uint32_t tile = pass.shared.queries(consumer);
+    const std::uint32_t tile = pass.shared.queries(first + consumer);
     const int row = pass.work.row + 64 * consumer;
     if constexpr (C::kTakesLengths) {
       if (pass.has_entry() && pass.p.lengths.packed) {
         const BatchEntry& entry = pass.shared.storage.entry;
-        tma_load_tile<typename C::QueryTile>(tile, pass.queries_map(), full, row_before_end(row, entry.row_end),
-                                             pass.work.head, entry.q_axis, kEntryRows);
+        tma_load_tile<typename C::QueryTile>(tile, map, full, row_before_end(row, entry.row_end), pass.work.head,
+                                             entry.q_axis, kEntryRows);
         continue;
       }
     }
-    tma_load_tile<typename C::QueryTile>(tile, pass.queries_map(), full, row, pass.work.head, pass.work.batch);
+    tma_load_tile<typename C::QueryTile>(tile, map, full, row, pass.work.head, pass.work.batch);
   }
+}
+template <class C>
+__device__ inline void load_queries(const Pass<C>& pass) {
+  load_queries(pass, pass.queries_map(), pass.shared.queries_full(), 0);
 }
 
 // V of tile n, as soon as a stage is free.

@@ -108,12 +108,7 @@ struct VotedKeys : VotedExactKeys {
   }
   template <class C>
   __device__ static void load_far_queries(const Pass<C>& pass) {
-    const std::uint32_t full = far_queries_full(pass.shared);
-    ptx::barrier_arrive_expect_tx(full, C::kConsumers * C::QueryTile::kBytes);
-    for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
-      tma_load_tile<typename C::QueryTile>(pass.shared.queries(C::kConsumers + consumer), pass.p.far_q, full,
-                                           pass.work.row + 64 * consumer, pass.work.head, pass.work.batch);
-    }
+    load_queries(pass, pass.p.far_q, far_queries_full(pass.shared), C::kConsumers);
   }
 
  private:
