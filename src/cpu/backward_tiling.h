@@ -62,7 +62,7 @@ class BackwardTiling {
  public:
   BackwardTiling(const Problem& problem, const Grouping& grouping)
       : problem_(problem),
-        tiles_(problem, grouping),
+        tiles_(problem, grouping, kTileQueries),
         dq_stride_(DqLayout(problem, grouping).stride),
         strips_(std::max<std::int64_t>(1, common::ceil_div(problem.seq_k, kTileKeys))),
         mask_strides_(contiguous_mask_strides(problem.mask)) {}
@@ -114,6 +114,11 @@ class BackwardTiling {
   std::int64_t strips_;
   std::array<std::int64_t, 4> mask_strides_;
 };
+
+// Rows of queries whose P and dS are computed together.
+constexpr std::int64_t backward_rows_per_step(Products products) {
+  return products == Products::of_pairs_in_tiles ? kBackwardRowsPerStepOfTiles : kRowsPerStep;
+}
 
 // Where a thread's tiles lie in its part of the workspace, in floats.
 struct BackwardScratch {

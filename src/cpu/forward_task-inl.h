@@ -39,9 +39,10 @@ class ForwardTask {
         mask_(problem.mask, tensors.mask),
         tile_(tile),
         h_kv_(tile.h / (problem.heads_q / problem.heads_kv)),
-        d_stride_(padded(problem.head_dim)),
+        d_stride_(query_stride(problem, Arithmetic::kProducts)),
         dv_stride_(padded(problem.head_dim_v)),
-        unit_(problem, mask_) {
+        unit_(problem, mask_),
+        states_(scratch + ForwardScratch(problem, grouping, Arithmetic::kProducts).sums) {
     const ForwardScratch offsets(problem, grouping, Arithmetic::kProducts);
     auto* operands = reinterpret_cast<Word*>(scratch);
     q_hat_ = operands + offsets.q_hat;
@@ -62,7 +63,7 @@ class ForwardTask {
   void run(std::int64_t first_key, std::int64_t end_key) {
     [[maybe_unused]] const typename Arithmetic::Session session;
     load_queries();
-    std::fill_n(o_, tile_.rows * dv_stride_, 0.0F);
+    clear();
     const common::KeySpan visible = common::visible_keys(problem_, tile_.first, tile_.rows);
     const std::int64_t end = std::min(end_key, visible.end);
     first_key = std::max(first_key, visible.first / kTileKeys * kTileKeys);
@@ -81,7 +82,7 @@ class ForwardTask {
 
   void write_output() {
     for (std::int64_t n = 0; n < tile_.rows; ++n) {
-      const RowState& state = states_[static_cast<std::size_t>(n)];
+      const RowState state = states_.of(n);
       const std::int64_t i = tile_.first + n;
       scale_row(o_row(n), dv_stride_, state.sum == 0 ? 0.0F : 1.0F / state.sum);
       store_row(o_row(n), problem_.head_dim_v, output_row(n));
@@ -101,26 +102,20 @@ class ForwardTask {
   // A split's result, to be merged by merge_partial().
   void save_partial(float* partial) const {
     std::copy_n(o_, tile_.rows * dv_stride_, partial);
-    float* states = partial + kTileQueries * dv_stride_;
+    auto* states = reinterpret_cast<RowState*>(partial + kTileQueries * dv_stride_);
     for (std::int64_t n = 0; n < tile_.rows; ++n) {
-      states[2 * n] = states_[static_cast<std::size_t>(n)].maximum;
-      states[2 * n + 1] = states_[static_cast<std::size_t>(n)].sum;
+      states[n] = states_.of(n);
     }
   }
 
   // Adds what save_partial() left to this task, which starts from clear().
   void merge_partial(const float* partial) {
-    const float* states = partial + kTileQueries * dv_stride_;
+    const auto* states = reinterpret_cast<const RowState*>(partial + kTileQueries * dv_stride_);
     for (std::int64_t n = 0; n < tile_.rows; ++n) {
-      RowState& state = states_[static_cast<std::size_t>(n)];
-      const RowState other{states[2 * n], states[2 * n + 1]};
-      if (other.sum == 0) {
+      if (states[n].sum == 0) {
         continue;  // saw no key
       }
-      const float maximum = std::max(state.maximum, other.maximum);
-      const float keep = state.maximum == maximum ? 1.0F : power_of_2((state.maximum - maximum) * unit_.to_log2);
-      const float take = other.maximum == maximum ? 1.0F : power_of_2((other.maximum - maximum) * unit_.to_log2);
-      state = {maximum, state.sum * keep + other.sum * take};
+      const auto [keep, take] = states_.merge(n, states[n], unit_.to_log2);
       scale_or_clear_row(o_row(n), dv_stride_, keep);
       for (std::int64_t c = 0; c < dv_stride_ && take != 0; ++c) {
         o_row(n)[c] += partial[n * dv_stride_ + c] * take;
@@ -128,7 +123,10 @@ class ForwardTask {
     }
   }
 
-  void clear() { std::fill_n(o_, tile_.rows * dv_stride_, 0.0F); }
+  void clear() {
+    std::fill_n(o_, tile_.rows * dv_stride_, 0.0F);
+    states_.clear(tile_.rows);
+  }
 
  private:
   static constexpr std::int64_t kRows = rows_per_step(Arithmetic::kProducts);  // that go through a step together
@@ -146,15 +144,15 @@ class ForwardTask {
     // P is 2^kRescaleThreshold at most.
     const int exponent = std::ilogb(static_cast<double>(problem_.seq_k)) + 2 + static_cast<int>(kRescaleThreshold);
     value_scale_ = std::ldexp(1.0F, -exponent);
-    states_ = {};
     run(0, problem_.seq_k);
     std::array<float, kMaxHeadDim> before;
     for (std::int64_t n = 0; n < tile_.rows; ++n) {
       float* after = o_row(n);
+      const float sum = states_.of(n).sum;
       load_row(output_row(n), problem_.head_dim_v, before.data());
       for (std::int64_t c = 0; c < problem_.head_dim_v; ++c) {
         const float kept = before[static_cast<std::size_t>(c)];
-        after[c] = std::isfinite(kept) ? kept : enlarged(after[c] / states_[static_cast<std::size_t>(n)].sum, exponent);
+        after[c] = std::isfinite(kept) ? kept : enlarged(after[c] / sum, exponent);
       }
       store_row(after, problem_.head_dim_v, output_row(n));
     }
@@ -197,8 +195,8 @@ class ForwardTask {
   // The near scores are in; nothing is counted yet.
   void start_votes() {
     votes_.counts = {};
-    for (std::size_t n = 0; n < static_cast<std::size_t>(tile_.rows); ++n) {
-      votes_.find_bound(n, states_[n], unit_.is_raw ? problem_.softmax_scale() : 1, grouping_.skip);
+    for (std::int64_t n = 0; n < tile_.rows; ++n) {
+      votes_.find_bound(n, states_.of(n), unit_.is_raw ? problem_.softmax_scale() : 1, grouping_.skip);
     }
   }
 
@@ -233,9 +231,13 @@ class ForwardTask {
       for (std::int64_t n = 0; n < segment.rows; n += kRows) {
         const std::int64_t first = segment.first + n;
         const std::int64_t rows = std::min(kRows, segment.rows - n);
+        if (!see_any(problem_, tile_.first + first, rows, first_key_, keys_)) {
+          continue;
+        }
         Arithmetic::multiply({q_hat + first * d_stride_, d_stride_, 1, k_hat_rows.data(), scores_, kTileKeys, rows,
                               padded_keys_, scored.template columns<Word>(), false});
-        for (std::int64_t row = 0; row < rows; ++row) {
+        const bool all_are_finished = is_finished(first, all) && is_finished(first + rows - 1, all);
+        for (std::int64_t row = 0; row < rows && !all_are_finished; ++row) {
           finish_row(first + row, scores_ + row * kTileKeys, all);
         }
         take_rows(first, rows, scores_, all);
@@ -355,8 +357,8 @@ class ForwardTask {
     }
     for (std::int64_t row = 0; row < rows; ++row) {
       const std::int64_t n = first + row;
-      online_softmax(scores + row * kTileKeys, range.padded, unit_.to_log2, states_[static_cast<std::size_t>(n)],
-                     o_row(n), dv_stride_, p_ + row * kTileKeys);
+      states_.attend(n, scores + row * kTileKeys, range.padded, unit_.to_log2, o_row(n), dv_stride_,
+                     p_ + row * kTileKeys, !outliers_.empty());
     }
     Arithmetic::multiply({weights, kTileKeys, 1, v_rows_.data() + words<Word>(range.first), o_row(first), dv_stride_,
                           rows, round_up(problem_.head_dim_v, vector_length()), words<Word>(range.keys), true});
@@ -375,16 +377,16 @@ class ForwardTask {
   std::int64_t h_kv_;
   std::int64_t d_stride_, dv_stride_;
   ScoreUnit unit_;
-  Word* q_hat_;            // [128, d]
-  Word* q_;                // [128, d]; q_hat itself where all columns are kept, or no key is near
+  RowStates states_;
+  Word* q_hat_;            // [256, d]
+  Word* q_;                // [256, d]; q_hat itself where all columns are kept, or no key is near
   Word* k_transposed_;     // [d, 128]
   Word* k_hat_;            // [r, 128]
   Word* v_;                // [128, dv]
-  Word* p_;                // [24 or 128, 128], of pairs
+  Word* p_;                // [24 or 64, 128], of pairs
   float* scores_;          // likewise; [64, 128] where halves are skipped
-  float* o_;               // [128, dv]
+  float* o_;               // [256, dv]
   float value_scale_ = 1;  // a power of 2
-  std::array<RowState, kTileQueries> states_{};
   Segments segments_;
   std::int64_t first_key_ = 0, keys_ = 0, padded_keys_ = 0;  // of the tile of keys
   std::vector<Outlier> outliers_;                            // of V

@@ -162,7 +162,8 @@ class ScoreGradient {
   float* d_s;   // [128, 128]
 
  private:
-  static constexpr std::int64_t kRows = rows_per_step(Arithmetic::kProducts);  // that go through a step together
+  static constexpr std::int64_t kRows =
+      backward_rows_per_step(Arithmetic::kProducts);  // that go through a step together
 
   [[nodiscard]] const T* o_start(const void* data) const {
     return static_cast<const T*>(data) + tile.b * problem_.o.batch + tile.h * problem_.o.head +

@@ -49,7 +49,7 @@ struct Segment {
 };
 
 struct Segments {
-  std::array<Segment, kTileQueries> all;
+  std::array<Segment, kTaskQueries> all;
   std::int64_t count = 0;
 
   [[nodiscard]] Segment* begin() { return all.data(); }
@@ -232,6 +232,13 @@ struct ScoreUnit {
   float to_log2;      // from this unit to logarithms to the base 2
   Factor to_natural;  // from this unit to S
 };
+
+// Whether one of the rows from query i on sees one of the keys, if the mask lets it.
+inline bool see_any(const Problem& problem, std::int64_t i, std::int64_t rows, std::int64_t first_key,
+                    std::int64_t keys) {
+  const common::KeySpan visible = common::visible_keys(problem, i, rows);
+  return visible.first < first_key + keys && first_key < visible.end;
+}
 
 // Whether query i sees all of so many keys, if the mask lets it.
 inline bool sees_all(const Problem& problem, std::int64_t i, std::int64_t first_key, std::int64_t keys) {

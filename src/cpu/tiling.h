@@ -27,26 +27,21 @@ constexpr std::int64_t rows_per_step(Products products) {
   return products == Products::of_pairs_in_tiles ? kRowsPerStepOfTiles : kRowsPerStep;
 }
 
-// A task's rows: whole blocks where blocks are short, a part of one block where they are long, and 128 rows whatever
-// the blocks are where keys are near or far.
+// A task's rows: whole blocks where blocks are short, a part of one block where they are long, and the most there may
+// be whatever the blocks are where keys are near or far.
 struct QueryTile {
   std::int64_t b, h, first, rows;
 };
 
 class ForwardTiling {
  public:
-  ForwardTiling(const Problem& problem, const Grouping& grouping) : problem_(problem) {
-    const std::int64_t block = is_exact(grouping) ? problem.seq_q : std::min(grouping.block, problem.seq_q);
-    if (common::has_near_keys(grouping)) {
-      span_ = kTileQueries;
-    } else if (block <= kTileQueries && !is_exact(grouping)) {
-      span_ = block * (kTileQueries / std::max<std::int64_t>(block, 1));
-    } else {
-      span_ = block;
+  // Tiles have `rows` queries at most, or kTileQueries where there would be too few of them.
+  ForwardTiling(const Problem& problem, const Grouping& grouping, std::int64_t rows = kTaskQueries)
+      : problem_(problem) {
+    cut_rows(grouping, rows);
+    if (num_tiles() < kEnoughTasks) {
+      cut_rows(grouping, kTileQueries);
     }
-    tiles_per_span_ = common::ceil_div(span_, kTileQueries);
-    tile_rows_ = tiles_per_span_ == 0 ? 0 : common::ceil_div(span_, tiles_per_span_);  // 65 + 64, not 128 + 1
-    tiles_per_head_ = span_ == 0 ? 0 : common::ceil_div(problem.seq_q, span_) * tiles_per_span_;
     const std::int64_t tiles = num_tiles();
     // What is skipped depends on all near keys of a row, so one task takes all keys of its rows then.
     if (tiles > 0 && tiles < kEnoughTasks && grouping.skip == 0) {
@@ -77,6 +72,20 @@ class ForwardTiling {
   }
 
  private:
+  void cut_rows(const Grouping& grouping, std::int64_t rows) {
+    const std::int64_t block = is_exact(grouping) ? problem_.seq_q : std::min(grouping.block, problem_.seq_q);
+    if (common::has_near_keys(grouping)) {
+      span_ = rows;
+    } else if (block <= rows && !is_exact(grouping)) {
+      span_ = block * (rows / std::max<std::int64_t>(block, 1));
+    } else {
+      span_ = block;
+    }
+    tiles_per_span_ = common::ceil_div(span_, rows);
+    tile_rows_ = tiles_per_span_ == 0 ? 0 : common::ceil_div(span_, tiles_per_span_);  // 129 + 128, not 256 + 1
+    tiles_per_head_ = span_ == 0 ? 0 : common::ceil_div(problem_.seq_q, span_) * tiles_per_span_;
+  }
+
   const Problem& problem_;
   std::int64_t span_ = 0;  // rows that tiles must not straddle the ends of
   std::int64_t tiles_per_span_ = 0;
@@ -100,23 +109,29 @@ class ForwardTiling {
   return is_exact(grouping) ? 0 : std::max(num_groups(problem, grouping), pairs) * kTileKeys;
 }
 
+// Words from row to row of a forward's q_hat: all columns, and of pairs two words more that the means of the keys need.
+[[nodiscard]] inline std::int64_t query_stride(const Problem& problem, Products products) {
+  return padded(products == Products::of_floats ? problem.head_dim : common::ceil_div(problem.head_dim, 2) + 2);
+}
+
 // Where a thread's tiles lie in its part of the workspace, in floats.
 struct ForwardScratch {
   ForwardScratch(const Problem& problem, const Grouping& grouping, Products products) {
-    const std::int64_t d = padded(problem.head_dim);
+    const std::int64_t queries = kTaskQueries * query_stride(problem, products);
     const std::int64_t dv = padded(problem.head_dim_v);
-    q_hat = take(kTileQueries * d);
-    q = take(common::has_near_keys(grouping) && !is_exact(grouping) ? kTileQueries * d : 0);
-    k_transposed = take(d * kTileKeys);
+    q_hat = take(queries);
+    q = take(common::has_near_keys(grouping) && !is_exact(grouping) ? queries : 0);
+    k_transposed = take(padded(problem.head_dim) * kTileKeys);
     k_hat = take(k_hat_floats(problem, grouping, products));
     v = take(kTileKeys * dv);
     p = take(products == Products::of_floats ? 0 : rows_per_step(products) * kTileKeys);
     // Where halves are skipped, no segment has more than 64 rows.
     scores = take((grouping.skip > 0 ? common::kSkipRows : rows_per_step(products)) * kTileKeys);
-    o = take(kTileQueries * dv);
+    o = take(kTaskQueries * dv);
+    sums = take(kTaskQueries * kPadding);
   }
 
-  std::int64_t q_hat, q, k_transposed, k_hat, v, p, scores, o;
+  std::int64_t q_hat, q, k_transposed, k_hat, v, p, scores, o, sums;
   std::int64_t total = 0;
 
  private:
@@ -139,7 +154,8 @@ template <class Tensors>
   return {WorkspaceLayout(bytes_of(kPadding)), {{tile, tasks, threads, 0}}, {tile}, {}};
 }
 
-// A split task leaves O not yet divided by the row sums, then the rows' maxima and sums.
+// A split task leaves O not yet divided by the row sums, then the rows' maxima and sums. Where tasks are split, there
+// are too few for more than kTileQueries rows each.
 [[nodiscard]] inline std::int64_t partial_floats(const Problem& problem) {
   return kTileQueries * (padded(problem.head_dim_v) + kPadding);
 }

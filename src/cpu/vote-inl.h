@@ -67,13 +67,14 @@ struct Halves {
 
 // What a tile of queries skips by, and how much it kept.
 struct Votes {
-  std::array<float, kTileQueries> dropped{};  // of a row: what all its far scores lack, in their unit
-  std::array<float, kTileQueries> bounds{};   // what a far score of the row must exceed
-  std::array<std::int32_t, 2 * kTileQueries / common::kSkipRows> counts{};  // of halves that 64 rows keep, and see
+  std::array<float, kTaskQueries> dropped{};  // of a row: what all its far scores lack, in their unit
+  std::array<float, kTaskQueries> bounds{};   // what a far score of the row must exceed
+  std::array<std::int32_t, 2 * kTaskQueries / common::kSkipRows> counts{};  // of halves that 64 rows keep, and see
 
   // L + ln p, where L is the log-sum-exp of the row's near scores. Any score that is seen exceeds the bound where the
   // row sees no near key, and where the bound is NaN.
-  void find_bound(std::size_t n, const RowState& near, double to_natural, double skip) {
+  void find_bound(std::int64_t row, const RowState& near, double to_natural, double skip) {
+    const auto n = static_cast<std::size_t>(row);
     const double bound = static_cast<double>(near.maximum) +
                          (std::log(static_cast<double>(near.sum)) + std::log(skip)) / to_natural -
                          static_cast<double>(dropped[n]);

@@ -244,6 +244,23 @@ TEST_F(CpuTiles, ComputeOddNumbersOfKeysColumnsAndRows) {
   }
 }
 
+// So many heads that tasks have more than 128 rows each.
+TEST_F(CpuTiles, ComputeManyHeads) {
+  for (const Causal causal : {Causal::none, Causal::top_left}) {
+    for (const double skip : {0.0, 0.01}) {
+      Case test_case = test::square(300, 20, causal, {.strategy = Strategy::energy, .group_size = 2, .block = 128});
+      test_case.problem.heads_q = test_case.problem.heads_kv = 32;
+      test_case.problem = contiguous(test_case.problem);
+      if (skip > 0) {
+        test_case.grouping.window = 20;
+        test_case.grouping.skip = skip;
+      }
+      Instance instance(test::with_dtype(test_case, DType::bf16));
+      EXPECT_EQ(test::check_forward(forward_in_tiles, instance), "") << "skip " << skip;
+    }
+  }
+}
+
 TEST_F(CpuTiles, HaveTheSameBitsForAnyNumberOfThreads) {
   for (const char* name : {"odd sizes", "causal, square", "lsh, short last group", "near, given"}) {
     Instance instance(test::with_dtype(test::find(name), DType::bf16));

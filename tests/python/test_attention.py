@@ -195,6 +195,29 @@ def test_group_size_1_is_exact_to_the_bit():
         assert torch.equal(exact, scaled_dot_product_attention(q, k, v, strategy=strategy, group_size=1))
 
 
+ALONE = {
+    "exact": Settings("exact"),
+    "energy": Settings("energy", 2),
+    "lsh, short blocks": Settings("lsh", 2, block_size=3),
+    "near": Settings("energy", 2, block_size=32, window=20, sinks=1),
+    "skip": Settings("energy", 4, window=20, sinks=1, skip=0.01, finish=True),
+    "exact, skip": Settings("exact", window=20, sinks=1, skip=0.01),
+}
+
+
+@pytest.mark.parametrize("settings", ALONE.values(), ids=ALONE)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("is_causal", [False, True])
+def test_a_head_has_the_same_bits_alone_and_among_many(settings, dtype, is_causal):
+    # The CPU's tasks have more rows where there are many heads.
+    q, k, v = (torch.randn(32, 2, 300, 16).to(dtype) for _ in range(3))
+    out, lse = scaled_dot_product_attention(q, k, v, is_causal=is_causal, settings=settings, return_lse=True)
+    one, its_lse = scaled_dot_product_attention(
+        q[9:10], k[9:10], v[9:10], is_causal=is_causal, settings=settings, return_lse=True
+    )
+    assert torch.equal(out[9:10], one) and torch.equal(lse[9:10], its_lse)
+
+
 def test_auto_approximates_only_where_a_group_size_is_given(caplog):
     q, k, v = (torch.randn(1, 1, 2100, 64) for _ in range(3))
     exact, energy = (scaled_dot_product_attention(q, k, v, strategy=strategy) for strategy in ("exact", "energy"))
