@@ -19,8 +19,8 @@ inline constexpr std::array kCrossoversOfPairs{common::Crossover{64, 4096}, comm
 // With near keys pairs gain 1.11 to 1.13 at d = 64 and N = 8192 and 16384, and 1.14 to 1.19 at d = 128
 // (bench/results/cpu/near.json).
 inline constexpr std::int64_t kNearPairsPay = 128;
-// AMX leaves the products a still smaller part of the time: at G = 2 `energy` is 0.96 to 1.15 times as quick as exact
-// attention (bench/results/cpu/torch_xeon.json).
+// AMX leaves the products a still smaller part of the time: at G = 2 `energy` is 1.00 to 1.05 times as quick as exact
+// attention in the middle (bench/results/cpu/torch_xeon.json).
 inline constexpr bool kApproximationsPayInTiles = false;
 
 // Rows of Q and of K (m) in a tile: K^T, k_hat and V of a tile are some 200 KB in fp32 at d = 128, which a second-level
