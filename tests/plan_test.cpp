@@ -116,9 +116,36 @@ TEST(Plan, TakesTheKernelAndTheTileThatAreNamed) {
   execution.tile_rows = 100;
   const Problem floats = test::with_dtype(test_case, DType::f32).problem;
   EXPECT_EQ(failure([&] { (void)plan(Operation::forward, floats, test_case.grouping, execution); }).second,
-            "tile_rows is 100; allowed: 0, 128");
-  execution.tile_rows = 128;
-  EXPECT_EQ(plan(Operation::forward, floats, test_case.grouping, execution).tiles().front().rows, 128);
+            "tile_rows is 100; allowed: 0, 128, 256");
+  for (const std::int64_t rows : {128, 256}) {
+    execution.tile_rows = rows;
+    EXPECT_EQ(plan(Operation::forward, floats, test_case.grouping, execution).tiles().front().rows, rows);
+  }
+}
+
+// A CPU's threads must not go without tasks.
+TEST(Plan, GivesATaskOfTheCpuMoreRowsWhereThereAreEnough) {
+  Problem problem;
+  problem.batch = 4;
+  problem.heads_q = problem.heads_kv = 8;
+  problem.seq_q = problem.seq_k = 1024;
+  problem.head_dim = problem.head_dim_v = 64;
+  problem = contiguous(problem);
+  const auto rows = [&](int threads) {
+    Execution execution;
+    execution.threads = threads;
+    return plan(Operation::forward, problem, {}, execution).tiles().front().rows;
+  };
+  EXPECT_EQ(rows(1), 256);
+  EXPECT_EQ(rows(32), 256);  // 128 tasks
+  EXPECT_EQ(rows(33), 128);
+  problem.batch = 1;
+  problem.seq_q = 900;
+  problem = contiguous(problem);
+  EXPECT_EQ(rows(1), 256);
+  problem.seq_q = 700;
+  problem = contiguous(problem);
+  EXPECT_EQ(rows(1), 128);  // 24 tasks of more rows
 }
 
 // A kernel that is named is held to what one that is chosen is.

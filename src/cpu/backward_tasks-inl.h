@@ -21,16 +21,20 @@ namespace distr::cpu::HWY_NAMESPACE {
 template <class T, class Arithmetic>
 void backward_of(const Problem& problem, const Grouping& grouping, const BackwardTiling& tiling,
                  const BackwardTensors& tensors, const Execution& execution) {
-  auto* dq_hat = static_cast<float*>(execution.workspace);
-  float* scratches = dq_hat + tiling.shared_floats();
-  std::fill_n(reinterpret_cast<std::int32_t*>(dq_hat + tiling.dq_hat_floats()), tiling.num_tiles(), 0);
+  auto* workspace = static_cast<float*>(execution.workspace);
+  float* d = workspace + tiling.d_at();
+  float* scratches = workspace + tiling.shared_floats();
+  std::fill_n(reinterpret_cast<std::int32_t*>(workspace + tiling.turns_at()), tiling.num_tiles(), 0);
+  common::parallel_for(execution, tiling.num_tiles(), [&](std::int64_t index, int /*thread*/) {
+    write_d<T>(problem, tensors, tiling.tile(index), d);
+  });
   common::parallel_for(execution, tiling.num_tasks(), [&](std::int64_t index, int thread) {
     KeyStripTask<T, Arithmetic>(problem, grouping, tensors, tiling, execution.workspace, thread)
         .run(index / tiling.strips(), index % tiling.strips());
   });
   if (tensors.d_mask != nullptr) {
     common::parallel_for(execution, tiling.num_mask_tasks(), [&](std::int64_t index, int thread) {
-      MaskGradient<T, Arithmetic>(problem, grouping, tensors, tiling,
+      MaskGradient<T, Arithmetic>(problem, grouping, tensors, tiling, d,
                                   scratches + thread * BackwardScratch(problem, grouping, Arithmetic::kProducts).total)
           .run(tiling.mask_task(index));
     });

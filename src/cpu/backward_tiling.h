@@ -1,5 +1,5 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the backward cuts a problem: tiles of queries as the forward's, strips of 128 keys. Like all of tiling.h it
+// How the backward cuts a problem: tiles of 128 queries at most, strips of 128 keys. Like all of tiling.h it
 // follows from the problem alone.
 #pragma once
 
@@ -46,6 +46,11 @@ struct MaskTask {
   MaskAxis batches, heads, tiles, strips;
 };
 
+// Where row n of a tile is among the rows of all heads.
+[[nodiscard]] inline std::int64_t row_number(const Problem& problem, const QueryTile& tile, std::int64_t n) {
+  return (tile.b * problem.heads_q + tile.h) * problem.seq_q + tile.first + n;
+}
+
 // A row of dq_hat: the sums by groups of columns, and behind them those of near keys by columns.
 struct DqLayout {
   DqLayout(const Problem& problem, const Grouping& grouping)
@@ -78,11 +83,11 @@ class BackwardTiling {
   [[nodiscard]] std::int64_t strips() const { return strips_; }
   [[nodiscard]] std::int64_t num_tasks() const { return problem_.batch * problem_.heads_kv * strips_; }
 
-  // The shared part of the workspace: dq_hat [batch, heads_q, seq_q] rows, then a counter for each tile.
-  [[nodiscard]] std::int64_t dq_hat_floats() const {
-    return problem_.batch * problem_.heads_q * problem_.seq_q * dq_stride_;
-  }
-  [[nodiscard]] std::int64_t shared_floats() const { return dq_hat_floats() + padded(num_tiles()); }
+  // The shared part of the workspace: dq_hat [batch, heads_q, seq_q] rows, D of these rows, and a counter for each
+  // tile.
+  [[nodiscard]] std::int64_t d_at() const { return num_rows() * dq_stride_; }
+  [[nodiscard]] std::int64_t turns_at() const { return d_at() + padded(num_rows()); }
+  [[nodiscard]] std::int64_t shared_floats() const { return turns_at() + padded(num_tiles()); }
 
   [[nodiscard]] std::int64_t num_mask_tasks() const {
     return tasks_along(0, problem_.batch) * tasks_along(1, problem_.heads_q) * tasks_along(2, tiles_per_head()) *
@@ -96,6 +101,7 @@ class BackwardTiling {
   }
 
  private:
+  [[nodiscard]] std::int64_t num_rows() const { return problem_.batch * problem_.heads_q * problem_.seq_q; }
   [[nodiscard]] bool repeats(std::size_t mask_axis) const { return mask_strides_[mask_axis] == 0; }
   [[nodiscard]] std::int64_t tasks_along(std::size_t mask_axis, std::int64_t length) const {
     return repeats(mask_axis) ? 1 : length;

@@ -2,12 +2,12 @@
 // Forward on the CPU: O = softmax(cap(scale * q_hat k_hat^T) + mask) V, one tile of queries a task, one tile of keys at
 // a time, so that nothing of size N x N exists.
 //
-//   for each tile of up to 128 queries (whole blocks, or a part of one):
+//   for each tile of up to 256 queries (whole blocks, or a part of one):
 //     q_hat = estimate(Q)                                           once; by the groups of each block
 //     for each tile of 128 keys that some of its queries see:
 //       K^T, V to words (floats, or pairs of bf16) in the cache
 //       for each block in the tile:  k_hat^T = sums of rows of K^T  or the kept rows
-//         for each 24 of its rows:   S = q_hat k_hat^T;  P = online softmax of S, row by row;  O += P V
+//         for each few of its rows:  S = q_hat k_hat^T;  P = online softmax of S, row by row;  O += P V
 //     O /= row sums
 //     where O is not finite:  again, with V so small that no sum overflows
 //
@@ -61,13 +61,27 @@ HWY_EXPORT(has_pairs);
 
 namespace {
 
+// The rows of a task: those that are asked for, or many, unless threads would go without.
+std::int64_t task_rows(const Problem& problem, const Grouping& grouping, const Execution& execution) {
+  for (const std::int64_t rows : {kTileQueries, kTaskQueries}) {
+    if (execution.tile_rows == rows) {
+      return rows;
+    }
+  }
+  const std::int64_t wanted = std::max<std::int64_t>(kEnoughTasks, kTasksPerThread * execution.threads);
+  return ForwardTiling(problem, grouping, kTaskQueries).num_tiles() < wanted ? kTileQueries : kTaskQueries;
+}
+
 KernelPlan<ForwardTensors> plan(const Problem& problem, const Grouping& grouping, const Execution& execution,
                                 Products products) {
-  const ForwardTiling tiling(problem, grouping);
+  const std::int64_t rows = task_rows(problem, grouping, execution);
+  const ForwardTiling tiling(problem, grouping, rows);
   const std::int64_t threads = useful_threads(execution.threads, tiling.num_tasks());
-  KernelPlan<ForwardTensors> plan = plan_of<ForwardTensors>(problem, grouping, tiling.num_tasks(), threads);
+  KernelPlan<ForwardTensors> plan = plan_of<ForwardTensors>(problem, grouping, tiling.num_tasks(), threads, rows);
+  plan.tiles.push_back(plan.tiles.front());
+  plan.tiles.back().rows = rows == kTaskQueries ? kTileQueries : kTaskQueries;
   plan.workspace.add("tiles of each thread", bytes_of(threads * ForwardScratch(problem, grouping, products).total));
-  plan.workspace.add("partial sums", tiling.splits() == 1 ? 0 : bytes_of(tiling.num_tasks() * partial_floats(problem)));
+  plan.workspace.add("partial sums", tiling.splits() == 1 ? 0 : bytes_of(tiling.num_tasks() * tiling.partial_floats()));
   plan.run = [&problem, &grouping, tiling, products](const ForwardTensors& tensors, const Execution& with) {
     HWY_DYNAMIC_DISPATCH(forward)(problem, grouping, tiling, tensors, with, products);
   };

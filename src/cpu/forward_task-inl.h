@@ -42,17 +42,17 @@ class ForwardTask {
         d_stride_(query_stride(problem, Arithmetic::kProducts)),
         dv_stride_(padded(problem.head_dim_v)),
         unit_(problem, mask_),
-        states_(scratch + ForwardScratch(problem, grouping, Arithmetic::kProducts).sums) {
-    const ForwardScratch offsets(problem, grouping, Arithmetic::kProducts);
+        offsets_(problem, grouping, Arithmetic::kProducts),
+        states_(scratch + offsets_.sums) {
     auto* operands = reinterpret_cast<Word*>(scratch);
-    q_hat_ = operands + offsets.q_hat;
-    q_ = common::has_near_keys(grouping) && !is_exact(grouping) ? operands + offsets.q : q_hat_;
-    k_transposed_ = operands + offsets.k_transposed;
-    k_hat_ = operands + offsets.k_hat;
-    v_ = operands + offsets.v;
-    p_ = operands + offsets.p;
-    scores_ = scratch + offsets.scores;
-    o_ = scratch + offsets.o;
+    q_hat_ = operands + offsets_.q_hat;
+    q_ = common::has_near_keys(grouping) && !is_exact(grouping) ? operands + offsets_.q : q_hat_;
+    k_transposed_ = operands + offsets_.k_transposed;
+    k_hat_ = operands + offsets_.k_hat;
+    v_ = operands + offsets_.v;
+    p_ = operands + offsets_.p;
+    scores_ = scratch + offsets_.scores;
+    o_ = scratch + offsets_.o;
     for (std::int64_t j = 0; j < words<Word>(kTileKeys); ++j) {
       v_rows_[static_cast<std::size_t>(j)] = v_ + j * dv_stride_;
     }
@@ -102,7 +102,7 @@ class ForwardTask {
   // A split's result, to be merged by merge_partial().
   void save_partial(float* partial) const {
     std::copy_n(o_, tile_.rows * dv_stride_, partial);
-    auto* states = reinterpret_cast<RowState*>(partial + kTileQueries * dv_stride_);
+    auto* states = reinterpret_cast<RowState*>(partial + tile_.rows * dv_stride_);
     for (std::int64_t n = 0; n < tile_.rows; ++n) {
       states[n] = states_.of(n);
     }
@@ -110,7 +110,7 @@ class ForwardTask {
 
   // Adds what save_partial() left to this task, which starts from clear().
   void merge_partial(const float* partial) {
-    const auto* states = reinterpret_cast<const RowState*>(partial + kTileQueries * dv_stride_);
+    const auto* states = reinterpret_cast<const RowState*>(partial + tile_.rows * dv_stride_);
     for (std::int64_t n = 0; n < tile_.rows; ++n) {
       if (states[n].sum == 0) {
         continue;  // saw no key
@@ -336,8 +336,7 @@ class ForwardTask {
     take_outliers(v_, keys_, dv_stride_, dv_stride_, [&](const Outlier& outlier) { outliers_.push_back(outlier); });
   }
 
-  // Whether scores of row n are finished as they are: rows that see all keys of a full tile are scaled on the way
-  // through the softmax.
+  // Whether row n's scores are finished: a row that sees all of a full tile is scaled on the way through the softmax.
   [[nodiscard]] bool is_finished(std::int64_t n, const KeyRange& range) const {
     return unit_.is_raw && range.keys == range.padded &&
            sees_all(problem_, tile_.first + n, first_key_ + range.first, range.keys);
@@ -377,6 +376,7 @@ class ForwardTask {
   std::int64_t h_kv_;
   std::int64_t d_stride_, dv_stride_;
   ScoreUnit unit_;
+  ForwardScratch offsets_;
   RowStates states_;
   Word* q_hat_;            // [256, d]
   Word* q_;                // [256, d]; q_hat itself where all columns are kept, or no key is near

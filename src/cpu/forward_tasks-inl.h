@@ -40,7 +40,7 @@ void forward_of(const Problem& problem, const Grouping& grouping, const ForwardT
                             }
                           });
   };
-  const auto partial = [&](std::int64_t index) { return partials + index * partial_floats(problem); };
+  const auto partial = [&](std::int64_t index) { return partials + index * tiling.partial_floats(); };
   common::parallel_for(execution, tiling.num_tasks(), [&](std::int64_t index, int thread) {
     with_task(index / splits, thread, [&](ForwardTask<T, Arithmetic>& task, std::int64_t keys) {
       const std::int64_t first_key = index % splits * tiling.split_keys();

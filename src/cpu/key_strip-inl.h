@@ -30,7 +30,7 @@ template <class T>
 void write_dq(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, const QueryTile& tile,
               const float* dq_hat) {
   const DqLayout layout(problem, grouping);
-  const std::int64_t first_row = (tile.b * problem.heads_q + tile.h) * problem.seq_q + tile.first;
+  const std::int64_t first_row = row_number(problem, tile, 0);
   const Strides strides = common::gradient_strides(problem).q;
   T* d_q = static_cast<T*>(tensors.d_q) + tile.b * strides.batch + tile.h * strides.head + tile.first * strides.row;
   for (const Segment& segment : find_segments(problem, grouping, tensors, tile)) {
@@ -75,10 +75,10 @@ class KeyStripTask {
         dv_stride_(padded(problem.head_dim_v)),
         layout_(problem, grouping),
         dq_hat_(static_cast<float*>(workspace)),
-        turns_(reinterpret_cast<std::int32_t*>(dq_hat_ + tiling.dq_hat_floats())),
+        turns_(reinterpret_cast<std::int32_t*>(dq_hat_ + tiling.turns_at())),
         offsets_(problem, grouping, Arithmetic::kProducts),
         scratch_(dq_hat_ + tiling.shared_floats() + thread * offsets_.total),
-        gradient_(problem, grouping, tensors, scratch_),
+        gradient_(problem, grouping, tensors, dq_hat_ + tiling.d_at(), scratch_),
         summed_rows_(operand(offsets_.summed)) {
     dk_transposed_ = scratch_ + offsets_.dk_transposed;
     dk_hat_ = scratch_ + offsets_.dk_hat;
@@ -159,7 +159,7 @@ class KeyStripTask {
                           problem_.head_dim_v, keys, words<Word>(rows), true});
   }
 
-  // Computes dk_hat^T = q_hat^T dS and adds it to the columns of each group.
+  // dk_hat^T = q_hat^T dS, which is added to the columns of each group; to dK^T itself where these are the groups.
   void add_dk(const Segment& segment) {
     const std::int64_t keys = gradient_.padded_keys;
     const common::Groups& groups = segment.groups;
@@ -181,9 +181,11 @@ class KeyStripTask {
                     dk_transposed_ + groups.column(outlier.column, member) * kTileKeys, 1);
       }
     });
-    Arithmetic::multiply({q_hat, 1, d_stride_, summed_rows_.of(d_s, segment.rows, keys), dk_hat_, kTileKeys,
-                          groups.count, keys, words<Word>(segment.rows), false});
-    for (std::int64_t g = 0; g < groups.count; ++g) {
+    const bool are_columns = groups.order == nullptr;
+    Arithmetic::multiply({q_hat, 1, d_stride_, summed_rows_.of(d_s, segment.rows, keys),
+                          are_columns ? dk_transposed_ : dk_hat_, kTileKeys, groups.count, keys,
+                          words<Word>(segment.rows), are_columns});
+    for (std::int64_t g = 0; g < groups.count && !are_columns; ++g) {
       for (std::int64_t member = 0; member < groups.size(g); ++member) {
         float* row = dk_transposed_ + groups.column(g, member) * kTileKeys;
         const std::array<const float*, 2> both{row, dk_hat_ + g * kTileKeys};
@@ -194,27 +196,28 @@ class KeyStripTask {
 
   // Of row n of the tile.
   [[nodiscard]] float* dq_hat_of(std::int64_t n) const {
-    const QueryTile& tile = gradient_.tile;
-    return dq_hat_ + ((tile.b * problem_.heads_q + tile.h) * problem_.seq_q + tile.first + n) * layout_.stride;
+    return dq_hat_ + row_number(problem_, gradient_.tile, n) * layout_.stride;
   }
 
   // dq_hat += dS k_hat.
   void add_dq(const Segment& segment, bool accumulate) {
-    load_k_hat_by_key(segment);
     float* dq_hat = dq_hat_of(segment.first) + (gradient_.is_near(segment) ? layout_.near : 0);
     const float* p = gradient_.p + segment.first * kTileKeys;
     const float* d_s = gradient_.d_s + segment.first * kTileKeys;
     const std::int64_t keys = gradient_.keys;
     const std::int64_t columns = round_up(segment.template columns<float>(), vector_length());
-    take_outliers(k_hat_by_key_, keys, columns, d_stride_, [&](const Outlier& outlier) {
-      for (std::int64_t n = 0; !accumulate && n < segment.rows; ++n) {
-        std::fill_n(dq_hat + n * layout_.stride, columns, 0.0F);
-      }
-      accumulate = true;
-      holds_k_ = false;  // but for this
-      add_outlier(outlier.value, {p + outlier.row, d_s + outlier.row, kTileKeys, segment.rows}, dq_hat + outlier.column,
-                  layout_.stride);
-    });
+    if (!holds_k_ || segment.groups.order != nullptr) {
+      load_k_hat_by_key(segment);
+      take_outliers(k_hat_by_key_, keys, columns, d_stride_, [&](const Outlier& outlier) {
+        for (std::int64_t n = 0; !accumulate && n < segment.rows; ++n) {
+          std::fill_n(dq_hat + n * layout_.stride, columns, 0.0F);
+        }
+        accumulate = true;
+        holds_k_ = false;  // but for this
+        add_outlier(outlier.value, {p + outlier.row, d_s + outlier.row, kTileKeys, segment.rows},
+                    dq_hat + outlier.column, layout_.stride);
+      });
+    }
     Arithmetic::multiply({by_keys(d_s, segment.rows), kTileKeys, 1, k_hat_by_key_rows_.data(), dq_hat, layout_.stride,
                           segment.rows, columns, words<Word>(keys), accumulate});
   }
@@ -235,9 +238,6 @@ class KeyStripTask {
   // Loads k_hat [keys, r]: K itself with all columns, which is kept for the next tile, or what is fused.
   void load_k_hat_by_key(const Segment& segment) {
     const bool is_k = segment.groups.order == nullptr;
-    if (is_k && holds_k_) {
-      return;
-    }
     if (is_k) {
       gradient_.load_k(k_hat_by_key_, d_stride_);
     } else if constexpr (std::is_same_v<Word, float>) {
@@ -292,7 +292,7 @@ class KeyStripTask {
   ScoreGradient<T, Arithmetic> gradient_;
   SummedRows<Word> summed_rows_;
   float* dk_transposed_;  // [d, 128]
-  float* dk_hat_;         // [d, 128]
+  float* dk_hat_;         // [d, 128], where groups are not the columns
   float* dv_transposed_;  // [dv, 128]
   Word* k_hat_by_key_;    // [128, d]
   bool holds_k_ = false;  // whether k_hat_by_key_ holds K itself

@@ -23,11 +23,11 @@ template <class T, class Arithmetic>
 class MaskGradient {
  public:
   MaskGradient(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
-               const BackwardTiling& tiling, float* scratch)
+               const BackwardTiling& tiling, const float* d, float* scratch)
       : problem_(problem),
         tiling_(tiling),
         d_mask_(static_cast<float*>(tensors.d_mask)),
-        gradient_(problem, grouping, tensors, scratch),
+        gradient_(problem, grouping, tensors, d, scratch),
         sum_(scratch + BackwardScratch(problem, grouping, Arithmetic::kProducts).d_mask) {}
 
   void run(const MaskTask& task) {

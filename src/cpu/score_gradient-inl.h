@@ -63,16 +63,40 @@ inline void multiply_slopes(float* d_s, const float* slopes, std::int64_t count)
 // What dS is the gradient of: scores as the softmax has them, or q_hat k_hat^T, which is scaled and capped before.
 enum class GradientOf : std::uint8_t { scores, products };
 
+// D = rowsum(dO * O) - dLSE of a tile's rows (method, 3). d: [batch, heads_q, seq_q].
+template <class T>
+void write_d(const Problem& problem, const BackwardTensors& tensors, const QueryTile& tile, float* d) {
+  const std::int64_t start = tile.b * problem.o.batch + tile.h * problem.o.head;
+  const std::int64_t columns = padded(problem.head_dim_v);
+  alignas(64) std::array<float, kMaxHeadDim> o;
+  alignas(64) std::array<float, kMaxHeadDim> d_o;
+  for (std::int64_t n = 0; n < tile.rows; ++n) {
+    const std::int64_t i = tile.first + n;
+    const auto load = [&](const void* data, float* row) {
+      load_rows(static_cast<const T*>(data) + start + i * problem.o.row, 0, 1, problem.head_dim_v, columns, row, 0);
+    };
+    load(tensors.o, o.data());
+    load(tensors.d_o, d_o.data());
+    float sum = dot(d_o.data(), o.data(), columns);
+    if (tensors.d_lse != nullptr) {
+      sum -= static_cast<const float*>(tensors.d_lse)[common::row_index(problem, tile.b, tile.h, i)];
+    }
+    d[row_number(problem, tile, n)] = sum;
+  }
+}
+
 // One tile of queries against one strip of 128 keys: loads both and computes P and dS, from which all gradients follow.
 template <class T, class Arithmetic>
 class ScoreGradient {
  public:
   using Word = typename Arithmetic::Word;
 
-  ScoreGradient(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, float* scratch)
+  ScoreGradient(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors, const float* d,
+                float* scratch)
       : problem_(problem),
         grouping_(grouping),
         tensors_(tensors),
+        d_(d),
         mask_(problem.mask, tensors.mask),
         unit_(problem, mask_),
         d_stride_(padded(problem.head_dim)),
@@ -182,25 +206,16 @@ class ScoreGradient {
     }
     float* row_ds = d_s + n * kTileKeys;
     const float factor = of == GradientOf::products ? static_cast<float>(problem_.softmax_scale()) : 1;
-    row_gradient(scores, row_ds, padded_keys, unit_.to_natural, lse, correction(n, row), factor);
+    row_gradient(scores, row_ds, padded_keys, unit_.to_natural, lse, d_[row_number(problem_, tile, n)], factor);
     if (problem_.softcap != 0 && of == GradientOf::products) {
       multiply_slopes(row_ds, slopes.data(), padded_keys);
     }
   }
 
-  // D = rowsum(dO * O) - dLSE.
-  [[nodiscard]] float correction(std::int64_t n, std::int64_t row) const {
-    alignas(64) std::array<float, kMaxHeadDim> o;
-    alignas(64) std::array<float, kMaxHeadDim> gradient;
-    load_rows(o_start(tensors_.o) + n * problem_.o.row, 0, 1, problem_.head_dim_v, dv_stride_, o.data(), 0);
-    load_rows(o_start(tensors_.d_o) + n * problem_.o.row, 0, 1, problem_.head_dim_v, dv_stride_, gradient.data(), 0);
-    const float sum = dot(gradient.data(), o.data(), dv_stride_);
-    return tensors_.d_lse == nullptr ? sum : sum - static_cast<const float*>(tensors_.d_lse)[row];
-  }
-
   const Problem& problem_;
   const Grouping& grouping_;
   const BackwardTensors& tensors_;
+  const float* d_;  // D of all rows
   common::MaskView mask_;
   ScoreUnit unit_;
   std::int64_t d_stride_, dv_stride_;

@@ -51,7 +51,7 @@ HWY_INLINE SplitExponent<Vector> split_exponent(Tag tag, Vector x) {
   const hn::RebindToSigned<Tag> int_tag;
   const Vector low = hn::Set(tag, -127.0F);
 #if HWY_ARCH_X86 && HWY_TARGET < HWY_EMU128
-  x = hn::Max(low, x);  // here the second one where either is NaN
+  x = hn::Max(low, x);  // on x86 the second argument where either is NaN
 #else
   x = hn::IfThenElse(hn::Lt(x, low), low, x);
 #endif
@@ -134,12 +134,12 @@ HWY_INLINE hn::Vec<Tag> largest_of_lanes(Tag tag, const float* scores, std::int6
 // P; elsewhere, or if `keeps_floats`, it takes the scores' place. `count`: a multiple of the vector length.
 template <class Word>
 void exponentials(float* scores, std::int64_t count, float to_log2, float maximum, float* sums,
-                  [[maybe_unused]] Word* rounded, [[maybe_unused]] bool keeps_floats) {
+                  [[maybe_unused]] Word* rounded, bool keeps_floats) {
   const hn::ScalableTag<float> tag;
   const std::int64_t lanes = vector_length();
   const auto shift = hn::Set(tag, maximum);
   const auto factor = hn::Set(tag, to_log2);
-  auto sum = hn::LoadU(tag, sums);
+  auto sum = hn::Zero(tag);
   std::int64_t j = 0;
   const auto next = [&] {
     const auto x = hn::Mul(hn::Sub(hn::LoadU(tag, scores + j), shift), factor);
@@ -172,7 +172,8 @@ void exponentials(float* scores, std::int64_t count, float to_log2, float maximu
   while (j < count) {
     next();
   }
-  hn::StoreU(sum, tag, sums);
+  // Last, so that the rounding of a long sum grows with the number of tiles.
+  hn::StoreU(hn::Add(hn::LoadU(tag, sums), sum), tag, sums);
 }
 
 // What the largest exponent may reach: growing the maximum less often costs nothing, for sums of powers up to 2^8 are

@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the CPU cuts a problem into tasks and tiles. All of it follows from the problem alone, never from the number of
-// threads, so that the results have the same bits for any number.
+// How the CPU cuts a problem into tasks and tiles. All of it follows from the problem alone, so that the results have
+// the same bits for any number of threads, but for the rows of a forward's task, on which no row's bits depend.
 #pragma once
 
 #include <algorithm>
@@ -14,9 +14,12 @@
 namespace distr::cpu {
 
 static_assert(kTileKeys == common::kNearTile, "the keys of a tile are near or far together");
-static_assert(kTileQueries % common::kSkipRows == 0, "rows that are skipped together are of one tile");
+static_assert(kTileQueries % common::kSkipRows == 0 && kTaskQueries % common::kSkipRows == 0,
+              "rows that are skipped together are of one tile");
 // Rows of tiles are padded to the longest vector there is, 64 bytes.
 inline constexpr std::int64_t kPadding = 16;
+
+[[nodiscard]] inline std::int64_t padded(std::int64_t count) { return common::ceil_div(count, kPadding) * kPadding; }
 
 // What products read: floats, or pairs of bf16 whose products are summed at once, by AVX512_BF16 or in the tile
 // registers of AMX.
@@ -35,13 +38,19 @@ struct QueryTile {
 
 class ForwardTiling {
  public:
-  // Tiles have `rows` queries at most, or kTileQueries where there would be too few of them.
-  ForwardTiling(const Problem& problem, const Grouping& grouping, std::int64_t rows = kTaskQueries)
-      : problem_(problem) {
-    cut_rows(grouping, rows);
-    if (num_tiles() < kEnoughTasks) {
-      cut_rows(grouping, kTileQueries);
+  // Tiles have `rows` queries at most.
+  ForwardTiling(const Problem& problem, const Grouping& grouping, std::int64_t rows) : problem_(problem), rows_(rows) {
+    const std::int64_t block = is_exact(grouping) ? problem.seq_q : std::min(grouping.block, problem.seq_q);
+    if (common::has_near_keys(grouping)) {
+      span_ = rows;
+    } else if (block <= rows && !is_exact(grouping)) {
+      span_ = block * (rows / std::max<std::int64_t>(block, 1));
+    } else {
+      span_ = block;
     }
+    tiles_per_span_ = common::ceil_div(span_, rows);
+    tile_rows_ = tiles_per_span_ == 0 ? 0 : common::ceil_div(span_, tiles_per_span_);  // 129 + 128, not 256 + 1
+    tiles_per_head_ = span_ == 0 ? 0 : common::ceil_div(problem.seq_q, span_) * tiles_per_span_;
     const std::int64_t tiles = num_tiles();
     // What is skipped depends on all near keys of a row, so one task takes all keys of its rows then.
     if (tiles > 0 && tiles < kEnoughTasks && grouping.skip == 0) {
@@ -60,6 +69,8 @@ class ForwardTiling {
   [[nodiscard]] std::int64_t splits() const { return splits_; }
   [[nodiscard]] std::int64_t num_tasks() const { return num_tiles() * splits_; }
   [[nodiscard]] std::int64_t split_keys() const { return split_keys_; }
+  // A split task leaves O not yet divided by the row sums, then the rows' maxima and sums.
+  [[nodiscard]] std::int64_t partial_floats() const { return rows_ * (padded(problem_.head_dim_v) + kPadding); }
 
   // Tile `index`; the last of a head come first, for they see the most keys when causal. Some have no rows.
   [[nodiscard]] QueryTile tile(std::int64_t index) const {
@@ -72,21 +83,8 @@ class ForwardTiling {
   }
 
  private:
-  void cut_rows(const Grouping& grouping, std::int64_t rows) {
-    const std::int64_t block = is_exact(grouping) ? problem_.seq_q : std::min(grouping.block, problem_.seq_q);
-    if (common::has_near_keys(grouping)) {
-      span_ = rows;
-    } else if (block <= rows && !is_exact(grouping)) {
-      span_ = block * (rows / std::max<std::int64_t>(block, 1));
-    } else {
-      span_ = block;
-    }
-    tiles_per_span_ = common::ceil_div(span_, rows);
-    tile_rows_ = tiles_per_span_ == 0 ? 0 : common::ceil_div(span_, tiles_per_span_);  // 129 + 128, not 256 + 1
-    tiles_per_head_ = span_ == 0 ? 0 : common::ceil_div(problem_.seq_q, span_) * tiles_per_span_;
-  }
-
   const Problem& problem_;
+  std::int64_t rows_;
   std::int64_t span_ = 0;  // rows that tiles must not straddle the ends of
   std::int64_t tiles_per_span_ = 0;
   std::int64_t tile_rows_ = 0;
@@ -99,8 +97,6 @@ class ForwardTiling {
 [[nodiscard]] inline std::int64_t useful_threads(int threads, std::int64_t tasks) {
   return std::min<std::int64_t>(threads, tasks);
 }
-
-[[nodiscard]] inline std::int64_t padded(std::int64_t count) { return common::ceil_div(count, kPadding) * kPadding; }
 
 // Floats of the scratch that holds k_hat of a tile. Of pairs it holds what the means of the keys add to scores, and the
 // dropped columns when scores are finished, too.
@@ -148,16 +144,10 @@ struct ForwardScratch {
 // A plan of so many tasks, without its workspace, whose parts lie at multiples of a row's padding.
 template <class Tensors>
 [[nodiscard]] KernelPlan<Tensors> plan_of(const Problem& problem, const Grouping& grouping, std::int64_t tasks,
-                                          std::int64_t threads) {
-  const TileShape tile{kTileQueries, kTileKeys, problem.head_dim,
+                                          std::int64_t threads, std::int64_t rows = kTileQueries) {
+  const TileShape tile{rows, kTileKeys, problem.head_dim,
                        is_exact(grouping) ? problem.head_dim : num_groups(problem, grouping)};
   return {WorkspaceLayout(bytes_of(kPadding)), {{tile, tasks, threads, 0}}, {tile}, {}};
-}
-
-// A split task leaves O not yet divided by the row sums, then the rows' maxima and sums. Where tasks are split, there
-// are too few for more than kTileQueries rows each.
-[[nodiscard]] inline std::int64_t partial_floats(const Problem& problem) {
-  return kTileQueries * (padded(problem.head_dim_v) + kPadding);
 }
 
 }  // namespace distr::cpu

@@ -11,6 +11,7 @@
 #include <span>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "support/oracle.h"
 
@@ -99,6 +100,37 @@ TEST(Extremes, EqualHugeScoresShareEqually) {
   for (const DType dtype : {DType::f32, DType::f64}) {
     EXPECT_EQ((attend<4>({0, 0, 0, 0}, {1, 2, 3, 4}, &bias, dtype)[0]), 2.5) << test::name_of(dtype);
   }
+}
+
+// The rounding of a row's sum grows with the number of its tiles of keys, not of its keys: equal terms round one way.
+TEST(Extremes, SumsOfManyEqualTermsArePrecise) {
+  Problem problem;
+  problem.heads_q = 32;  // tasks enough that none shares keys
+  problem.seq_q = 1;
+  problem.seq_k = 20000;
+  problem.head_dim = problem.head_dim_v = 1;
+  problem = contiguous(problem);
+  const std::vector<float> q(32, 1);
+  std::vector<float> k(20000, -1.2F);  // P = 0.301...
+  const std::vector<float> v(20000, 1);
+  const double expected = std::log(1 + 19999 * std::exp(static_cast<double>(k[1])));
+  k[0] = 0;
+  for (std::int64_t left = hwy::SupportedTargets(); left != 0; left &= left - 1) {
+    const std::int64_t target = left & -left;
+    hwy::SetSupportedTargetsForTest(target);
+    std::vector<float> o(32);
+    std::vector<float> lse(32);
+    ForwardTensors tensors;
+    tensors.q = q.data();
+    tensors.k = k.data();
+    tensors.v = v.data();
+    tensors.o = o.data();
+    tensors.lse = lse.data();
+    forward(problem, {.strategy = Strategy::exact, .group_size = 1}, tensors);
+    EXPECT_NEAR(lse[0], expected, 5e-6) << hwy::TargetName(target);
+    EXPECT_NEAR(o[0], 1, 5e-6) << hwy::TargetName(target);
+  }
+  hwy::SetSupportedTargetsForTest(0);
 }
 
 // A probability that underflows to 0 contributes nothing, whether or not anything is masked.

@@ -32,6 +32,23 @@ TEST(CpuForward, IsWithinToleranceOnEveryCase) {
   }
 }
 
+// A row's bits do not depend on how many rows its task has, unless tasks share keys.
+TEST(CpuForward, HasTheSameBitsForTasksOfMoreRows) {
+  constexpr std::int64_t kSharedKeys = 4096;
+  for (std::size_t n = 0; n < test::cases().size(); ++n) {
+    const Case& test_case = test::cases()[n];
+    Instance instance(test::with_dtype(test_case, kDTypes[n % std::size(kDTypes)]));
+    Execution execution;
+    execution.tile_rows = 128;
+    forward(instance.test_case.problem, test_case.grouping, instance.forward(), execution);
+    Buffer o = instance.output();
+    Buffer lse = instance.lse_output();
+    execution.tile_rows = 256;
+    forward(instance.test_case.problem, test_case.grouping, instance.forward_into(o, lse), execution);
+    EXPECT_TRUE(test_case.problem.seq_k >= kSharedKeys || (o == instance.o && lse == instance.lse)) << test_case.name;
+  }
+}
+
 TEST(CpuForward, IsWithinToleranceOnFreshValues) {
   for (const std::uint64_t seed : {11U, 12U, 13U}) {
     for (const char* name : {"odd sizes", "lsh, mean", "energy, previous", "additive mask", "heavy tails"}) {

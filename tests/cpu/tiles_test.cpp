@@ -98,7 +98,7 @@ void forward_in_tiles([[maybe_unused]] const Problem& problem, [[maybe_unused]] 
                       [[maybe_unused]] const ForwardTensors& tensors, [[maybe_unused]] const Execution& execution) {
 #if DISTR_CPU_HAS_PAIRS
   using Arithmetic = TileArithmetic<test::EmulatedTiles>;
-  const ForwardTiling tiling(problem, grouping);
+  const ForwardTiling tiling(problem, grouping, execution.tile_rows);
   forward_of<common::BFloat16, Arithmetic>(problem, grouping, tiling, tensors, execution);
 #endif
 }
@@ -149,10 +149,11 @@ int threads_of(const Execution& execution) { return execution.threads == 0 ? kTh
 // What the workspace held before must not matter.
 template <class Tensors>
 void run(void (*operation)(const Problem&, const Grouping&, const Tensors&, const Execution&), const Problem& problem,
-         const Grouping& grouping, const Tensors& tensors, int threads, std::int64_t floats) {
+         const Grouping& grouping, const Tensors& tensors, int threads, std::int64_t tile_rows, std::int64_t floats) {
   std::vector<float> workspace(static_cast<std::size_t>(floats) + 16, std::numeric_limits<float>::quiet_NaN());
   Execution execution;
   execution.threads = threads;
+  execution.tile_rows = tile_rows;
   execution.workspace = workspace.data();
   operation(problem, grouping, tensors, execution);
 }
@@ -160,10 +161,11 @@ void run(void (*operation)(const Problem&, const Grouping&, const Tensors&, cons
 void forward_in_tiles(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
                       const Execution& execution) {
   const int threads = threads_of(execution);
-  const cpu::ForwardTiling tiling(problem, grouping);
+  const std::int64_t rows = execution.tile_rows == 0 ? cpu::kTileQueries : execution.tile_rows;
+  const cpu::ForwardTiling tiling(problem, grouping, rows);
   const cpu::ForwardScratch scratch(problem, grouping, cpu::Products::of_pairs_in_tiles);
-  run(HWY_DYNAMIC_DISPATCH(cpu::forward_in_tiles), problem, grouping, tensors, threads,
-      threads * scratch.total + tiling.num_tasks() * cpu::partial_floats(problem));
+  run(HWY_DYNAMIC_DISPATCH(cpu::forward_in_tiles), problem, grouping, tensors, threads, rows,
+      threads * scratch.total + tiling.num_tasks() * tiling.partial_floats());
 }
 
 void backward_in_tiles(const Problem& problem, const Grouping& grouping, const BackwardTensors& tensors,
@@ -172,7 +174,7 @@ void backward_in_tiles(const Problem& problem, const Grouping& grouping, const B
   const Problem longest = common::longest_sequence(problem);
   const cpu::BackwardTiling tiling(longest, grouping);
   const cpu::BackwardScratch scratch(problem, grouping, cpu::Products::of_pairs_in_tiles);
-  run(HWY_DYNAMIC_DISPATCH(cpu::backward_in_tiles), problem, grouping, tensors, threads,
+  run(HWY_DYNAMIC_DISPATCH(cpu::backward_in_tiles), problem, grouping, tensors, threads, cpu::kTileQueries,
       threads * scratch.total + tiling.shared_floats());
 }
 
@@ -244,20 +246,18 @@ TEST_F(CpuTiles, ComputeOddNumbersOfKeysColumnsAndRows) {
   }
 }
 
-// So many heads that tasks have more than 128 rows each.
-TEST_F(CpuTiles, ComputeManyHeads) {
-  for (const Causal causal : {Causal::none, Causal::top_left}) {
-    for (const double skip : {0.0, 0.01}) {
-      Case test_case = test::square(300, 20, causal, {.strategy = Strategy::energy, .group_size = 2, .block = 128});
-      test_case.problem.heads_q = test_case.problem.heads_kv = 32;
-      test_case.problem = contiguous(test_case.problem);
-      if (skip > 0) {
-        test_case.grouping.window = 20;
-        test_case.grouping.skip = skip;
-      }
-      Instance instance(test::with_dtype(test_case, DType::bf16));
-      EXPECT_EQ(test::check_forward(forward_in_tiles, instance), "") << "skip " << skip;
-    }
+void forward_by_256_rows(const Problem& problem, const Grouping& grouping, const ForwardTensors& tensors,
+                         const Execution& execution) {
+  Execution by_more = execution;
+  by_more.tile_rows = cpu::kTaskQueries;
+  forward_in_tiles(problem, grouping, tensors, by_more);
+}
+
+TEST_F(CpuTiles, ComputeTasksOfMoreRows) {
+  for (const char* name : {"odd sizes", "causal, square", "energy, previous", "many rows, few keys", "skip, exact",
+                           "additive mask", "few rows, keys split"}) {
+    Instance instance(test::with_dtype(test::find(name), DType::bf16));
+    EXPECT_EQ(test::check_forward(forward_by_256_rows, instance), "") << name;
   }
 }
 

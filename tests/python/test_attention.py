@@ -209,7 +209,7 @@ ALONE = {
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("is_causal", [False, True])
 def test_a_head_has_the_same_bits_alone_and_among_many(settings, dtype, is_causal):
-    # The CPU's tasks have more rows where there are many heads.
+    # The CPU's tasks have more rows where there are many heads. So few keys are not shared among tasks.
     q, k, v = (torch.randn(32, 2, 300, 16).to(dtype) for _ in range(3))
     out, lse = scaled_dot_product_attention(q, k, v, is_causal=is_causal, settings=settings, return_lse=True)
     one, its_lse = scaled_dot_product_attention(
