@@ -99,8 +99,8 @@ class ScoreGradient {
         d_(d),
         mask_(problem.mask, tensors.mask),
         unit_(problem, mask_),
-        d_stride_(backward_stride(problem.head_dim)),
-        dv_stride_(backward_stride(problem.head_dim_v)) {
+        d_stride_(padded(problem.head_dim)),
+        dv_stride_(padded(problem.head_dim_v)) {
     const BackwardScratch offsets(problem, grouping, Arithmetic::kProducts);
     auto* operands = reinterpret_cast<Word*>(scratch);
     q_hat = operands + offsets.q_hat;
