@@ -39,14 +39,13 @@ Advice cpu_advice(const Problem& problem, const Grouping& grouping) {
   if (products == cpu::Products::of_pairs_in_tiles && !cpu::kApproximationsPayInTiles) {
     return {false, "as an approximation was never measured to pay in bf16 where AMX multiplies"};
   }
-  const bool takes_pairs = products != cpu::Products::of_floats;
-  if (takes_pairs && common::has_near_keys(grouping) && problem.head_dim < cpu::kNearPairsPay) {
+  if (products == cpu::Products::of_pairs && common::has_near_keys(grouping) && problem.head_dim < cpu::kNearPairsPay) {
     return {false,
             "as in bf16 an approximation with near keys is less than 1.15 times as quick as exact attention for "
             "head_dim " +
                 std::to_string(problem.head_dim)};
   }
-  return common::advice_by(takes_pairs ? cpu::kCrossoversOfPairs : cpu::kCrossovers, problem);
+  return common::advice_by(cpu::kCrossovers, problem);
 }
 
 Backend cpu_backend() { return {cpu::kGrouping, cpu::kForward, cpu::kBackward}; }

@@ -10,17 +10,14 @@
 namespace distr::cpu {
 
 // Where `energy` is worth its error to those who ask for it: at least 1.15 times as quick as exact attention in the
-// middle of the settings, at G = 2 (bench/results/cpu/experiments/forward_f32.json). Smaller heads lose too much when
-// half of their columns go (bench/results/cpu/minilm_report.json, d = 32).
+// middle of the settings, at G = 2 (bench/results/cpu/experiments/forward_f32.json; bf16 by pairs: torch_zen4.json).
+// Smaller heads lose too much when half of their columns go (bench/results/cpu/minilm_report.json, d = 32).
 inline constexpr std::array kCrossovers{common::Crossover{64, 2048}, common::Crossover{128, 1024}};
-// The same where bf16 is multiplied as it is: the product that an approximation shrinks takes less of the time there
-// (bench/results/cpu/torch_zen4.json).
-inline constexpr std::array kCrossoversOfPairs{common::Crossover{64, 4096}, common::Crossover{128, 2048}};
-// With near keys pairs gain 1.11 to 1.13 at d = 64 and N = 8192 and 16384, and 1.14 to 1.19 at d = 128
+// With near keys pairs of bf16 gain 1.11 to 1.15 at d = 64 and N = 8192 and 16384, and 1.15 to 1.18 at d = 128
 // (bench/results/cpu/near.json).
 inline constexpr std::int64_t kNearPairsPay = 128;
-// AMX leaves the products a still smaller part of the time: at G = 2 `energy` is 1.00 to 1.05 times as quick as exact
-// attention in the middle (bench/results/cpu/torch_xeon.json).
+// AMX leaves the products a still smaller part of the time: at G = 2 `energy` is 0.91 to 1.07 times as quick as exact
+// attention in the forward (bench/results/cpu/torch_xeon.json).
 inline constexpr bool kApproximationsPayInTiles = false;
 
 // Rows of Q and of K (m) in a tile, of Q in the forward where there are few tasks: K^T, k_hat and V of a tile are some
