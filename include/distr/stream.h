@@ -48,9 +48,10 @@ struct StreamSpan {
 
 /// forward() with its grouping, chunk by chunk. Each device has a thread, which draws chunks from one queue, and memory
 /// for two chunks; copies in, kernels and copies out are on streams of their own, which wait for each other by events
-/// and for nothing else. Heads do not depend on each other, so the result is that of one call, and has the same bits
-/// for every size of chunk, number of devices and run while chunks are served by the kernel that serves one call
-/// (kernel()) and it does not split the keys between thread blocks ("sm80/forward" does where there are few tiles).
+/// and for nothing else. Heads do not depend on each other, so the result is that of one call, and has the same
+/// bits for every size of chunk, number of devices and run while chunks are served by the kernel that serves one
+/// call (kernel()) and it does not split the keys between thread blocks or tasks ("sm80/forward" does where there
+/// are few tiles, the CPU's where a chunk has fewer than 32 tiles of 128 queries and 4096 keys or more).
 class StreamedAttention {
  public:
   /// Plans, and allocates on the devices. Throws Error with

@@ -2,8 +2,9 @@
 // Backward on the CPU (method, 3; the order is a constant). A task owns 128 keys of a KV head and meets the tiles of
 // queries one by one, so that dK and dV stay in its cache and nothing of size N x N exists.
 //
+//   D = rowsum(dO * O) - dLSE                               of all rows, before the tasks
 //   for each tile of queries of the KV head's query heads, that see some of the keys:
-//     P   = exp(cap(q_hat k_hat^T scale) + mask - LSE)     D = rowsum(dO * O) - dLSE
+//     P   = exp(cap(q_hat k_hat^T scale) + mask - LSE)
 //     dS  = P * (dO V^T - D), times the slope of the cap where scores are capped
 //     dV^T += dO^T P        dk_hat^T = scale q_hat^T dS, spread over the columns of dK^T
 //     dq_hat += scale dS k_hat                              by all tasks of the head, in the order of their keys
@@ -62,7 +63,7 @@ KernelPlan<BackwardTensors> plan(const Problem& problem, const Grouping& groupin
   const std::int64_t tasks = std::max(tiling.num_tasks(), tiling.num_mask_tasks());
   const std::int64_t threads = useful_threads(execution.threads, tasks);
   KernelPlan<BackwardTensors> plan = plan_of<BackwardTensors>(problem, grouping, tiling.num_tasks(), threads);
-  plan.workspace.add("dQ's sums and turns", bytes_of(tiling.shared_floats()));
+  plan.workspace.add("dQ's sums, D and turns", bytes_of(tiling.shared_floats()));
   plan.workspace.add("tiles of each thread", bytes_of(threads * BackwardScratch(problem, grouping, products).total));
   plan.run = [&problem, &grouping, products](const BackwardTensors& tensors, const Execution& with) {
     HWY_DYNAMIC_DISPATCH(backward)(problem, grouping, tensors, with, products);

@@ -25,7 +25,12 @@ void backward_of(const Problem& problem, const Grouping& grouping, const Backwar
   float* d = workspace + tiling.d_at();
   float* scratches = workspace + tiling.shared_floats();
   std::fill_n(reinterpret_cast<std::int32_t*>(workspace + tiling.turns_at()), tiling.num_tiles(), 0);
-  common::parallel_for(execution, tiling.num_tiles(), [&](std::int64_t index, int /*thread*/) {
+  Execution of_d = execution;
+  of_d.progress = nullptr;                  // the strips' tasks are what is counted
+  if (tiling.num_tiles() < kEnoughTasks) {  // so little that to start threads would take longer
+    of_d.threads = 1;
+  }
+  common::parallel_for(of_d, tiling.num_tiles(), [&](std::int64_t index, int /*thread*/) {
     write_d<T>(problem, tensors, tiling.tile(index), d);
   });
   common::parallel_for(execution, tiling.num_tasks(), [&](std::int64_t index, int thread) {

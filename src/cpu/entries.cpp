@@ -41,7 +41,7 @@ Advice cpu_advice(const Problem& problem, const Grouping& grouping) {
   }
   if (products == cpu::Products::of_pairs && common::has_near_keys(grouping) && problem.head_dim < cpu::kNearPairsPay) {
     return {false,
-            "as in bf16 an approximation with near keys is less than 1.15 times as quick as exact attention for "
+            "as in bf16 an approximation with near keys is about 1.13 times as quick as exact attention, or less, for "
             "head_dim " +
                 std::to_string(problem.head_dim)};
   }

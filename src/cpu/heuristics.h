@@ -20,13 +20,13 @@ inline constexpr std::int64_t kNearPairsPay = 128;
 // attention in the forward (bench/results/cpu/torch_xeon.json).
 inline constexpr bool kApproximationsPayInTiles = false;
 
-// Rows of Q and of K (m) in a tile, of Q in the forward where there are few tasks: K^T, k_hat and V of a tile are some
-// 200 KB in fp32 at d = 128, which a second-level cache holds. Chosen so, not swept.
+// A tile has so many keys. It has so many queries in the backward, and in a forward with few tasks. K^T, k_hat and V of
+// a tile are some 200 KB in fp32 at d = 128, which a second-level cache holds. Chosen so, not swept.
 inline constexpr std::int64_t kTileQueries = 128;
 inline constexpr std::int64_t kTileKeys = 128;
-// Rows of a forward's task elsewhere: K^T and V of a tile of keys are packed for all of them. From 128 to 256 rows the
-// time of a task of exact attention falls by 2 to 3 % on a Zen 4 (fp32 and bf16) and by 5 to 7 % in bf16 on an Emerald
-// Rapids, at d = 64 and 128; so little is not worth that threads go without.
+// So many in a forward with many tasks: K^T and V of a tile of keys are packed for all of them. From 128 to 256 rows
+// the time of a task of exact attention falls by 2 to 3 % on a Zen 4 (fp32 and bf16) and by 5 to 7 % in bf16 on an
+// Emerald Rapids, at d = 64 and 128; so little is not worth that threads go without.
 inline constexpr std::int64_t kTaskQueries = 256;
 inline constexpr std::int64_t kTasksPerThread = 4;
 // Rows whose scores go from product to softmax to P V together: 12 KB, which stay in the first-level cache. Four times

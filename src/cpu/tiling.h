@@ -1,6 +1,7 @@
 // SPDX-License-Identifier: Apache-2.0
 // How the CPU cuts a problem into tasks and tiles. All of it follows from the problem alone, so that the results have
-// the same bits for any number of threads, but for the rows of a forward's task, on which no row's bits depend.
+// the same bits for any number of threads, but for the rows of a forward's task, on which no row's bits depend: how
+// keys are split does not follow from them.
 #pragma once
 
 #include <algorithm>
@@ -36,22 +37,35 @@ struct QueryTile {
   std::int64_t b, h, first, rows;
 };
 
+// How a head's rows are cut into tiles of so many queries at most.
+struct RowCut {
+  RowCut(const Problem& problem, const Grouping& grouping, std::int64_t rows) {
+    const std::int64_t block = is_exact(grouping) ? problem.seq_q : std::min(grouping.block, problem.seq_q);
+    if (common::has_near_keys(grouping)) {
+      span = rows;
+    } else if (block <= rows && !is_exact(grouping)) {
+      span = block * (rows / std::max<std::int64_t>(block, 1));
+    } else {
+      span = block;
+    }
+    tiles_per_span = common::ceil_div(span, rows);
+    tile_rows = tiles_per_span == 0 ? 0 : common::ceil_div(span, tiles_per_span);  // 129 + 128, not 256 + 1
+    tiles_per_head = span == 0 ? 0 : common::ceil_div(problem.seq_q, span) * tiles_per_span;
+  }
+
+  std::int64_t span;  // rows that tiles must not straddle the ends of
+  std::int64_t tiles_per_span;
+  std::int64_t tile_rows;
+  std::int64_t tiles_per_head;
+};
+
 class ForwardTiling {
  public:
   // Tiles have `rows` queries at most.
-  ForwardTiling(const Problem& problem, const Grouping& grouping, std::int64_t rows) : problem_(problem), rows_(rows) {
-    const std::int64_t block = is_exact(grouping) ? problem.seq_q : std::min(grouping.block, problem.seq_q);
-    if (common::has_near_keys(grouping)) {
-      span_ = rows;
-    } else if (block <= rows && !is_exact(grouping)) {
-      span_ = block * (rows / std::max<std::int64_t>(block, 1));
-    } else {
-      span_ = block;
-    }
-    tiles_per_span_ = common::ceil_div(span_, rows);
-    tile_rows_ = tiles_per_span_ == 0 ? 0 : common::ceil_div(span_, tiles_per_span_);  // 129 + 128, not 256 + 1
-    tiles_per_head_ = span_ == 0 ? 0 : common::ceil_div(problem.seq_q, span_) * tiles_per_span_;
-    const std::int64_t tiles = num_tiles();
+  ForwardTiling(const Problem& problem, const Grouping& grouping, std::int64_t rows)
+      : problem_(problem), rows_(rows), cut_(problem, grouping, rows) {
+    // Whatever `rows` is, as a row's bits depend on how its keys are split.
+    const std::int64_t tiles = problem.batch * problem.heads_q * RowCut(problem, grouping, kTileQueries).tiles_per_head;
     // What is skipped depends on all near keys of a row, so one task takes all keys of its rows then.
     if (tiles > 0 && tiles < kEnoughTasks && grouping.skip == 0) {
       const std::int64_t wanted =
@@ -64,8 +78,8 @@ class ForwardTiling {
     }
   }
 
-  [[nodiscard]] std::int64_t num_tiles() const { return problem_.batch * problem_.heads_q * tiles_per_head_; }
-  [[nodiscard]] std::int64_t tiles_per_head() const { return tiles_per_head_; }
+  [[nodiscard]] std::int64_t num_tiles() const { return problem_.batch * problem_.heads_q * cut_.tiles_per_head; }
+  [[nodiscard]] std::int64_t tiles_per_head() const { return cut_.tiles_per_head; }
   [[nodiscard]] std::int64_t splits() const { return splits_; }
   [[nodiscard]] std::int64_t num_tasks() const { return num_tiles() * splits_; }
   [[nodiscard]] std::int64_t split_keys() const { return split_keys_; }
@@ -74,21 +88,18 @@ class ForwardTiling {
 
   // Tile `index`; the last of a head come first, for they see the most keys when causal. Some have no rows.
   [[nodiscard]] QueryTile tile(std::int64_t index) const {
-    const std::int64_t head = index / tiles_per_head_;
-    const std::int64_t in_head = tiles_per_head_ - 1 - index % tiles_per_head_;
-    const std::int64_t span = in_head / tiles_per_span_;
-    const std::int64_t first = span * span_ + in_head % tiles_per_span_ * tile_rows_;
-    const std::int64_t end = std::min({first + tile_rows_, (span + 1) * span_, problem_.seq_q});
+    const std::int64_t head = index / cut_.tiles_per_head;
+    const std::int64_t in_head = cut_.tiles_per_head - 1 - index % cut_.tiles_per_head;
+    const std::int64_t span = in_head / cut_.tiles_per_span;
+    const std::int64_t first = span * cut_.span + in_head % cut_.tiles_per_span * cut_.tile_rows;
+    const std::int64_t end = std::min({first + cut_.tile_rows, (span + 1) * cut_.span, problem_.seq_q});
     return {head / problem_.heads_q, head % problem_.heads_q, first, std::max<std::int64_t>(0, end - first)};
   }
 
  private:
   const Problem& problem_;
   std::int64_t rows_;
-  std::int64_t span_ = 0;  // rows that tiles must not straddle the ends of
-  std::int64_t tiles_per_span_ = 0;
-  std::int64_t tile_rows_ = 0;
-  std::int64_t tiles_per_head_ = 0;
+  RowCut cut_;
   std::int64_t splits_ = 1;
   std::int64_t split_keys_ = 0;
 };

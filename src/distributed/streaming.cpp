@@ -129,7 +129,9 @@ ChunkPlans Streaming::plan_chunk(const Chunk& chunk, const Execution& execution)
   const Grouping& grouping = whole_->grouping();
   Execution as_whole = execution;
   as_whole.kernel = whole_->kernel().name;
-  as_whole.tile_rows = only_tile_rows(*whole_);
+  if (execution.device == Device::cuda) {  // the bits of a CPU do not depend on it, and chunks are smaller
+    as_whole.tile_rows = only_tile_rows(*whole_);
+  }
   std::optional<Plan> forward;
   try {
     forward = plan(Operation::forward, problem, grouping, as_whole);

@@ -105,7 +105,7 @@ TEST(CpuBackward, HasTheSameBitsForAnyNumberOfThreadsWithinItsWorkspace) {
 // Keys and rows that do not see each other do not touch each other's gradients, whatever they hold.
 TEST(CpuBackward, NanAndInfinityGoWhereTheyGoInExactAttention) {
   for (const char* name : {"odd sizes", "causal, square", "padding mask", "additive mask", "energy", "lsh, mean",
-                           "sliding window across tiles", "softcap, causal, GQA"}) {
+                           "sliding window across tiles", "softcap, causal, GQA", "near, energy, only sinks, causal"}) {
     for (const double value : {std::numeric_limits<double>::quiet_NaN(), std::numeric_limits<double>::infinity()}) {
       for (int which = 0; which < 6; ++which) {
         Instance instance(test::with_dtype(test::find(name), which < 3 ? DType::f32 : DType::bf16));

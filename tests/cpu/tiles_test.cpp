@@ -254,9 +254,11 @@ void forward_by_256_rows(const Problem& problem, const Grouping& grouping, const
 }
 
 TEST_F(CpuTiles, ComputeTasksOfMoreRows) {
-  for (const char* name : {"odd sizes", "causal, square", "energy, previous", "many rows, few keys", "skip, exact",
-                           "additive mask", "few rows, keys split"}) {
+  for (const char* name :
+       {"causal, square", "energy, previous", "many rows, few keys", "skip, exact",
+        "near, energy, blocks of 100 rows, previous, not causal", "near, energy, additive mask, negative key offset"}) {
     Instance instance(test::with_dtype(test::find(name), DType::bf16));
+    EXPECT_GT(instance.test_case.problem.seq_q, cpu::kTileQueries) << name;
     EXPECT_EQ(test::check_forward(forward_by_256_rows, instance), "") << name;
   }
 }
