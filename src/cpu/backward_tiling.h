@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How the backward cuts a problem: tiles of 128 queries at most, strips of 128 keys. All of it follows
-// from the problem alone.
+// How the backward cuts a problem: tiles of 128 queries at most, strips of 128 keys. All of it follows from the problem
+// alone.
 #pragma once
 
 #include <algorithm>

@@ -24,16 +24,15 @@ inline constexpr bool kApproximationsPayInTiles = false;
 // a tile are some 200 KB in fp32 at d = 128, which a second-level cache holds. Chosen so, not swept.
 inline constexpr std::int64_t kTileQueries = 128;
 inline constexpr std::int64_t kTileKeys = 128;
-// So many in a forward with many tasks: K^T and V of a tile of keys are packed for all of them. From 128 to 256 rows
-// the time of a task of exact attention falls by 2 to 3 % on a Zen 4 (fp32 and bf16) and by 5 to 7 % in bf16 on an
-// Emerald Rapids, at d = 64 and 128; so little is not worth that threads go without.
+// A forward with many tasks has so many queries in a tile, as K^T and V of a tile of keys are packed for all of them.
+// That saves a few hundredths of the time (no result file is kept), for which no thread is to go without tasks.
 inline constexpr std::int64_t kTaskQueries = 256;
 inline constexpr std::int64_t kTasksPerThread = 4;
 // Rows whose scores go from product to softmax to P V together: 12 KB, which stay in the first-level cache. Four times
 // the six rows that a product keeps in registers.
 inline constexpr std::int64_t kRowsPerStep = 24;
-// The same where tile registers multiply. On an Emerald Rapids 64 rows of a forward took 0.93 (d = 64) and 1.01 (d =
-// 128) of the time of 128; a backward takes a whole tile's, the quickest of 32, 64 and 128.
+// The same where tile registers multiply, by trials of 32, 64 and 128 rows on an Emerald Rapids (no result file is
+// kept). A backward takes a whole tile's.
 inline constexpr std::int64_t kRowsPerStepOfTiles = 64;
 inline constexpr std::int64_t kBackwardRowsPerStepOfTiles = kTileQueries;
 // Fewer tasks than this share their keys among several tasks each, of at least kMinimumSplit keys: twice the threads of
