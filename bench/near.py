@@ -46,13 +46,17 @@ SHARES = Path(__file__).parent / "results/cpu/experiments/kept_halves.json"
 EXACT, ENERGY = Settings("exact"), Settings("energy", 2)
 
 
-def near(strategy, size=None, skip=None, finish=False, window=near_inputs.WINDOW):
-    return Settings(strategy, size, window=window, sinks=near_inputs.SINKS, skip=skip, finish=finish)
+ONE_GROUPING = {"block_size": 16384, "order_from": "own"}  # for the whole sequence
+
+
+def near(strategy, size=None, skip=None, finish=False, window=near_inputs.WINDOW, **grouping):
+    return Settings(strategy, size, window=window, sinks=near_inputs.SINKS, skip=skip, finish=finish, **grouping)
 
 
 SETTINGS = (
     EXACT, near("exact", skip=0.0025), ENERGY, near("energy", 2), near("energy", 2, 0.0025), near("energy", 4, 0.0025),
-    near("energy", 4, 0.0025, True),
+    near("energy", 4, 0.0025, True), Settings("energy", 2, **ONE_GROUPING), near("energy", 2, **ONE_GROUPING),
+    near("energy", 2, 0.0025, **ONE_GROUPING), near("energy", 4, 0.0025, **ONE_GROUPING),
 )  # fmt: skip
 ONLY_EXACT = SETTINGS[:2]
 # On real data also what docs/choosing.md compares.

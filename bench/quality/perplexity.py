@@ -39,6 +39,7 @@ import result_file
 EXACT = Settings("exact")
 SINKS = 128
 WINDOWS, SKIPS = (0, 128, 256, 512, 1024), (0.01, 0.0025, 0.001)
+ONE_GROUPING = {"block_size": 8192, "order_from": "own"}  # for the whole sequence
 PASSAGE, DISTANCE = 256, 1000  # tokens of a passage, and from its first copy's beginning to its second's
 ALONE = (Settings("energy", 2, window=512, sinks=SINKS, skip=0.0025),
          Settings("energy", 4, window=512, sinks=SINKS, skip=0.0025, finish=True),
@@ -68,6 +69,9 @@ def settings_to_measure():
                     yield Settings("energy", size, window=window, sinks=SINKS, skip=skip, finish=finish), 64
         for skip in SKIPS:
             yield Settings("exact", window=window, sinks=SINKS, skip=skip), 64
+        if window == 512:
+            for skip in (0, 0.0025):
+                yield Settings("energy", 2, window=window, sinks=SINKS, skip=skip, **ONE_GROUPING), 64
     for size in (2, 3, 4):
         yield Settings("energy", size), 64
         for estimator in ("mean", "sample"):
@@ -168,8 +172,10 @@ def row_of(options, length, setting, rows_together):
     return {
         "model": options.model, "length": length, "setting": label(setting), "rows_together": rows_together,
         "strategy": setting.strategy, "estimator": setting.estimator if setting.strategy == "lsh" else None,
-        "group_size": setting.taken_group_size, "block": None if exact and not near else 128,
-        "order_from": None if exact else "previous", "window": setting.window, "sinks": setting.sinks if near else None,
+        "group_size": setting.taken_group_size,
+        "block": None if exact and not near else setting.block_size or 128,
+        "order_from": None if exact else setting.order_from.replace("auto", "previous"),
+        "window": setting.window, "sinks": setting.sinks if near else None,
         "skip": setting.skip or None, "finish": setting.finish if setting.skip else None,
     }  # fmt: skip
 

@@ -82,8 +82,9 @@ enum class ScaleIn : std::uint8_t { softmax, queries };
 // a block of queries has a grouping of its own, a producer warpgroup makes them: it gathers the rows of K^T that are
 // k_hat^T, or fuses (sums) columns of K. runs_: of near keys, and then of all far ones (method, 8; near_far.cuh).
 // listed_: of some of the keys, in halves of 64 that a list names.
-// voted, voted_exact: near keys and then far ones, of which consumers keep what their rows vote for (voted_keys.cuh).
-// Far keys have queries of their own, Q~ or Q once more, or both have the same.
+// voted_exact, voted, voted_grouped: near keys and then far ones, of which consumers keep what their rows vote for
+// (voted_keys.cuh). Far keys have the queries of near ones; or queries of their own, Q~ or Q once more; or q_hat and
+// k_hat, which were made beforehand.
 enum class KeyLoad : std::uint8_t {
   tma,
   gather,
@@ -93,11 +94,15 @@ enum class KeyLoad : std::uint8_t {
   listed_tma,
   listed_gather,
   voted_exact,
-  voted
+  voted,
+  voted_grouped
 };
 
 constexpr bool is_listed(KeyLoad load) { return load == KeyLoad::listed_tma || load == KeyLoad::listed_gather; }
+constexpr bool is_voted(KeyLoad load) { return load >= KeyLoad::voted_exact; }
 constexpr bool is_runs(KeyLoad load) { return load == KeyLoad::runs_tma || load == KeyLoad::runs_gather; }
+// Whether near keys have more columns than far ones.
+constexpr bool has_near_columns(KeyLoad load) { return is_runs(load) || load == KeyLoad::voted_grouped; }
 
 // Which keys a launch with a list takes (method, 8): those near its queries, or those far of them. The launch of far
 // keys takes in what the one of near keys left. KeyRuns are near or far.
@@ -132,8 +137,10 @@ struct Config {
   static constexpr int kRows = 64 * kConsumers;
   static constexpr bool kIsListed = is_listed(KeyLoader::kLoad);
   static constexpr bool kIsRuns = is_runs(KeyLoader::kLoad);
-  static constexpr bool kVotes = KeyLoader::kLoad == KeyLoad::voted_exact || KeyLoader::kLoad == KeyLoad::voted;
-  static constexpr bool kHasFarQueries = KeyLoader::kLoad == KeyLoad::voted;  // in a place of their own
+  static constexpr bool kVotes = is_voted(KeyLoader::kLoad);
+  static constexpr bool kHasFarQueries = kVotes && KeyLoader::kLoad != KeyLoad::voted_exact;  // in their own places
+  // Of q and K, where near keys come first: all columns.
+  static constexpr int kNearColumns = KeyLoader::kLoad == KeyLoad::voted_grouped ? kValues : kColumns;
   // Of a tile.
   static constexpr int kKeys = kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 ? 256 : 128;
   // Whether it caps scores where it is asked to, as shapes of exact attention do; and whether it takes sliding windows.
@@ -169,6 +176,8 @@ struct Config {
 
   using QueryTile = Panels<64, kColumns>;  // of a consumer
   using KeyTile = typename KeyLoader::template KeyTile<kColumns, kKeys>;
+  using NearQueryTile = Panels<64, kNearColumns>;
+  using NearKeyTile = typename KeyLoader::template KeyTile<kNearColumns, kKeys>;
   using ValueTile = Panels<kKeys, kValues>;
 };
 
@@ -184,9 +193,9 @@ struct NoEntry {};
 // what consumers keep.
 template <class C>
 struct SharedStorage {
-  // Of near keys, and then of far ones.
-  SharedTile<typename C::QueryTile> queries[C::kConsumers * (C::kHasFarQueries ? 2 : 1)];
-  SharedTile<typename C::KeyTile> keys[C::kStages];
+  // Of near keys, and then of far ones, which may be narrower.
+  SharedTile<typename C::NearQueryTile> queries[C::kConsumers * (C::kHasFarQueries ? 2 : 1)];
+  SharedTile<typename C::NearKeyTile> keys[C::kStages];
   SharedTile<typename C::ValueTile> values[C::kStages];
   typename C::KeyLoader::template Storage<C> loader;
   struct Barriers {

@@ -129,7 +129,8 @@ void ForwardPlan::plan_grouped(Variants variants, const Problem& p, const Groupi
   }
   const std::int64_t columns = q_hat_extent_.columns;
   if (sizes.near.skips) {
-    near_far_ = launches_of(variants, p, {ScaleIn::softmax, columns, KeyLoad::voted}, row, p.seq_q, tile_rows);
+    const KeyLoad load = product_ == Product::precomputed ? KeyLoad::voted_grouped : KeyLoad::voted;
+    near_far_ = launches_of(variants, p, {ScaleIn::softmax, columns, load}, row, p.seq_q, tile_rows);
     return;
   }
   if (sizes.near.has) {
@@ -244,7 +245,8 @@ void ForwardPlan::attend_grouped(const ForwardTensors& tensors, const Operand& q
   p.listed.dropped = dropped_.in(workspace);
   const Operand* const keys = product_ == Product::precomputed ? &k_hat : product_ == Product::gathered ? nullptr : &k;
   if (by_one_launch) {
-    const FarOperands far{q_hat, p.problem.near.skips ? nullptr : keys};
+    const bool has_keys = !p.problem.near.skips || product_ == Product::precomputed;  // else K is there already
+    const FarOperands far{q_hat, has_keys ? keys : nullptr};
     run_launches(near_far_, dtype_, p, q, &k, v, &far, stream);
   } else {
     run_launches(near_.empty() ? grouped_ : far_, dtype_, p, q_hat, keys, v, nullptr, stream);

@@ -15,12 +15,13 @@ namespace {
                                   const KernelRequest& request, std::int64_t rows, int blocks = 1) {
   const Variant* found = nullptr;
   for (const Variant& variant : variants) {
-    const bool fits =
-        variant.dtype == problem.dtype && variant.scale_in == request.scale_in && variant.load == request.load &&
-        variant.columns >= request.columns && (!is_runs(variant.load) || variant.near_columns >= problem.head_dim) &&
-        (variant.caps_scores || problem.softcap == 0) && (variant.takes_windows || !common::has_window(problem)) &&
-        (variant.takes_lengths || !common::has_lengths(problem)) && variant.values >= problem.head_dim_v &&
-        variant.rows == rows && variant.ctas_per_sm == blocks;
+    const bool fits = variant.dtype == problem.dtype && variant.scale_in == request.scale_in &&
+                      variant.load == request.load && variant.columns >= request.columns &&
+                      (!has_near_columns(variant.load) || variant.near_columns >= problem.head_dim) &&
+                      (variant.caps_scores || problem.softcap == 0) &&
+                      (variant.takes_windows || !common::has_window(problem)) &&
+                      (variant.takes_lengths || !common::has_lengths(problem)) &&
+                      variant.values >= problem.head_dim_v && variant.rows == rows && variant.ctas_per_sm == blocks;
     const auto width = [](const Variant& of) { return of.columns + of.values; };
     if (fits && (found == nullptr || width(variant) < width(*found))) {
       found = &variant;

@@ -210,27 +210,27 @@ __device__ __forceinline__ void load_keys(const Pass<C>& pass, int n, std::uint3
   }
 }
 
-// Of all consumers, to the places from the first-th on.
-template <class C>
+// Tiles of all consumers, to the places from the first-th on.
+template <class Tile, class C>
 __device__ inline void load_queries(const Pass<C>& pass, const CUtensorMap& map, std::uint32_t full, int first) {
-  ptx::barrier_arrive_expect_tx(full, C::kConsumers * C::QueryTile::kBytes);
+  ptx::barrier_arrive_expect_tx(full, C::kConsumers * Tile::kBytes);
   for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
     const std::uint32_t tile = pass.shared.queries(first + consumer);
     const int row = pass.work.row + 64 * consumer;
     if constexpr (C::kTakesLengths) {
       if (pass.has_entry() && pass.p.lengths.packed) {
         const BatchEntry& entry = pass.shared.storage.entry;
-        tma_load_tile<typename C::QueryTile>(tile, map, full, row_before_end(row, entry.row_end), pass.work.head,
-                                             entry.q_axis, kEntryRows);
+        tma_load_tile<Tile>(tile, map, full, row_before_end(row, entry.row_end), pass.work.head, entry.q_axis,
+                            kEntryRows);
         continue;
       }
     }
-    tma_load_tile<typename C::QueryTile>(tile, map, full, row, pass.work.head, pass.work.batch);
+    tma_load_tile<Tile>(tile, map, full, row, pass.work.head, pass.work.batch);
   }
 }
 template <class C>
 __device__ inline void load_queries(const Pass<C>& pass) {
-  load_queries(pass, pass.queries_map(), pass.shared.queries_full(), 0);
+  load_queries<typename C::NearQueryTile>(pass, pass.queries_map(), pass.shared.queries_full(), 0);
 }
 
 // V of tile n, as soon as a stage is free.

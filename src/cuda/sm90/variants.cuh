@@ -30,7 +30,7 @@ constexpr int near_columns() {
   if constexpr (C::kIsRuns) {
     return C::Near::kColumns;
   } else {
-    return C::kColumns;
+    return C::kNearColumns;
   }
 }
 

@@ -22,6 +22,7 @@ namespace distr::cuda::sm90 {
 // one after the other, and by one thread, since of two one might find that a barrier is two phases further.
 struct VotedExactKeys : TmaKeys {
   static constexpr KeyLoad kLoad = KeyLoad::voted_exact;
+  static constexpr bool kHasFarKeys = false;
   static constexpr int stages(int /*values*/) { return 3; }
   // Of two consumers, whose block shares an SM, or of three.
   static constexpr Registers registers(int consumers) {
@@ -68,15 +69,25 @@ struct VotedExactKeys : TmaKeys {
   template <class C>
   __device__ __forceinline__ static void load(const Pass<C>& pass, int n, int tile) {
     const auto state = pass.state(n);
-    const std::uint32_t full = pass.shared.keys_full(state.stage);
     auto& loader = pass.shared.storage.loader;
     wait_empty(pass.shared.keys_empty(state.stage), state.phase);
     if (n < pass.keys.special) {
       loader.tiles[state.stage] = loader.all.described(n, tile).bits();
     }
-    ptx::barrier_arrive_expect_tx(full, C::KeyTile::kBytes);
-    tma_load_tile<typename C::KeyTile>(pass.shared.keys(state.stage), pass.p.k, full, tile * C::kKeys,
-                                       pass.work.head_kv, pass.work.batch);
+    if constexpr (C::KeyLoader::kHasFarKeys) {
+      if (n >= pass.keys.near) {
+        load<typename C::KeyTile>(pass, state.stage, pass.p.far_k, pass.work.head, tile);
+        return;
+      }
+    }
+    load<typename C::NearKeyTile>(pass, state.stage, pass.p.k, pass.work.head_kv, tile);
+  }
+  template <class Tile, class C>
+  __device__ __forceinline__ static void load(const Pass<C>& pass, int stage, const CUtensorMap& map, int head,
+                                              int tile) {
+    const std::uint32_t full = pass.shared.keys_full(stage);
+    ptx::barrier_arrive_expect_tx(full, Tile::kBytes);
+    tma_load_tile<Tile>(pass.shared.keys(stage), map, full, tile * C::kKeys, head, pass.work.batch);
   }
 
   template <class C>
@@ -108,13 +119,25 @@ struct VotedKeys : VotedExactKeys {
   }
   template <class C>
   __device__ static void load_far_queries(const Pass<C>& pass) {
-    load_queries(pass, pass.p.far_q, far_queries_full(pass.shared), C::kConsumers);
+    load_queries<typename C::QueryTile>(pass, pass.p.far_q, far_queries_full(pass.shared), C::kConsumers);
   }
 
  private:
   template <class C>
   [[nodiscard]] __device__ static std::uint32_t far_queries_full(const Shared<C>& shared) {
     return shared.loader_barrier(offsetof(Barriers, far_queries_full), 0);
+  }
+};
+
+// The same where far keys are k_hat, of each query head, which was made beforehand: one grouping for the whole
+// sequence.
+struct VotedGroupedKeys : VotedKeys {
+  static constexpr KeyLoad kLoad = KeyLoad::voted_grouped;
+  static constexpr bool kHasFarKeys = true;
+
+  template <class C>
+  __device__ static void prefetch(const ForwardParameters& p, const WorkTile& next) {
+    tma_prefetch_tile<typename C::NearKeyTile>(p.k, next.row, next.head_kv, next.batch);
   }
 };
 

@@ -2,7 +2,8 @@
 // The consumer of attention that skips far halves of tiles (method, 8), 64 queries of it.
 //
 //   for the halves of the tiles of near keys, then of far ones, 64 keys each:
-//     S = Q K^T, or of far keys where groups estimate them: S = Q~ K^T, the score without a constant c of the row
+//     S = Q K^T, or of far keys where groups estimate them: S = Q~ K^T or q_hat k_hat^T, the score without a constant
+//     c of the row
 //     keep the half where one of its scores is above L + ln p, by a vote of the four warps (vote.cuh)
 //     if it is kept: with finish S = Q K^T; row max, P, O += P V
 //
@@ -13,6 +14,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 
 #include "cuda/near.cuh"
 #include "cuda/sm90/config.h"
@@ -66,6 +68,14 @@ __device__ __forceinline__ void raise_references(const float (&largest)[2], floa
   }
 }
 
+// C, as products of near keys see it.
+template <class C>
+struct OfNearKeys : C {
+  static constexpr int kColumns = C::kNearColumns;
+  using QueryTile = typename C::NearQueryTile;
+  using KeyTile = typename C::NearKeyTile;
+};
+
 // A tile's stage of both rings.
 template <class C>
 class VotedStage {
@@ -114,7 +124,7 @@ class VotingConsumer {
         o_(o),
         softmax_(softmax),
         vote_(pass.shared, consumer),
-        finishes_(C::kHasFarQueries && pass.p.problem.near.finishes) {}
+        finishes_(C::kHasFarQueries && !kFarIsNarrower && pass.p.problem.near.finishes) {}
 
   // Returns how many halves are kept, of far keys where there are any.
   __device__ __forceinline__ int attend() {
@@ -124,9 +134,49 @@ class VotingConsumer {
     }
     Stage stage(pass_.shared);
     stage.wait_for_keys();
-    issue_scores(stage, is_far(0), s_, kLower);
+    if constexpr (kFarIsNarrower) {
+      attend_near(stage);
+      if (pass_.keys.near < pass_.tiles) {
+        attend<Phase::far>(stage, pass_.keys.near);
+      }
+    } else {
+      attend<Phase::all>(stage, 0);
+    }
+    return kept_;
+  }
+
+ private:
+  static constexpr Half<C::kHalf> kUpper{};
+  static constexpr Half<0> kLower{};
+  static constexpr bool kIsWhole = C::kScoreBuffers == 2;  // whether S of both halves is one product
+  static constexpr bool kFarIsNarrower = C::kColumns < C::kNearColumns;
+  static_assert(C::kKeys == common::kNearTile && C::kHalf == common::kSkipKeys);
+
+  // Near tiles, where far ones have another product: the compiler lets no product be under way where branches join.
+  // They are few, and what a consumer waits for is hidden by the others. The next tile's keys are there at the end.
+  __device__ __forceinline__ void attend_near(Stage& stage) {
+    static_assert(kIsWhole);
 #pragma unroll 1
-    for (int n = 0; n < pass_.tiles; ++n) {
+    for (int n = 0; n < pass_.keys.near; ++n) {
+      const VotedTile tile = tile_in(n, stage);
+      issue_scores<Phase::near>(stage, false, s_, kLower);
+      wait_for_scores();
+      stage.free_keys();
+      attend_whole(n, tile, stage);
+      if (n < pass_.tiles - 1) {
+        const Stage next = stage.next(pass_.shared);
+        next.wait_for_keys();
+        stage.free_values();
+        stage = next;
+      }
+    }
+  }
+  // Tiles from the first-th on, whose keys are there.
+  template <Phase kPhase>
+  __device__ __forceinline__ void attend(Stage stage, int first) {
+    issue_scores<kPhase>(stage, is_far(first), s_, kLower);
+#pragma unroll 1
+    for (int n = first; n < pass_.tiles; ++n) {
       const bool is_last = n == pass_.tiles - 1;
       const bool holds_keys = finishes_ && is_far(n);
       const VotedTile tile = tile_in(n, stage);
@@ -140,14 +190,14 @@ class VotingConsumer {
         next.wait_for_keys();
       } else {
         attend_half(n, tile, stage, kLower);
-        issue_scores(stage, is_far(n), s_, kUpper);
+        issue_scores<kPhase>(stage, is_far(n), s_, kUpper);
         next.wait_for_keys();
         wait_for_scores();
         free_keys_if(!holds_keys, stage);
         attend_half(n, tile, stage, kUpper);
         free_keys_if(holds_keys, stage);
       }
-      issue_scores(next, is_far(n + 1), s_, kLower);
+      issue_scores<kPhase>(next, is_far(n + 1), s_, kLower);
       if (!is_last) {  // else a consumer that skips might free them before others have freed the stage's values before
         stage.free_values();
       }
@@ -155,27 +205,22 @@ class VotingConsumer {
     }
     ptx::wgmma_wait<0>();
     ptx::warpgroup_fence_operand(s_);  // its registers are others' from here on
-    return kept_;
   }
-
- private:
-  static constexpr Half<C::kHalf> kUpper{};
-  static constexpr Half<0> kLower{};
-  static constexpr bool kIsWhole = C::kScoreBuffers == 2;  // whether S of both halves is one product
-  static_assert(C::kKeys == common::kNearTile && C::kHalf == common::kSkipKeys);
 
   [[nodiscard]] __device__ __forceinline__ bool is_far(int n) const { return n >= pass_.keys.near; }
   template <class Part>
   [[nodiscard]] __device__ __forceinline__ HalfScores& scores_of(Part part) {
     return reinterpret_cast<HalfScores&>(s_[kIsWhole ? part / 2 : 0]);
   }
-  // From that half on, by Q or by Q~, which lies behind it.
-  template <int kSums, class Part>
+  // From that half on, by Q or by what far keys have, which lies behind it.
+  template <Phase kPhase, int kSums, class Part>
   __device__ __forceinline__ void issue_scores(const Stage& stage, bool is_far, float (&scores)[kSums], Part part) {
-    const int queries = consumer_ + (C::kHasFarQueries && is_far ? C::kConsumers : 0);
+    using Of = std::conditional_t<kPhase == Phase::near, OfNearKeys<C>, C>;
+    const bool takes_far = kPhase == Phase::far || (kPhase == Phase::all && C::kHasFarQueries && is_far);
+    const int queries = consumer_ + (takes_far ? C::kConsumers : 0);
     ptx::wgmma_fence();
-    issue_scores_product<C>(scores, Queries<C>(pass_.shared.queries(queries), 0), pass_.shared.keys(stage.number()),
-                            part);
+    issue_scores_product<Of>(scores, Queries<Of>(pass_.shared.queries(queries), 0), pass_.shared.keys(stage.number()),
+                             part);
   }
   __device__ __forceinline__ void wait_for_scores() {
     ptx::wgmma_wait<0>();
@@ -238,7 +283,7 @@ class VotingConsumer {
   template <int kSums, class First, class... Others>
   __device__ __forceinline__ void finish(int n, const VotedTile& tile, const Stage& stage, float (&scores)[kSums],
                                          float (&largest)[2], First first, Others... others) {
-    issue_scores(stage, false, scores, first);
+    issue_scores<Phase::near>(stage, false, scores, first);
     wait_for_scores();
     hide(n, tile, first, others...);
     largest_of(scores, largest);
