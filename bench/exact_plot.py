@@ -35,7 +35,7 @@ def cpu_lines():
 
 def gpu_lines():
     """The same on the GPU, bf16, B = 1, H = 10; whole calls from Python."""
-    rows = json.loads((RESULTS / "h100/torch.json").read_text())["rows"]
+    rows = json.loads((RESULTS / "h200/torch.json").read_text())["rows"]
     for peer, impl in PEERS.items():
         for dim in MARKERS:
             for causal in (True, False):

@@ -6,7 +6,7 @@ A pass around a ring of P ranks has P steps. In each but the last, K and V of n 
 kernels run, so that a step takes the longer of the two; in the backward the gradients of K and V go along, and home in
 the end, and half of a rank's own step comes first and half last, beside the first and the last hop. By messages they
 are in fp32, and by the memory of peers in the dtype of K (distrattention/distributed).
-Kernels are those measured on one GPU (bench/results/h100/torch.json), whose time grows with the square of n beyond the
+Kernels are those measured on one GPU (bench/results/h200/torch.json), whose time grows with the square of n beyond the
 longest one measured; a merge reads what a step found and, every third time, reads and writes O in fp32; before a call
 ranks gather 4 kB from each other. The ideal is one GPU's time for the whole sequence, divided by P. Links and memory
 are assumptions, written into the meta; orders of the columns are left out. bench/distributed.py holds the model to what
@@ -24,7 +24,7 @@ from typing import NamedTuple
 import result_file
 
 ROOT = Path(__file__).resolve().parent.parent
-KERNELS = ROOT / "bench" / "results" / "h100" / "torch.json"
+KERNELS = ROOT / "bench" / "results" / "h200" / "torch.json"
 HEADS, KV_HEADS, HEAD_DIM = 32, 8, 128  # of one layer of a Llama of 8 billion weights, batch 1
 RANKS = {"NVLink": (8,), "400 Gb/s": (64, 1024)}  # that are linked so
 ROWS = (1024, 2048, 4096, 8192, 16384, 32768, 65536)  # n, of a rank

@@ -19,6 +19,7 @@ def smollm2() -> str:
     near, wanted = " window=512 sinks=128", ["energy G=2", "energy G=4", "lsh mean G=2", "lsh sample G=2"]
     wanted += [f"energy G=2 window={window} sinks=128" for window in (0, 128, 256, 512, 1024)]
     wanted += [setting + near for setting in ("lsh mean G=2", "energy G=3", "energy G=4")]
+    wanted += [f"energy G=2 l=8192 own{near}{skip}" for skip in ("", " skip=0.0025")]
     wanted += [f"{setting}{near} skip={skip}{finish}" for skip in ("0.01", "0.0025", "0.001")
                for setting, finish in (("exact", ""), ("energy G=2", ""), ("energy G=4", " finish"))]
     lines = []
@@ -66,7 +67,8 @@ def times_near(*names: str) -> str:
     """Times relative to exact attention, on captured and on planted inputs, by bench/near.py."""
     near = " window=512 sinks=128"
     wanted = [f"exact{near} skip=0.0025", "energy G=2", f"energy G=2{near}", f"energy G=2{near} skip=0.0025",
-              f"energy G=4{near} skip=0.0025 finish"]
+              f"energy G=4{near} skip=0.0025 finish", f"energy G=2 l=16384 own{near}",
+              f"energy G=2 l=16384 own{near} skip=0.0025"]
     lines, sources = [], []
     for name in names:
         meta, rows = (load(name)[part] for part in ("meta", "rows"))
@@ -82,7 +84,7 @@ def times_near(*names: str) -> str:
             case = [inputs, f"{batch}, {heads}", str(dim), str(seq), "yes" if causal else "no"]
             lines.append([*case, f"{kept:.0%}", *(f"{time:.2f}" for time in times)])
     head = ["inputs", "B, H", "d", "N", "causal", "kept by `exact`", "`exact`, skip", "`energy` G = 2",
-            "with near keys", "and skip", "G = 4, skip, finish"]
+            "with near keys", "and skip", "G = 4, skip, finish", "one grouping, near keys", "and skip"]
     return markdown(head, lines) + "\n\n" + "\n".join(sources)
 
 

@@ -173,7 +173,7 @@ def gpu_rows(result: dict, **wanted) -> dict:
 
 def gpu_speed() -> str:
     """Milliseconds on the GPU for B = 1, H = 10, bf16: torch's SDPA, pinned, and the package."""
-    name = "h100/torch.json"
+    name = "h200/torch.json"
     result = load(name)
     lines = []
     for op, work in {"forward": "forward", "forward_backward": "forward + backward"}.items():
@@ -209,7 +209,7 @@ def exact_speed() -> str:
                      for op in operations]
             machine = f'{result["meta"]["cpu"].partition(",")[0]}, one core ({rate:.0f} GFLOP/s reached)'
             lines.append([f"torch, {dtype}", machine, *gains])
-    result = load("h100/torch.json")
+    result = load("h200/torch.json")
     for peer in ("cuDNN", "FA2"):
         gains = []
         for op in operations:
@@ -220,7 +220,7 @@ def exact_speed() -> str:
             gains.append(span([rows[GPU_METHODS[peer]]["ms"] / rows[GPU_METHODS["exact"]]["ms"] for rows in found]))
         name = {"FA2": "FlashAttention-2"}.get(peer, peer)
         lines.append([f"{name}, bf16", result["meta"]["gpu"], *gains])
-    files = ",\n".join(f"[bench/results/{name}](bench/results/{name})" for name in (*CPU_FILES, "h100/torch.json"))
+    files = ",\n".join(f"[bench/results/{name}](bench/results/{name})" for name in (*CPU_FILES, "h200/torch.json"))
     return markdown(["relative to", "on", "forward", "forward + backward"], lines) + f"\n\n({files})"
 
 
@@ -229,7 +229,7 @@ SUSTAINED = 790  # TFLOP/s: about what large bf16 products sustain on an H200 or
 
 def hopper() -> str:
     """N = 16384, forward: ms, and the share that the products by themselves would need."""
-    name = "h100/torch.json"
+    name = "h200/torch.json"
     result = load(name)
     lines = []
     for batch, heads in ((1, 10), (4, 16)):
@@ -247,13 +247,15 @@ def hopper() -> str:
 
 
 GAINS = {  # what is measured: (result file, op, peer, N from, to, the time)
-    "Hopper's, bf16, forward : cuDNN": ("h100/torch", "forward", "cuDNN", 8192, 32768, "ms"),
-    "Hopper's, bf16, forward, called from Python : cuDNN": ("h100/torch", "forward", "cuDNN", 1024, 4096, "ms"),
-    "Hopper's, bf16, forward in a CUDA graph : cuDNN": ("h100/torch", "forward", "cuDNN", 1024, 4096, "ms_graph"),
+    "Hopper's, bf16, forward : cuDNN": ("h200/torch", "forward", "cuDNN", 8192, 32768, "ms"),
+    "Hopper's, bf16, forward, called from Python : cuDNN": ("h200/torch", "forward", "cuDNN", 1024, 4096, "ms"),
+    "Hopper's, bf16, forward in a CUDA graph : cuDNN": ("h200/torch", "forward", "cuDNN", 1024, 4096, "ms_graph"),
     "Hopper's, fp16, forward : cuDNN": ("h100/torch_f16", "forward", "cuDNN", 16384, 16384, "ms"),
-    "Hopper's, bf16, forward + backward : cuDNN": ("h100/torch", "forward_backward", "cuDNN", 8192, 32768, "ms"),
-    "Hopper's, bf16, forward + backward, short : cuDNN": ("h100/torch", "forward_backward", "cuDNN", 1024, 4096, "ms"),
-    "Hopper's, bf16, forward : FA2": ("h100/torch", "forward", "FA2", 8192, 32768, "ms"),
+    "Hopper's, bf16, forward + backward : cuDNN": ("h200/torch", "forward_backward", "cuDNN", 8192, 32768, "ms"),
+    "Hopper's, bf16, forward + backward, short : cuDNN": ("h200/torch", "forward_backward", "cuDNN", 1024, 4096, "ms"),
+    "Hopper's, bf16, forward + backward in a CUDA graph : cuDNN":
+        ("h200/torch", "forward_backward", "cuDNN", 1024, 4096, "ms_graph"),
+    "Hopper's, bf16, forward : FA2": ("h200/torch", "forward", "FA2", 8192, 32768, "ms"),
     "portable, bf16, forward : FA2": ("h200/torch_portable", "forward", "FA2", 4096, 32768, "ms"),
     "portable, bf16, forward + backward : FA2": ("h200/torch_portable", "forward_backward", "FA2", 8192, 32768, "ms"),
     "portable, bf16, forward + backward, short : FA2":

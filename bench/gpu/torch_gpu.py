@@ -274,7 +274,7 @@ def measure(shape, op, options, skipped):
             calls[grouping_of(contender)] = contender, call
             call(0)
     times, in_a_row = interleaved(calls, options.seconds)
-    takes_graphs = op != "forward_backward" and shape.n <= options.graph_up_to
+    takes_graphs = shape.n <= options.graph_up_to
     graph_times = in_graphs(calls, len(sets)) if takes_graphs else {}
     rows = []
     for name, (contender, call) in calls.items():

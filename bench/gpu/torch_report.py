@@ -74,7 +74,7 @@ def table(head, rows):
 def times_table(results, op, batch, heads, causal):
     """Like the paper's Table 1: ms by d and N."""
     rows = []
-    for dim in (128, 64, 32):
+    for dim in (128, 64):
         for method, (name, *_) in METHODS.items():
             times = [results.get(op, (batch, heads, dim, causal), method, n) for n in results.lengths]
             if any(time is not None for time in times):
@@ -92,7 +92,7 @@ def ratio_table(results, op):
                 continue
             others = [results.get(op, series, method, n, "ratio_to_flash") for method in (CUDNN, *OURS)]
             rows.append([label(series), n, number(flash), *(number(ratio, 2) for ratio in others)])
-    for dim in (32, 64, 128):
+    for dim in (64, 128):
         worst = []
         for method in (CUDNN, *OURS):
             ratios = [
@@ -178,8 +178,8 @@ def finish(figure, panel, path, results, columns):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--result", type=pathlib.Path, default="bench/results/h100/torch.json", help="of torch_gpu.py")
-    parser.add_argument("--plots", default="docs/h100", help="how the plots' paths begin")
+    parser.add_argument("--result", type=pathlib.Path, default="bench/results/h200/torch.json", help="of torch_gpu.py")
+    parser.add_argument("--plots", default="docs/h200", help="how the plots' paths begin")
     options = parser.parse_args()
     results = Results(options.result)
     print(f"{results.source()}; {results.dtype()}. Medians, grouping and fusion included.")
