@@ -40,7 +40,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).resolve().parent.parent))
 import result_file  # noqa: E402
 
 HEADS = ((1, 10), (4, 16))  # B, H
-DIMS = (32, 64, 128)
+DIMS = (64, 128)
 LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
 SETTINGS = (("exact", 1), ("lsh", 2), ("lsh", 4), ("energy", 2), ("energy", 4))
 WHOLE = SETTINGS[1:]  # with one grouping for the whole sequence, too

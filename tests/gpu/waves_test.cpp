@@ -1,5 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
-// How queries are shared between blocks of two and of three consumers, which needs no GPU.
+// How queries are shared between blocks of two and of three consumers, and which product makes grouped scores. Needs no
+// GPU.
 #include "cuda/sm90/heuristics.h"
 
 #include <gtest/gtest.h>
@@ -24,6 +25,32 @@ TEST(Waves, OneKindTakesAllWhereItEndsSooner) {
 TEST(Waves, CausalBlocksEndOneByOne) {
   EXPECT_EQ((Waves{10, 16384, 16384, kNumSms, true}.rows_for_three()), 16384);
   EXPECT_EQ((Waves{10, 128, 128, kNumSms, true}.rows_for_three()), 0);
+}
+
+TEST(ProductOf, SkippedKeysAreThoseOfKHatWhereOneGroupingOfWideHeadsIsNotFinished) {
+  Problem problem;
+  problem.dtype = DType::bf16;
+  problem.seq_q = 500;
+  problem.seq_k = 900;
+  problem.head_dim = problem.head_dim_v = 128;
+  Grouping whole;
+  whole.strategy = Strategy::energy;
+  whole.group_size = 2;
+  whole.block = 500;
+  whole.window = 100;
+  whole.skip = 0.01;
+  EXPECT_EQ(product_of(problem, whole), Product::precomputed);
+  Grouping other = whole;
+  other.block = 128;
+  EXPECT_EQ(product_of(problem, other), Product::spread);
+  other = whole;
+  other.finish = true;
+  EXPECT_EQ(product_of(problem, other), Product::spread);
+  problem.head_dim = 64;
+  EXPECT_EQ(product_of(problem, whole), Product::spread);
+  problem.head_dim = 128;
+  problem.dtype = DType::f16;
+  EXPECT_EQ(product_of(problem, whole), Product::spread);
 }
 
 // As measured (docs/kernel-log.md, sm90/forward, step 32).

@@ -133,7 +133,14 @@ def test_what_is_skipped_is_what_the_cpu_skips(dtype, finish, problem):
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("sign", [1.0, -1.0])
-@pytest.mark.parametrize("options", [{"strategy": "exact"}, {"strategy": "energy", "group_size": 2}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"strategy": "exact"},
+        {"strategy": "energy", "group_size": 2},
+        {"strategy": "energy", "group_size": 2, "block_size": ALL, "order_from": "own"},
+    ],
+)
 def test_what_is_not_a_number_is_kept(dtype, dim, sign, options):
     """A far key that is NaN, of either sign, where all thresholds are above 0, with and without another far key that is
     kept, in the other half of its tile."""
@@ -152,13 +159,15 @@ def test_what_is_not_a_number_is_kept(dtype, dim, sign, options):
 
 @pytest.mark.parametrize("dim", [64, 128])
 @pytest.mark.parametrize("finish", [False, True])
-def test_means_that_are_no_numbers_leave_rows_without_far_keys_alone(dim, finish):
+@pytest.mark.parametrize("block_size", [128, ALL])
+def test_means_that_are_no_numbers_leave_rows_without_far_keys_alone(dim, finish, block_size):
     """The last row of K makes NaN of the means. Rows before 256 see near keys alone, and share blocks with others."""
     generator = torch.Generator("cpu").manual_seed(3)
     q, k, v = (torch.randn(1, 2, 512, dim, generator=generator).to(DEVICE, torch.bfloat16) for _ in range(3))
     k[:, :, -1] = float("nan")
     options = {"window": 0, "sinks": 128, "is_causal": True, "return_lse": True}
     approximation = {"strategy": "energy", "group_size": 2, "order_from": "own", "skip": 0.01, "finish": finish}
+    approximation["block_size"] = block_size
     out, lse = distrattention.scaled_dot_product_attention(q, k, v, **options, **approximation)
     wanted, wanted_lse = distrattention.scaled_dot_product_attention(q, k, v, **options, strategy="exact")
     torch.testing.assert_close(out[:, :, :256], wanted[:, :, :256], rtol=0.02, atol=0.02)

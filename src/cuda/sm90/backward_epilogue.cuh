@@ -110,23 +110,23 @@ struct KeyPlace {
   bool is_piece;        // of a split block
 };
 
-// dK or dV of this warp's 16 keys from `row` on: what is wanted, or the parts of a query head. kSums: of a thread, half
-// of the columns.
+// Sums of this warp's 16 keys, as fragments. kSums: of a thread, half of the columns.
+template <int kSums>
+__device__ inline void store_fragments(float* to, const float (&sum)[kSums]) {
+  const int lane = static_cast<int>(threadIdx.x) % 32;
+#pragma unroll
+  for (int n = 0; n < kSums / 4; ++n) {
+    *reinterpret_cast<float4*>(to + n * kFragment + lane * 4) =
+        make_float4(sum[4 * n], sum[4 * n + 1], sum[4 * n + 2], sum[4 * n + 3]);
+  }
+}
+
+// The same, of keys from `row` on, times a factor, to a tensor of so many columns.
 template <class T, int kSums>
-__device__ inline void store_keys(const KeyPlace& place, int row, const float (&sum)[kSums], float* parts, void* to,
+__device__ inline void store_rows(const KeyPlace& place, int row, const float (&sum)[kSums], T* to,
                                   const Strides& strides, int columns, float factor) {
   const int lane = static_cast<int>(threadIdx.x) % 32;
-  if (parts != nullptr) {
-    float* const fragments = parts + (place.part + row) * (2 * kSums);
-#pragma unroll
-    for (int n = 0; n < kSums / 4; ++n) {
-      *reinterpret_cast<float4*>(fragments + n * kFragment + lane * 4) =
-          make_float4(sum[4 * n], sum[4 * n + 1], sum[4 * n + 2], sum[4 * n + 3]);
-    }
-    return;
-  }
-  T* const base =
-      static_cast<T*>(to) + place.batch * strides.batch + place.head_kv * strides.head + place.first_key * strides.row;
+  T* const base = to + place.batch * strides.batch + place.head_kv * strides.head + place.first_key * strides.row;
   const int width = vector_width(base, strides.row);
 #pragma unroll
   for (int half = 0; half < 2; ++half) {
@@ -134,6 +134,17 @@ __device__ inline void store_keys(const KeyPlace& place, int row, const float (&
     store_row<2 * kSums>(base + of_row * strides.row, of_row < place.keys, columns, width, [&](int n) {
       return make_float2(factor * sum[n * 4 + half * 2], factor * sum[n * 4 + half * 2 + 1]);
     });
+  }
+}
+
+// dK or dV of this warp's 16 keys from `row` on: what is wanted, or the parts of a query head.
+template <class T, int kSums>
+__device__ inline void store_keys(const KeyPlace& place, int row, const float (&sum)[kSums], float* parts, void* to,
+                                  const Strides& strides, int columns, float factor) {
+  if (parts != nullptr) {
+    store_fragments(parts + (place.part + row) * (2 * kSums), sum);
+  } else {
+    store_rows(place, row, sum, static_cast<T*>(to), strides, columns, factor);
   }
 }
 

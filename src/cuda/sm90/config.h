@@ -99,7 +99,9 @@ enum class KeyLoad : std::uint8_t {
 };
 
 constexpr bool is_listed(KeyLoad load) { return load == KeyLoad::listed_tma || load == KeyLoad::listed_gather; }
-constexpr bool is_voted(KeyLoad load) { return load >= KeyLoad::voted_exact; }
+constexpr bool is_voted(KeyLoad load) {
+  return load == KeyLoad::voted_exact || load == KeyLoad::voted || load == KeyLoad::voted_grouped;
+}
 constexpr bool is_runs(KeyLoad load) { return load == KeyLoad::runs_tma || load == KeyLoad::runs_gather; }
 // Whether near keys have more columns than far ones.
 constexpr bool has_near_columns(KeyLoad load) { return is_runs(load) || load == KeyLoad::voted_grouped; }

@@ -23,7 +23,7 @@ enum class Product : std::uint8_t {
   precomputed,  // q_hat k_hat^T, both made beforehand: one grouping for the whole sequence
   gathered,     // q_hat k_hat^T, where k_hat^T is rows of K^T: groups of one column, by blocks
   fused,        // q_hat k_hat^T, where k_hat is sums of columns of K: few groups, by blocks
-  spread        // Q~ K^T, where Q~ is q_hat spread over the d columns: other groupings by blocks
+  spread        // Q~ K^T, where Q~ is q_hat spread over the d columns: other groupings
 };
 
 // By blocks, sums of K's columns for each block of queries cost as much as products of d/2 columns save, and pay for
@@ -59,9 +59,9 @@ enum class Product : std::uint8_t {
   return is_wide && is_bf16 && groups <= kFewFused ? Product::fused : Product::spread;
 }
 
-// Whether exact attention that skips far keys goes by a shape without room for other queries of far keys. It has three
-// stages for K and V, and takes 0.95 of the time at d = 64, in bf16. At d = 128 as many have no room, and two do as
-// well (docs/kernel-log.md, sm90/forward, step 88).
+// Whether exact attention that skips far keys goes by a shape without room for other queries of far keys, which only
+// bf16 has. It has three stages for K and V, and takes 0.95 of the time at d = 64. At d = 128 as many have no room, and
+// two do as well (docs/kernel-log.md, sm90/forward, step 88).
 [[nodiscard]] inline bool votes_by_one_set_of_queries(const Problem& problem) {
   return std::max(problem.head_dim, problem.head_dim_v) <= 64 && problem.dtype == DType::bf16;
 }

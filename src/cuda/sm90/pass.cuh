@@ -258,7 +258,7 @@ __device__ inline void prefetch_next(const ForwardParameters& p) {
   const WorkTile next = p.scheduler.at(index);
 #pragma unroll
   for (int consumer = 0; consumer < C::kConsumers; ++consumer) {
-    tma_prefetch_tile<typename C::QueryTile>(p.q, next.row + 64 * consumer, next.head, next.batch);
+    tma_prefetch_tile<typename C::NearQueryTile>(p.q, next.row + 64 * consumer, next.head, next.batch);
   }
   if (next.row < p.problem.seq_k) {
     C::KeyLoader::template prefetch<C>(p, next);

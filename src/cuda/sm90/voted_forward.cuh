@@ -1,9 +1,9 @@
 // SPDX-License-Identifier: Apache-2.0
 // Attention that skips far keys as it goes (method, 8), for sm_90a.
 //
-//   Operands: q, K and V, and Q~ where groups estimate far scores. A block has two consumers of 64 queries each, and
-//   shares an SM; of more than 64 columns it has three. One warpgroup loads (voted_keys.cuh). Shared memory:
-//   SharedStorage (config.h), as in forward.cuh. Pipeline: voting_consumer.cuh. There is one pass.
+//   Operands: q, K and V, and Q~, or q_hat and k_hat, where groups estimate far scores. A block has two consumers of 64
+//   queries each, and shares an SM; of more than 64 columns it has three. One warpgroup loads (voted_keys.cuh). Shared
+//   memory: SharedStorage (config.h), as in forward.cuh. Pipeline: voting_consumer.cuh. There is one pass.
 #pragma once
 
 #include <cstdint>
