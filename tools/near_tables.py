@@ -103,7 +103,7 @@ def near_portable() -> str:
 def near_exact() -> str:
     """Exact attention with `skip` by length, relative to the same without and to cuDNN."""
     lines, sources = [], []
-    for name in ("h100/near_exact_bfloat16.json", "h100/near_exact_float16.json"):
+    for name in ("h200/near_exact_bfloat16.json", "h200/near_exact_float16.json"):
         meta, rows = (load(name)[part] for part in ("meta", "rows"))
         sources.append(source(name, meta, f'torch {meta["torch"]}'))
         cases = {}

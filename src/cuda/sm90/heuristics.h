@@ -29,8 +29,8 @@ enum class Product : std::uint8_t {
 // By blocks, sums of K's columns for each block of queries cost as much as products of d/2 columns save, and pay for
 // d/4 (docs/kernel-log.md, sm90/forward, steps 55 and 59). Columns that are dropped are saved, but beside K^T, which is
 // made first, and at d = 64 without the kernels of three consumers and of two blocks an SM: that pays for few columns
-// and many keys (step 56). With near keys k_hat has shapes in bf16 for wide heads, by blocks where nothing is
-// skipped (steps 84, 88 and 89).
+// and many keys (step 56). With near keys k_hat has shapes for wide heads: in bf16 where nothing is skipped, and
+// of one grouping where far keys are skipped and not finished (steps 84, 88 and 89).
 [[nodiscard]] inline Product product_of(const Problem& problem, const Grouping& grouping) {
   constexpr std::int64_t kFusingRows = 128;  // of a thread block, which makes k_hat for all of them
   constexpr std::int64_t kFewKeys = 4096;
@@ -39,11 +39,12 @@ enum class Product : std::uint8_t {
   const std::int64_t groups = num_groups(problem, grouping);
   const bool is_wide = problem.head_dim > 64;
   if (has_near_keys) {
-    const bool has_shape = is_wide && groups <= 64 && problem.dtype == DType::bf16;
+    const bool skips = grouping.skip > 0;
+    const bool has_shape = is_wide && groups <= 64 && (problem.dtype == DType::bf16 || skips);
     if (!is_by_blocks(problem, grouping)) {
-      return has_shape && !(grouping.skip > 0 && grouping.finish) ? Product::precomputed : Product::spread;
+      return has_shape && !(skips && grouping.finish) ? Product::precomputed : Product::spread;
     }
-    return has_shape && grouping.skip == 0 && common::members_of(grouping) == 1 ? Product::gathered : Product::spread;
+    return has_shape && !skips && common::members_of(grouping) == 1 ? Product::gathered : Product::spread;
   }
   if (!is_by_blocks(problem, grouping)) {
     return Product::precomputed;
@@ -59,11 +60,11 @@ enum class Product : std::uint8_t {
   return is_wide && is_bf16 && groups <= kFewFused ? Product::fused : Product::spread;
 }
 
-// Whether exact attention that skips far keys goes by a shape without room for other queries of far keys, which only
-// bf16 has. It has three stages for K and V, and takes 0.95 of the time at d = 64. At d = 128 as many have no room, and
-// two do as well (docs/kernel-log.md, sm90/forward, step 88).
+// Whether exact attention that skips far keys goes by a shape without room for other queries of far keys. It has three
+// stages for K and V, and takes 0.95 of the time at d = 64. At d = 128 as many have no room, and two do as well
+// (docs/kernel-log.md, sm90/forward, step 88).
 [[nodiscard]] inline bool votes_by_one_set_of_queries(const Problem& problem) {
-  return std::max(problem.head_dim, problem.head_dim_v) <= 64 && problem.dtype == DType::bf16;
+  return std::max(problem.head_dim, problem.head_dim_v) <= 64;
 }
 
 // Whether sm80/forward is quicker, which splits the keys between thread blocks: few queries with many keys.

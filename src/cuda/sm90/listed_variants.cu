@@ -6,7 +6,7 @@
 //   d = 64    Q~ K^T
 //   d = 128   r = 64: k_hat gathered, without LSE; k_hat made beforehand
 // and, for all that skips far keys, d = 64 by blocks of two consumers that vote and share an SM, and d = 128 by three;
-// of one grouping for the whole sequence, in bf16, d = 128 with r = 64.
+// of one grouping for the whole sequence, d = 128 with r = 64.
 // Columns are padded with zeros, so each serves every smaller r, d and dv as well.
 #include <array>
 
@@ -32,19 +32,22 @@ template <class T, int kColumns, class KeyLoader>
 constexpr Variant kVotedVariant = variant<Config<T, kColumns, kColumns, kColumns <= 64 ? 2 : 3, ScaleIn::softmax,
                                                  KeyLoader, kColumns <= 64 ? 2 : 1, Stages>>();
 
-using VotedGroups = Config<__nv_bfloat16, 64, 128, 3, ScaleIn::softmax, VotedGroupedKeys, 1, Stages>;
+template <class T>
+constexpr Variant kVotedGroups = variant<Config<T, 64, 128, 3, ScaleIn::softmax, VotedGroupedKeys, 1, Stages>>();
 
 constexpr std::array kListedVariants = {
     kListedVariant<__half, 64, 64, ListedTmaKeys>,
     kListedVariant<__half, 128, 128, ListedTmaKeys>,
     kListedVariant<__nv_bfloat16, 128, 128, ListedTmaKeys>,
     kListedVariant<__nv_bfloat16, 64, 128, ListedGatherKeys>,
+    kVotedVariant<__half, 64, VotedExactKeys>,
     kVotedVariant<__half, 64, VotedKeys>,
     kVotedVariant<__half, 128, VotedKeys>,
+    kVotedGroups<__half>,
     kVotedVariant<__nv_bfloat16, 64, VotedExactKeys>,
     kVotedVariant<__nv_bfloat16, 64, VotedKeys>,
     kVotedVariant<__nv_bfloat16, 128, VotedKeys>,
-    variant<VotedGroups>(),
+    kVotedGroups<__nv_bfloat16>,
     kNearFarVariant<64, 64, 64, RunsOfTma, ScaleIn::softmax>,
     kNearFarVariant<64, 64, 64, RunsOfTma, ScaleIn::queries>,
     kNearFarVariant<128, 64, 128, RunsOfTma, ScaleIn::softmax>,

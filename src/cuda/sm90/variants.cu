@@ -1,6 +1,6 @@
 // SPDX-License-Identifier: Apache-2.0
 // The list of compiled shapes of the kernel in forward.cuh, for both element types:
-//   d = 64    r = 64, r = 32, r = 16    two consumers and three; r = 64, two blocks an SM: heuristics.h
+//   d = 64    r = 64, r = 32            two consumers and three; r = 64, two blocks an SM: heuristics.h
 //   d = 128   r = 128, r = 64, r = 32   two: more registers
 // and where k_hat is gathered two consumers, d = 64 for r = d / 4, d = 128 for r = d / 2 and d / 4; where it is fused
 // d = 128 for r = d / 4. Columns are padded with zeros, so each serves every smaller r and dv as well. A new head dim
@@ -45,11 +45,6 @@ constexpr std::array kRareShapes = {kVariant<__nv_bfloat16, 16, 64, 2, kScaleIn,
 template <ScaleIn kScaleIn>
 constexpr std::array kThreeConsumers = {kVariant<__nv_bfloat16, 32, 64, 3, kScaleIn>};
 
-// Where a forward is all that is run, in bf16. Before a backward, of which it is a small part, and in fp16 these go by
-// r = d / 2 as well.
-template <class T, ScaleIn kScaleIn>
-constexpr std::array kNarrowShapes = {kVariant<T, 16, 64, 2, kScaleIn>, kVariant<T, 16, 64, 3, kScaleIn>};
-
 template <std::size_t... kSizes>
 constexpr auto joined(const std::array<Variant, kSizes>&... lists) {
   std::array<Variant, (kSizes + ...)> all{};
@@ -59,10 +54,10 @@ constexpr auto joined(const std::array<Variant, kSizes>&... lists) {
 }
 
 // With the scale in q_hat only in bf16, whose range it cannot leave before fp32 would, and only without LSE.
-constexpr auto kVariants = joined(kShapes<__half, ScaleIn::softmax>, kShapes<__nv_bfloat16, ScaleIn::softmax>,
-                                  kShapes<__nv_bfloat16, ScaleIn::queries>, kThreeConsumers<ScaleIn::softmax>,
-                                  kThreeConsumers<ScaleIn::queries>, kRareShapes<ScaleIn::softmax>,
-                                  kRareShapes<ScaleIn::queries>, kNarrowShapes<__nv_bfloat16, ScaleIn::queries>);
+constexpr auto kVariants =
+    joined(kShapes<__half, ScaleIn::softmax>, kShapes<__nv_bfloat16, ScaleIn::softmax>,
+           kShapes<__nv_bfloat16, ScaleIn::queries>, kThreeConsumers<ScaleIn::softmax>,
+           kThreeConsumers<ScaleIn::queries>, kRareShapes<ScaleIn::softmax>, kRareShapes<ScaleIn::queries>);
 
 }  // namespace
 
