@@ -52,11 +52,13 @@ SETTINGS = [
     )
 ]
 OWN = [setting for setting in SETTINGS if setting.order_from == "own" and setting.block_size == 128]
+ONE_GROUPING = {"block_size": 8192, "order_from": "own"}  # for the whole sequence
 NEAR = [  # near keys, and what is skipped
-    Settings("energy", size, window=window, sinks=128, **skipping)
-    for size, window, skipping in (
+    Settings("energy", size, window=window, sinks=128, **others)
+    for size, window, others in (
         (2, 128, {}), (2, 512, {}), (4, 512, {}), (2, 512, {"skip": 0.0025}), (4, 512, {"skip": 0.0025}),
         (2, 512, {"skip": 0.0025, "finish": True}), (4, 512, {"skip": 0.0025, "finish": True}),
+        (2, 512, ONE_GROUPING), (2, 512, {"skip": 0.0025, **ONE_GROUPING}),
     )
 ] + [Settings("exact", window=512, sinks=128, skip=0.0025)]  # fmt: skip
 PLAIN = [Settings("energy", 2), Settings("energy", 4)]
