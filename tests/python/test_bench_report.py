@@ -91,9 +91,9 @@ def test_trains_and_measures_every_setting(tmp_path):
     assert result["meta"]["commit"] == "abc" and result["models"][0]["heads"] == 2
     rows = {(row["length"], row["setting"], row["tuned"]): row for row in result["rows"]}
     # Lengths of 128, 256 and 512; exact, settings, trained on. With blocks of 512 `previous` serves but the first.
-    assert len(rows) == len(result["rows"]) == 3 * (1 + 36 + 4) + 8 - 2 * 6
+    assert len(rows) == len(result["rows"]) == 3 * (1 + 36 + 4) + 10 - 2 * 6
     both_ways = result["both_ways"]
-    assert len(both_ways) == 1 + 6 + 8 and all(3 < row["bits_per_byte"] < 9 for row in both_ways)
+    assert len(both_ways) == 1 + 6 + 10 and all(3 < row["bits_per_byte"] < 9 for row in both_ways)
     for (length, setting, tuned), row in rows.items():
         exact = rows[length, "exact", tuned]["bits_per_byte"]
         assert 3 < row["bits_per_byte"] < 8 and row["relative_to_exact"] == row["bits_per_byte"] / exact
