@@ -32,6 +32,9 @@ struct AddedSums {
 // kAddedColumns of a warp's 16 keys from `row` on, of so many pieces; first: of the columns.
 template <class T>
 __device__ inline void add_keys(const KeyPlace& place, int row, const AddedSums& sums, unsigned pieces, int first) {
+  if (sums.parts == nullptr && first >= sums.columns) {
+    return;  // padding
+  }
   const int warp = static_cast<int>(threadIdx.x) / 32;
   const int lane = static_cast<int>(threadIdx.x) % 32;
   float sum[kAddedColumns / 2] = {};
@@ -50,8 +53,9 @@ __device__ inline void add_keys(const KeyPlace& place, int row, const AddedSums&
   }
   if (sums.parts != nullptr) {
     store_fragments(sums.parts + (place.part + row) * sums.padded_columns + first / 8 * kFragment, sum);
-  } else if (first < sums.columns) {
-    store_rows(place, row, sum, static_cast<T*>(sums.to) + first, sums.strides, sums.columns - first, sums.factor);
+  } else {
+    store_rows(place, row, sum, static_cast<T*>(sums.to) + first, sums.strides,
+               min(sums.columns - first, kAddedColumns), sums.factor);
   }
 }
 

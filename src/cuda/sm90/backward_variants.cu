@@ -32,6 +32,7 @@ template <class C>
 void launch_add_pieces(const BackwardParameters& p, void* stream) {
   const std::int64_t split = p.split.count(blocks_of_keys<C>(p), p.problem.batch * p.problem.heads_q);
   const bool only_d_k = p.split.sinks > 0 && p.d_v_parts == nullptr;  // see add_near_values()
+  static_assert(C::kColumns % kAddedColumns == 0 && C::kValues % kAddedColumns == 0);
   const unsigned parts = (C::kColumns + (only_d_k ? 0 : C::kValues)) / kAddedColumns;
   launch_dependent(add_pieces<typename C::Element>, dim3(static_cast<unsigned>(split), parts), kAddingThreads, 0,
                    stream, p, C::kColumns, C::kValues);

@@ -146,7 +146,7 @@ struct Config {
   // Of a tile.
   static constexpr int kKeys = kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 ? 256 : 128;
   // Whether it caps scores where it is asked to, as shapes of exact attention do; and whether it takes sliding windows.
-  // With tiles of 256 keys there are no registers for the one, and at r = 16 for neither: the compiler would wait
+  // With tiles of 256 keys there are no registers for the one, and at r = 16, gathered, for neither: the compiler waits
   // after every wgmma (C7512; docs/kernel-log.md, sm90/forward, step 69).
   static constexpr bool kCapsScores = KeyLoader::kLoad == KeyLoad::tma && kScaleIn == ScaleIn::softmax &&
                                       kColumns == kValues && kCtasPerSm == 1 && kKeys == 128;
