@@ -141,8 +141,9 @@ struct Config {
   static constexpr bool kIsRuns = is_runs(KeyLoader::kLoad);
   static constexpr bool kVotes = is_voted(KeyLoader::kLoad);
   static constexpr bool kHasFarQueries = kVotes && KeyLoader::kLoad != KeyLoad::voted_exact;  // in their own places
-  // Of q and K, where near keys come first: all columns.
+  // Of q and K, where near keys come first: all columns, of which far keys may have a part.
   static constexpr int kNearColumns = KeyLoader::kLoad == KeyLoad::voted_grouped ? kValues : kColumns;
+  static constexpr bool kFarIsNarrower = kColumns < kNearColumns;
   // Of a tile.
   static constexpr int kKeys = kValues <= 64 && kConsumers == 2 && kCtasPerSm == 1 ? 256 : 128;
   // Whether it caps scores where it is asked to, as shapes of exact attention do; and whether it takes sliding windows.

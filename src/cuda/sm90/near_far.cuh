@@ -80,9 +80,10 @@ struct PhaseConfig : Base {
 };
 
 // Both. kColumns: of q_hat and k_hat; FarKeys: a loader of runs.
-template <class T, int kNearColumns, int kColumns, int kValues, ScaleIn kScaleIn, class FarKeys, class Stages>
+template <class T, int kNearColumns_, int kColumns, int kValues, ScaleIn kScaleIn, class FarKeys, class Stages>
 struct NearFarConfig : Config<T, kColumns, kValues, 2, kScaleIn, FarKeys, 1, Stages> {
   using Far = PhaseConfig<Config<T, kColumns, kValues, 2, kScaleIn, FarKeys, 1, Stages>, NearFarConfig, Phase::far>;
+  static constexpr int kNearColumns = kNearColumns_;
   using Near = PhaseConfig<Config<T, kNearColumns, kValues, 2, ScaleIn::softmax, NearKeys<FarKeys>, 1, Stages>,
                            NearFarConfig, Phase::near>;
   using Storage = NearFarStorage<NearFarConfig>;

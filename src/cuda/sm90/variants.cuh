@@ -26,20 +26,11 @@ void launch_variant(const ForwardParameters& p, void* stream) {
 }
 
 template <class C>
-constexpr int near_columns() {
-  if constexpr (C::kIsRuns) {
-    return C::Near::kColumns;
-  } else {
-    return C::kNearColumns;
-  }
-}
-
-template <class C>
 constexpr Variant variant() {
   return {kDTypeOf<typename C::Element>,
           C::kScaleIn,
           C::kColumns,
-          near_columns<C>(),
+          C::kNearColumns,
           C::kValues,
           C::kRows,
           C::kKeys,

@@ -22,7 +22,6 @@ namespace distr::cuda::sm90 {
 // one after the other, and by one thread, since of two one might find that a barrier is two phases further.
 struct VotedExactKeys : TmaKeys {
   static constexpr KeyLoad kLoad = KeyLoad::voted_exact;
-  static constexpr bool kFarKeysAreOwn = false;
   static constexpr int stages(int /*values*/) { return 3; }
   // Of two consumers, whose block shares an SM, or of three.
   static constexpr Registers registers(int consumers) {
@@ -74,7 +73,7 @@ struct VotedExactKeys : TmaKeys {
     if (n < pass.keys.special) {
       loader.tiles[state.stage] = loader.all.described(n, tile).bits();
     }
-    if constexpr (C::KeyLoader::kFarKeysAreOwn) {
+    if constexpr (C::kFarIsNarrower) {
       if (n >= pass.keys.near) {
         load<typename C::KeyTile>(pass, state.stage, pass.p.far_k, pass.work.head, tile);
         return;
@@ -133,7 +132,6 @@ struct VotedKeys : VotedExactKeys {
 // sequence.
 struct VotedGroupedKeys : VotedKeys {
   static constexpr KeyLoad kLoad = KeyLoad::voted_grouped;
-  static constexpr bool kFarKeysAreOwn = true;
 
   template <class C>
   __device__ static void prefetch(const ForwardParameters& p, const WorkTile& next) {

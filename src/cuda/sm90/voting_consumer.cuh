@@ -14,7 +14,6 @@
 
 #include <cstddef>
 #include <cstdint>
-#include <type_traits>
 
 #include "cuda/near.cuh"
 #include "cuda/sm90/config.h"
@@ -124,7 +123,7 @@ class VotingConsumer {
         o_(o),
         softmax_(softmax),
         vote_(pass.shared, consumer),
-        finishes_(C::kHasFarQueries && !kFarIsNarrower && pass.p.problem.near.finishes) {}
+        finishes_(C::kHasFarQueries && !C::kFarIsNarrower && pass.p.problem.near.finishes) {}
 
   // Returns how many halves are kept, of far keys where there are any.
   __device__ __forceinline__ int attend() {
@@ -134,13 +133,13 @@ class VotingConsumer {
     }
     Stage stage(pass_.shared);
     stage.wait_for_keys();
-    if constexpr (kFarIsNarrower) {
+    if constexpr (C::kFarIsNarrower) {
       attend_near(stage);
       if (pass_.keys.near < pass_.tiles) {
-        attend<Phase::far>(stage, pass_.keys.near);
+        attend(stage, pass_.keys.near);
       }
     } else {
-      attend<Phase::all>(stage, 0);
+      attend(stage, 0);
     }
     return kept_;
   }
@@ -149,7 +148,6 @@ class VotingConsumer {
   static constexpr Half<C::kHalf> kUpper{};
   static constexpr Half<0> kLower{};
   static constexpr bool kIsWhole = C::kScoreBuffers == 2;  // whether S of both halves is one product
-  static constexpr bool kFarIsNarrower = C::kColumns < C::kNearColumns;
   static_assert(C::kKeys == common::kNearTile && C::kHalf == common::kSkipKeys);
 
   // Near tiles, where far ones have another product: the compiler lets no product be under way where branches join.
@@ -159,7 +157,8 @@ class VotingConsumer {
 #pragma unroll 1
     for (int n = 0; n < pass_.keys.near; ++n) {
       const VotedTile tile = tile_in(n, stage);
-      issue_scores<Phase::near>(stage, false, s_, kLower);
+      ptx::wgmma_fence();
+      issue_product<OfNearKeys<C>>(stage, consumer_, s_, kLower);
       wait_for_scores();
       stage.free_keys();
       attend_whole(n, tile, stage);
@@ -172,9 +171,8 @@ class VotingConsumer {
     }
   }
   // Tiles from the first-th on, whose keys are there.
-  template <Phase kPhase>
   __device__ __forceinline__ void attend(Stage stage, int first) {
-    issue_scores<kPhase>(stage, is_far(first), s_, kLower);
+    issue_scores(stage, is_far(first), s_, kLower);
 #pragma unroll 1
     for (int n = first; n < pass_.tiles; ++n) {
       const bool is_last = n == pass_.tiles - 1;
@@ -190,14 +188,14 @@ class VotingConsumer {
         next.wait_for_keys();
       } else {
         attend_half(n, tile, stage, kLower);
-        issue_scores<kPhase>(stage, is_far(n), s_, kUpper);
+        issue_scores(stage, is_far(n), s_, kUpper);
         next.wait_for_keys();
         wait_for_scores();
         free_keys_if(!holds_keys, stage);
         attend_half(n, tile, stage, kUpper);
         free_keys_if(holds_keys, stage);
       }
-      issue_scores<kPhase>(next, is_far(n + 1), s_, kLower);
+      issue_scores(next, is_far(n + 1), s_, kLower);
       if (!is_last) {  // else a consumer that skips might free them before others have freed the stage's values before
         stage.free_values();
       }
@@ -213,12 +211,14 @@ class VotingConsumer {
     return reinterpret_cast<HalfScores&>(s_[kIsWhole ? part / 2 : 0]);
   }
   // From that half on, by Q or by what far keys have, which lies behind it.
-  template <Phase kPhase, int kSums, class Part>
+  template <int kSums, class Part>
   __device__ __forceinline__ void issue_scores(const Stage& stage, bool is_far, float (&scores)[kSums], Part part) {
-    using Of = std::conditional_t<kPhase == Phase::near, OfNearKeys<C>, C>;
-    const bool takes_far = kPhase == Phase::far || (kPhase == Phase::all && C::kHasFarQueries && is_far);
-    const int queries = consumer_ + (takes_far ? C::kConsumers : 0);
+    const bool lies_behind = C::kFarIsNarrower || (C::kHasFarQueries && is_far);
     ptx::wgmma_fence();
+    issue_product<C>(stage, consumer_ + (lies_behind ? C::kConsumers : 0), scores, part);
+  }
+  template <class Of, int kSums, class Part>
+  __device__ __forceinline__ void issue_product(const Stage& stage, int queries, float (&scores)[kSums], Part part) {
     issue_scores_product<Of>(scores, Queries<Of>(pass_.shared.queries(queries), 0), pass_.shared.keys(stage.number()),
                              part);
   }
@@ -283,7 +283,7 @@ class VotingConsumer {
   template <int kSums, class First, class... Others>
   __device__ __forceinline__ void finish(int n, const VotedTile& tile, const Stage& stage, float (&scores)[kSums],
                                          float (&largest)[2], First first, Others... others) {
-    issue_scores<Phase::near>(stage, false, scores, first);
+    issue_scores(stage, false, scores, first);
     wait_for_scores();
     hide(n, tile, first, others...);
     largest_of(scores, largest);
