@@ -29,7 +29,7 @@ struct HopperServes {
 // docs/auto.md).
 inline constexpr std::array kAdviceCrossovers{common::Crossover{64, 8192}};
 // Beside exact attention by Hopper's own kernel, in bf16 and with one grouping for the whole sequence
-// (bench/results/h100/torch.json). Groupings by blocks gain nothing in the backward.
+// (bench/results/h200/torch.json). Groupings by blocks gain nothing in the backward.
 inline constexpr std::array kAdviceCrossoversOfHopper{common::Crossover{64, 16384}};
 
 // What the tensor-core kernels were not measured with, or do not gain enough with (near keys:
